@@ -65,7 +65,10 @@ def _print_version(asked: bool) -> None:
 
 def _common_options(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.", show_default="off")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit.", show_default="off"
+        ),
     ] = False,
 ) -> None:
     """Prefix-aware router."""

@@ -30,8 +30,12 @@ PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies.",
 def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
     policies: PoliciesOption = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.", show_default="off")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Ask the pods too. Exit code 1 if one is unusable.", show_default="off")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.", show_default="off")
+    ] = False,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Ask the pods too. Exit code 1 if one is unusable.", show_default="off")
+    ] = False,
 ) -> None:
     from router.cli.pod_probe import print_probes
     from router.wiring.config_check import check_router
@@ -55,7 +59,9 @@ def prior_command(
     config: Annotated[str, typer.Argument(help="A config.json, its folder, or a hub name that is in the cache.")],
     kv_dtype: Annotated[KvDtype, typer.Option(help="Number format of the KV cache.")] = KvDtype.BF16,
     tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of a pod.")] = 1,
-    hardware: Annotated[list[str] | None, typer.Option(help="A row to add, such as h100x4. Can be repeated.", show_default="h100xTP")] = None,
+    hardware: Annotated[
+        list[str] | None, typer.Option(help="A row to add, such as h100x4. Can be repeated.", show_default="h100xTP")
+    ] = None,
     name: Annotated[str, typer.Option(help="The prior's name.", show_default="that of the folder, file or hub")] = "",
 ) -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which is not needed

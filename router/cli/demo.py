@@ -44,7 +44,12 @@ def demo_command(
     seconds: Annotated[float, typer.Option(min=1, help="Seconds during which new sessions start, per policy.")] = 10.0,
     pods: Annotated[int, typer.Option(min=1, help="Number of mock engines.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the sessions.")] = 1,
-    policies: Annotated[str, typer.Option(help="Policies to compare, in order, separated by commas.", show_default=POLICIES.replace(",", ", "))] = POLICIES,
+    policies: Annotated[
+        str,
+        typer.Option(
+            help="Policies to compare, in order, separated by commas.", show_default=POLICIES.replace(",", ", ")
+        ),
+    ] = POLICIES,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep fleet and router running afterwards, until Ctrl-C.", show_default="off")
     ] = False,

@@ -166,7 +166,9 @@ def lookup_command(
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
     prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[bool, typer.Option("--completion", help="Treat the prompt as a completion prompt.", show_default="off")] = False,
+    completion: Annotated[
+        bool, typer.Option("--completion", help="Treat the prompt as a completion prompt.", show_default="off")
+    ] = False,
 ) -> None:
     """Show how many blocks of a prompt each holder has, matched as routers do."""
     chat = {"messages": [{"role": "user", "content": prompt}]}

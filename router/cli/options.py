@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import MISSING, fields
-from inspect import Parameter, Signature
 from functools import reduce
+from inspect import Parameter, Signature
 from typing import Any, TypeVar, get_type_hints
 
 from router.config.schema import RouterConfig

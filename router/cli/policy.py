@@ -64,8 +64,12 @@ def _matched_requests(spec: PolicySpec) -> str:
 
 @policy_app.command("lint")
 def lint_command(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Files or folders.", show_default="the shipped policies")] = None,
-    classes: Annotated[str | None, typer.Option(help="File of workload classes.", show_default="the shipped one")] = None,
+    paths: Annotated[
+        list[Path] | None, typer.Argument(help="Files or folders.", show_default="the shipped policies")
+    ] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="File of workload classes.", show_default="the shipped one")
+    ] = None,
 ) -> None:
     """Report errors with file and line; exit code 1 if there are any."""
     known = load_classes(classes).names
@@ -89,7 +93,9 @@ def diff_command(
 
 @policy_app.command("docs")
 def docs_command(
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a policy file instead.", show_default="off")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of a policy file instead.", show_default="off")
+    ] = False,
 ) -> None:
     """Print the reference page."""
     print(schema_page() if schema else reference_page(), end="")

@@ -40,12 +40,22 @@ SERVER: Mapping[str, Any] = {
 
 def publish_command(
     config: Annotated[Path, typer.Option(help="router.yaml: models, index.redis, and pods unless --pod is given.")],
-    pod: Annotated[list[str] | None, typer.Option(help="URL of a pod. Can be repeated.", show_default="pods in --config")] = None,
+    pod: Annotated[
+        list[str] | None, typer.Option(help="URL of a pod. Can be repeated.", show_default="pods in --config")
+    ] = None,
     engine: Annotated[str, typer.Option(help="Engine of the pods: vllm or sglang.")] = "vllm",
-    advertise: Annotated[str | None, typer.Option(help="URL that routers use for the pod; for a single --pod.", show_default="--pod")] = None,
-    redis: Annotated[str | None, typer.Option(help="URL of the Redis.", show_default="index.redis.url in --config")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=configured("publish.host"))] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default=configured("publish.port"))] = None,
+    advertise: Annotated[
+        str | None, typer.Option(help="URL that routers use for the pod; for a single --pod.", show_default="--pod")
+    ] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="URL of the Redis.", show_default="index.redis.url in --config")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default=configured("publish.host"))
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on.", show_default=configured("publish.port"))
+    ] = None,
 ) -> None:
     """Publish until SIGTERM, then remove the holders from the index."""
     loaded = load(config, RouterConfig)

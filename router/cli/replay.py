@@ -31,8 +31,13 @@ from router.policy.review import Review, review
 
 def replay_command(
     receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts with scenes.")],
-    policy: Annotated[str | None, typer.Option(help="Name or YAML file of one policy for all requests.", show_default="each by its own")] = None,
-    policies: Annotated[Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Name or YAML file of one policy for all requests.", show_default="each by its own"),
+    ] = None,
+    policies: Annotated[
+        Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")
+    ] = None,
     default: Annotated[
         str, typer.Option(help="Without --policy: the policy of requests that match no other.")
     ] = "cost_aware",

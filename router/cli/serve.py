@@ -39,7 +39,8 @@ SWITCH_INTERVAL_S = 0.0001
 @dataclass(frozen=True)
 class ServeOptions:
     config: Annotated[
-        Path | None, typer.Option(help="router.yaml; see `warmroute config show`.", show_default="the built-in defaults")
+        Path | None,
+        typer.Option(help="router.yaml; see `warmroute config show`.", show_default="the built-in defaults"),
     ] = None
     policy: Annotated[
         str | None, typer.Option(help="Name of the default policy.", show_default=configured("policy"))
@@ -48,12 +49,10 @@ class ServeOptions:
         Path | None,
         typer.Option(help="Folder of policies. It is reloaded when it changes.", show_default="the shipped policies"),
     ] = None
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on.", show_default=configured("listen.host"))
-    ] = None
-    port: Annotated[
-        int | None, typer.Option(help="Port to listen on.", show_default=configured("listen.port"))
-    ] = None
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default=configured("listen.host"))] = (
+        None
+    )
+    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default=configured("listen.port"))] = None
     pod: Annotated[
         list[str] | None, typer.Option(help="URL of another pod. Can be repeated.", show_default="pods in --config")
     ] = None

@@ -87,7 +87,10 @@ class SimulateOptions(TrafficOptions):
 
     policies: Annotated[str, typer.Option(help="Policy names, separated by commas; `all` for all.")] = "cost_aware"
     loads: Annotated[str, typer.Option(help="Multiples of the traffic's own rate, separated by commas.")] = "1"
-    pods: Annotated[str, typer.Option(help="Pods of the fleet's first group, separated by commas.", show_default="as in the fleet file")] = ""
+    pods: Annotated[
+        str,
+        typer.Option(help="Pods of the fleet's first group, separated by commas.", show_default="as in the fleet file"),
+    ] = ""
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with different arrivals.")] = 1
     compare: Annotated[
         bool,
@@ -98,7 +101,9 @@ class SimulateOptions(TrafficOptions):
         ),
     ] = False
     report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.", show_default="none")] = None
-    csv: Annotated[Path | None, typer.Option(help="Write a CSV file with a row for each run.", show_default="none")] = None
+    csv: Annotated[Path | None, typer.Option(help="Write a CSV file with a row for each run.", show_default="none")] = (
+        None
+    )
 
 
 @with_options(SimulateOptions)
@@ -299,8 +304,9 @@ class PlanOptions(TrafficOptions):
     """Options of `plan`."""
 
     policy: Annotated[str, typer.Option(help="The policy to plan with.")] = "cost_aware"
-    against: Annotated[str, typer.Option(help="Policies to compare it with, separated by commas.")
-    ] = "round_robin,least_load"
+    against: Annotated[str, typer.Option(help="Policies to compare it with, separated by commas.")] = (
+        "round_robin,least_load"
+    )
     target: Annotated[float, typer.Option(min=0, max=1, help="Share of requests that must meet the SLO.")] = 0.95
     dram_tokens: Annotated[int, typer.Option(min=0, help="KV tokens of a DRAM tier per pod; 0 for none.")] = 3_000_000
     max_pods: Annotated[int, typer.Option(min=1, help="The largest fleet to try.")] = 512
