@@ -354,7 +354,7 @@ async def index_snapshot(target: Target) -> AsyncIterator[Action]:
                 await connection.client.xadd(Keys().log(scope_of(generation)), entry)
 
     yield action
-    read = re.search(r"^warmroute_index_holders_read (\S+)", (await target.get("/metrics")).text, re.MULTILINE)
+    read = re.search(r"^warmroute_index_holders_read_total (\S+)", (await target.get("/metrics")).text, re.MULTILINE)
     assert read and float(read[1]) >= len(rows)
     await connection.close()
 

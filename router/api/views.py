@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -116,7 +117,7 @@ class MetricsPage:
 
     def observe(self) -> None:
         """Update these gauges."""
-        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, time.monotonic())
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
         if self.observe_cluster:
             self.observe_cluster(self.metrics)

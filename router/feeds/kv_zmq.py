@@ -21,7 +21,7 @@ from router.feeds.supervise import cancel_all, supervise
 from router.fleet.fleet import Fleet
 from router.index.events import UndecodableBatch, decode_batch, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
-from router.observe.metrics import Metrics
+from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.stores.prefix_store import EventStore
 from router.types import Generation, KvEvent, Pod, PodId
 
@@ -242,7 +242,7 @@ def _socket(kind: int) -> zmq.asyncio.Socket:
 class KvStreams:
     """The streams of all pods, whether each is complete, and the `StreamSink` of each."""
 
-    def __init__(self, fleet: Fleet, store: EventStore, metrics: Metrics) -> None:
+    def __init__(self, fleet: Fleet, store: EventStore, metrics: KvStreamMetrics) -> None:
         self._fleet = fleet
         self._store = store
         self._metrics = metrics
@@ -287,7 +287,7 @@ class KvStreams:
         self._store.apply(pod, events)
 
     def applied(self, pod: PodId, events: int) -> None:
-        self._metrics.kv_events.labels(pod).inc(events)
+        self._metrics.events.labels(pod).inc(events)
 
     def restarted(self, pod: PodId) -> None:
         """The engine restarted: its cache is empty and its self-test must run again."""
@@ -298,4 +298,4 @@ class KvStreams:
     def stream_state(self, pod: PodId, *, complete: bool) -> None:
         self._complete[pod] = complete
         self._store.caught_up(pod, complete=complete)
-        self._metrics.kv_stream.labels(pod).set(complete)
+        self._metrics.complete.labels(pod).set(complete)

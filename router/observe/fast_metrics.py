@@ -2,8 +2,8 @@
 over several workers.
 
 No locks, because only the event loop counts, and buckets are found by bisection. In a merge, counters, histograms and
-the gauges of each worker's own state are added up. Metrics that are equal in all workers are taken from the worker that
-is scraped.
+the gauges of each worker's own state are added up. Gauges that are equal in all workers are taken from the worker that
+is scraped. `process_*` has a series for each worker.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, Generic, TypeAlias, TypeVar
@@ -77,8 +78,9 @@ class _Children(dict[Labels, _Child]):
 
 
 class _Labelled(Generic[_Child]):
-    """A metric. `labels` are names separated by spaces. Their values are names of the router, its configuration, its
-    policies, its pods and their models; of what clients send, only the busiest tenants."""
+    """A metric; without labels one series, 0 at first. `labels` are names separated by spaces. Their values are names
+    of the router, its configuration, its policies, its pods and their models; of what clients send, only the busiest
+    tenants."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, documentation: str, labels: str, make: Callable[[], _Child]
@@ -86,6 +88,8 @@ class _Labelled(Generic[_Child]):
         self._described = name, documentation
         self._labels = labels.split()
         self._children = _Children(make)
+        if not self._labels:
+            self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> _Child:
@@ -107,31 +111,8 @@ class _Numbers(_Labelled[Count]):
     def __init__(self, registry: CollectorRegistry, name: str, documentation: str, labels: str = "") -> None:
         super().__init__(registry, name, documentation, labels, Count)
 
-    def collect(self) -> Iterator[Metric]:
-        family = self._family(*self._described, labels=self._labels)
-        for values, child in self._children.items():
-            family.add_metric(values, child.value)
-        yield family
-
-
-class Counter(_Numbers):
-    """Growing numbers by label values."""
-
-    _family = CounterMetricFamily
-
-
-class Gauge(_Numbers):
-    """Numbers that rise and fall, by label values; without labels one number, 0 at first."""
-
-    _family = GaugeMetricFamily
-
-    def __init__(self, registry: CollectorRegistry, name: str, documentation: str, labels: str = "") -> None:
-        super().__init__(registry, name, documentation, labels)
-        if not self._labels:
-            self.set(0.0)
-
     def set(self, value: float) -> None:
-        """Set a gauge without labels."""
+        """Set a metric without labels."""
         self.labels().set(value)
 
     def replace(self, values: Mapping[Labels, float]) -> None:
@@ -140,6 +121,30 @@ class Gauge(_Numbers):
         for labels, value in values.items():
             child = self._children[labels] = Count()
             child.set(value)
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._family(*self._described, labels=self._labels)
+        for values, child in self._children.items():
+            family.add_metric(values, child.value)
+        yield family
+
+
+class Counter(_Numbers):
+    """Growing numbers by label values. `set` and `replace` are for numbers that another object counts."""
+
+    _family = CounterMetricFamily
+
+
+class Gauge(_Numbers):
+    """Numbers that rise and fall, by label values."""
+
+    _family = GaugeMetricFamily
+
+    def replace_states(self, current: Mapping[Labels, StrEnum], states: Iterable[StrEnum]) -> None:
+        """`replace` with one series for each of `states`, the last label: 1 for the current one, else 0."""
+        self.replace(
+            {(*labels, state.value): state is now for labels, now in current.items() for state in tuple(states)}
+        )
 
 
 class Histogram(_Labelled[Buckets]):
@@ -169,9 +174,12 @@ class Histogram(_Labelled[Buckets]):
 
 SUMMED_GAUGES = frozenset({"warmroute_in_flight_requests", "warmroute_pod_in_flight_requests", "warmroute_index_bytes"})
 EQUAL_COUNTERS = frozenset({"warmroute_kv_events", "warmroute_policy_reloads"})
-"""Every worker counts the same events."""
+"""Every worker counts the same events. The largest number is used: that of a restarted worker is smaller."""
 MINIMUM_GAUGES = frozenset({"warmroute_kv_stream_complete", "warmroute_index_holder_complete"})
 """1 only if it is 1 in every worker."""
+
+PROCESS_PREFIX = "process_"
+"""Families whose samples have the label `worker`."""
 
 Found: TypeAlias = tuple[str, dict[str, str], float]
 """Name, labels and value of a sample."""
@@ -198,9 +206,11 @@ def merge_metrics(registry: CollectorRegistry, others: Iterable[bytes]) -> Itera
 
 
 def _is_merged(family: Metric) -> bool:
-    if family.type == "gauge":
-        return family.name in SUMMED_GAUGES | MINIMUM_GAUGES
-    return family.name not in EQUAL_COUNTERS
+    return (
+        family.type != "gauge"
+        or family.name in SUMMED_GAUGES | MINIMUM_GAUGES
+        or family.name.startswith(PROCESS_PREFIX)
+    )
 
 
 def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
@@ -211,7 +221,7 @@ def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
     for samples in ([sample[:3] for sample in family.samples], *(dump.get(family.name, []) for dump in others)):
         for name, labels, value in samples:
             values.setdefault((name, tuple(labels.items())), []).append(value)
-    join = min if family.name in MINIMUM_GAUGES else sum
+    join = min if family.name in MINIMUM_GAUGES else max if family.name in EQUAL_COUNTERS else sum
     result = Metric(family.name, family.documentation, family.type)
     result.samples = [Sample(name, dict(labels), join(found)) for (name, labels), found in values.items()]
     return result

@@ -13,16 +13,21 @@ from prometheus_client.registry import Collector
 
 from router.observe.class_metrics import ClassMetrics
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
+from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PHASES
 from router.observe.receipts import Outcome
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
-from router.types import FleetSnapshot, InFlight, PodId
+from router.types import FleetSnapshot, InFlight, PodId, PodState, PrefixTrust
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_POD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Fewer than of models, because there are many pods."""
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
 _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
+KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
+"""States of pods that have series."""
 PIECE_SAMPLES = 200
 """Samples that are rendered at once, in a millisecond or less."""
 HEADER_LINES = 2
@@ -108,11 +113,30 @@ class Metrics:
         )
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
-        """Pods and their KV events."""
+        """Pods, their loads and their KV events."""
+        self.pod_ttft_s = Histogram(
+            r,
+            "warmroute_pod_time_to_first_token_seconds",
+            "Seconds from arrival to first token of streamed requests, by the pod that streamed it.",
+            "pod",
+            buckets=_POD_SECONDS,
+        )
         self.pod_in_flight = Gauge(r, "warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod")
-        self.pod_state = Gauge(r, "warmroute_pod_state", "1 for the current state of a pod.", "pod state")
+        self.pod_state = Gauge(r, "warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
         self.pod_trust = Gauge(
-            r, "warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test.", "pod trust"
+            r, "warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test, else 0.", "pod trust"
+        )
+        self.pod_running = Gauge(
+            r, "warmroute_pod_running_requests", "Running requests in the last scrape of a pod's load.", "pod"
+        )
+        self.pod_waiting = Gauge(
+            r, "warmroute_pod_waiting_requests", "Waiting requests in the last scrape of a pod's load.", "pod"
+        )
+        self.pod_kv_usage = Gauge(
+            r, "warmroute_pod_kv_usage_ratio", "Used share of the KV cache in the last scrape of a pod's load.", "pod"
+        )
+        self.pod_load_age_s = Gauge(
+            r, "warmroute_pod_load_age_seconds", "Seconds since the last scrape of a pod's load.", "pod"
         )
         self.ejections_refused = Counter(
             r,
@@ -120,10 +144,7 @@ class Metrics:
             "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
             "pod",
         )
-        self.kv_events = Counter(r, "warmroute_kv_events", "Applied KV events, by pod.", "pod")
-        self.kv_stream = Gauge(
-            r, "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod"
-        )
+        self.kv = KvStreamMetrics(r)
         self.index_blocks = Gauge(r, "warmroute_index_block_holders", "Pairs of block and holder in the index.")
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
@@ -208,10 +229,10 @@ class Metrics:
             r, "warmroute_index_age_seconds", "Seconds since the replica of the cluster index was up to date."
         )
         self.index_bytes = Gauge(r, "warmroute_index_bytes", "Bytes of memory of the replica's table.")
-        self.index_dropped_blocks = Gauge(
+        self.index_dropped_blocks = Counter(
             r, "warmroute_index_dropped_blocks", "Blocks that did not fit into index.redis.max_replica_bytes."
         )
-        self.index_reads = Gauge(r, "warmroute_index_holders_read", "Full reads of a holder's blocks.")
+        self.index_reads = Counter(r, "warmroute_index_holders_read", "Full reads of a holder's blocks.")
         self.index_holder = Gauge(
             r, "warmroute_index_holder_complete", "1 while no changes of a holder are missing, else 0.", "model holder"
         )
@@ -291,8 +312,9 @@ class Metrics:
         model = ended.model
         self.requests.labels(ended.endpoint, model, ended.result).inc()
         self.duration_s.labels(model).observe(ended.e2e_ms / 1000)
-        if ended.ttft_ms is not None:
+        if ended.ttft_ms is not None and ended.served is not None:
             self.ttft_s.labels(model).observe(ended.ttft_ms / 1000)
+            self.pod_ttft_s.labels(ended.served.pod.id).observe(ended.ttft_ms / 1000)
 
     def observe_phases(self, taken_s: Mapping[str, float]) -> None:
         for phase, seconds in taken_s.items():
@@ -307,16 +329,24 @@ class Metrics:
             self.cached_actual.labels(model).inc(actual_tokens)
             self.cached_error.labels(model).observe(abs(actual_tokens - predicted_tokens))
 
-    def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
-        """Update the gauges of pods and index; called before each rendering."""
-        pods = [(status.pod.id, status) for status in fleet.pods]
-        known = dict(pods)
-        for metric in (self.sent, self.kv_events, self.kv_stream):  # also series of late results of a pod that is gone
-            metric.remove_where(lambda labels: labels[0] not in known)
-        self.pod_state.replace({(pod, status.state.value): 1.0 for pod, status in pods})
-        self.pod_trust.replace({(pod, status.pod.trust.value): 1.0 for pod, status in pods})
-        self.pod_in_flight.replace({(pod,): inflight[pod].requests if pod in inflight else 0 for pod, _ in pods})
+    def observe_fleet(
+        self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int, now_s: float
+    ) -> None:
+        """Update the gauges of pods and index; called before each rendering. Removes the series of other pods, also
+        those of late results."""
+        pods = {status.pod.id: status for status in fleet.pods}
+        for metric in (self.sent, self.pod_ttft_s, self.ejections_refused):
+            metric.remove_where(lambda labels: labels[0] not in pods)
+        self.kv.keep(pods)
+        self.pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
+        self.pod_trust.replace_states({(pod,): status.pod.trust for pod, status in pods.items()}, PrefixTrust)
+        self.pod_in_flight.replace({(pod,): inflight[pod].requests if pod in inflight else 0 for pod in pods})
         self.index_blocks.set(block_holders)
+        loads = {(pod,): status.load for pod, status in pods.items() if status.load.scraped_at_s}
+        self.pod_running.replace({pod: load.running for pod, load in loads.items()})
+        self.pod_waiting.replace({pod: load.waiting for pod, load in loads.items()})
+        self.pod_kv_usage.replace({pod: load.kv_usage for pod, load in loads.items()})
+        self.pod_load_age_s.replace({pod: max(0.0, now_s - load.scraped_at_s) for pod, load in loads.items()})
 
     def render(self, families: Iterable[Metric] | None = None) -> bytes:
         """The exposition text of the registry, or of `families`."""

@@ -13,11 +13,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.errors import shortened
-from router.observe.metrics import Metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
@@ -35,7 +33,9 @@ class NewRevision(BaseModel):
     revision: str
 
 
-def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardIntake, lifespan: Lifespan) -> FastAPI:
+def publisher_app(
+    publisher: Publisher, render_metrics: Callable[[], bytes], standard: StandardIntake, lifespan: Lifespan
+) -> FastAPI:
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.exception_handler(RequestValidationError)
@@ -57,9 +57,7 @@ def publisher_app(publisher: Publisher, metrics: Metrics, standard: StandardInta
 
     @app.get("/metrics")
     async def render() -> Response:
-        return Response(
-            metrics.render() + render_metrics(publisher), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        return Response(render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post("/kv-events")
     async def kv_events(request: Request) -> JSONResponse:
@@ -122,26 +120,3 @@ def describe(publisher: Publisher) -> list[dict[str, Any]]:
         }
         for holder in publisher.holders
     ]
-
-
-_GAUGES = {
-    "pending_blocks": "Blocks whose change is not written to Redis yet.",
-    "written_blocks": "Block changes written to Redis.",
-    "reloads": "Reloads of all blocks of a holder.",
-    "orphans": "Announced blocks dropped because their parent or tokens are unknown.",
-    "complete": "1 if all events of the holder were received, else 0.",
-}
-
-
-def render_metrics(publisher: Publisher) -> bytes:
-    """The holders as gauges."""
-    registry = CollectorRegistry()
-    rows = describe(publisher)
-    for name, text in _GAUGES.items():
-        gauge = Gauge(f"warmroute_publisher_{name}", text, ["model", "holder"], registry=registry)
-        for row in rows:
-            gauge.labels(row["model"], row["holder"]).set(row[name])
-    state = Gauge("warmroute_publisher_state", "1 for each holder's state.", ["holder", "state"], registry=registry)
-    for row in rows:
-        state.labels(row["holder"], row["state"]).set(1)
-    return generate_latest(registry)

@@ -28,12 +28,12 @@ from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
-from router.observe.metrics import Metrics
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import publisher_app
+from router.publisher.publisher_metrics import PublisherMetrics
 from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
@@ -68,18 +68,18 @@ class Agent:
         tier_ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
         keys = Keys(redis.namespace)
         self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, tier_ttl_s)
-        self.metrics = Metrics()
+        self.metrics = PublisherMetrics()
         self.fleet = Fleet()
         self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
         self._client = open_client()
-        self._streams = KvStreams(self.fleet, self.publisher, self.metrics)
+        self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), pod_sources(published))
         self._membership.check(published.pods)
         self.fleet.listen(self._on_change)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
-        self.app = publisher_app(self.publisher, self.metrics, self.standard, self._life)
+        self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
         for store in config.publish.stores:
             self._add_store(store)
 
@@ -96,6 +96,9 @@ class Agent:
             await self.publisher.stop()
             await self._client.aclose()
             await self._connection.close()
+
+    def _render_metrics(self) -> bytes:
+        return self.metrics.render(self.publisher, self.fleet.snapshot)
 
     # --- stores ---
 

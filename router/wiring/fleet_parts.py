@@ -61,7 +61,7 @@ class FleetParts:
         self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
-        self.kv_streams = KvStreams(fleet, self.store, metrics)
+        self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
         self.membership = Membership(fleet, PodPriors(config.models, priors).of, pod_sources(config))
         self.membership.check(config.pods)
         shared = self.cluster.calibration if self.cluster else None

@@ -31,6 +31,7 @@ from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
+from router.observe.process_metrics import add_process_metrics
 from router.observe.shadow import Shadows
 from router.observe.unrouted_requests import UnroutedRequests
 from router.policy.classes import Classes
@@ -73,6 +74,7 @@ class Program:
     ) -> None:
         self._config = config
         self.metrics = Metrics()
+        add_process_metrics(self.metrics.registry, worker.number if worker else None)
         rules = load_classes(config.classes)
         self._classes = Classes(rules)
         folder = PolicyFolder(policies, config.policy, rules.names)

@@ -58,7 +58,7 @@ class Router:
         self.decision = kept()
         self.previewed: list[tuple[InferenceRequest, HeaderList]] = []
         store = Published()
-        streams = KvStreams(self.fleet, store, self.metrics)
+        streams = KvStreams(self.fleet, store, self.metrics.kv)
         calibrator = Calibrator(Calibration(), self.metrics, Links())
         page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, self._observe_cluster)
         self.is_stopping = False

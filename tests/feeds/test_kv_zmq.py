@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
+from prometheus_client import CollectorRegistry
 
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, KvStreams, binds
 from router.fleet.fleet import Fleet
 from router.index.events import PIECE_BLOCKS
-from router.observe.metrics import Metrics
+from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
@@ -413,9 +414,9 @@ async def bindable(port: int = 0) -> int:
 
 def test_events_are_counted_as_the_engine_announced_them() -> None:
     """Not the pieces in which they are applied."""
-    metrics = Metrics()
+    metrics = KvStreamMetrics(CollectorRegistry())
     streams = KvStreams(Fleet(), LocalStore(), metrics)
     for blocks in ((1, 2), (3, 4)):
         streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
     streams.applied("a", 1)
-    assert metrics.kv_events.labels("a").value == 1.0
+    assert metrics.events.labels("a").value == 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import prometheus_client as theirs
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from router.observe import fast_metrics as ours
 from router.observe.fast_metrics import dump_metrics, merge_metrics
 from router.observe.metrics import Metrics
+from router.observe.process_metrics import add_process_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 BOUNDS = (0, 0.5, 1, 10)
@@ -74,14 +77,14 @@ def lines(text: bytes) -> set[str]:
     return set(text.decode().splitlines())
 
 
-def worker(requests: int, took_s: float, leases: int, *, complete: bool = True) -> Metrics:
+def worker(requests: int, took_s: float, leases: int, *, complete: bool = True, events: int = 5) -> Metrics:
     """A worker that served this many requests and sees the shared fleet."""
     metrics = Metrics()
     metrics.requests.labels("chat", "m", "ok").inc(requests)
     metrics.ttft_s.labels("m").observe(took_s)
-    metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7)
-    metrics.kv_stream.labels("a").set(complete)
-    metrics.kv_events.labels("a").inc(5)
+    metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7, now_s=1.0)
+    metrics.kv.complete.labels("a").set(complete)
+    metrics.kv.events.labels("a").inc(events)
     return metrics
 
 
@@ -104,15 +107,28 @@ async def test_counters_and_buckets_are_added() -> None:
 @pytest.mark.anyio
 async def test_own_gauges_are_added_and_shared_ones_are_not() -> None:
     """Leases belong to one worker; states, blocks and KV events to the shared fleet."""
-    one, two = worker(0, 1.0, 2), worker(0, 1.0, 3, complete=False)
+    one, two = worker(0, 1.0, 2, events=3), worker(0, 1.0, 3, complete=False)
     found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
         'warmroute_pod_in_flight_requests{pod="a"} 5.0',
         'warmroute_pod_state{pod="a",state="ready"} 1.0',
+        'warmroute_pod_state{pod="a",state="ejected"} 0.0',
         "warmroute_index_block_holders 7.0",
         'warmroute_kv_events_total{pod="a"} 5.0',
         'warmroute_kv_stream_complete{pod="a"} 0.0',
     }
+
+
+@pytest.mark.anyio
+async def test_each_worker_has_its_own_process_series() -> None:
+    """CPU seconds of two processes, not their sum: one worker may use a whole core while the other is idle."""
+    one, two = worker(0, 1.0, 0), worker(0, 1.0, 0)
+    for number, metrics in enumerate((one, two)):
+        add_process_metrics(metrics.registry, number)
+    text = one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])).decode()
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes"):
+        assert sorted(re.findall(rf'^{name}{{worker="(.)"}} \d', text, re.MULTILINE)) == ["0", "1"]
+    assert text.count("warmroute_build_info{") == 1
 
 
 def test_a_single_worker_has_the_usual_text() -> None:

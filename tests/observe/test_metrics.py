@@ -8,7 +8,7 @@ import pytest
 
 from router.observe.fast_metrics import dump_metrics
 from router.observe.metrics import PIECE_SAMPLES, Metrics
-from router.types import FleetSnapshot, PodState, PodStatus
+from router.types import FleetSnapshot, PodLoad, PodState, PodStatus
 from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
@@ -50,11 +50,41 @@ def test_the_series_of_a_pod_leave_with_it() -> None:
     fleet = FleetSnapshot(1, tuple(PodStatus(pod(name), PodState.READY) for name in ("stays", "joins")))
     for name in ("stays", "gone"):
         metrics.sent.labels(name, "ok").inc()
-        metrics.kv_events.labels(name).inc()
-        metrics.kv_stream.labels(name).set(1)
-    metrics.observe_fleet(fleet, {}, 0)
+        metrics.kv.events.labels(name).inc()
+        metrics.kv.complete.labels(name).set(1)
+        metrics.pod_ttft_s.labels(name).observe(0.2)
+        metrics.ejections_refused.labels(name).inc()
+    metrics.observe_fleet(fleet, {}, 0, now_s=1.0)
     assert b"gone" not in metrics.render()
     metrics.sent.labels("gone", "ok").inc()
-    metrics.observe_fleet(fleet, {}, 0)
+    metrics.observe_fleet(fleet, {}, 0, now_s=1.0)
     text = metrics.render()
     assert b"gone" not in text and b'warmroute_pod_requests_total{pod="stays",result="ok"} 1.0' in text
+
+
+def test_every_state_of_a_pod_is_a_series() -> None:
+    """1 for the current one, 0 for the others, so that an alert can count."""
+    metrics = Metrics()
+    metrics.observe_fleet(FleetSnapshot(1, (PodStatus(pod("a"), PodState.EJECTED),)), {}, 0, now_s=1.0)
+    found = {
+        (sample.labels["state"], sample.value) for family in metrics.pod_state.collect() for sample in family.samples
+    }
+    assert found == {("joining", 0.0), ("ready", 0.0), ("draining", 0.0), ("ejected", 1.0)}
+    trusts = [sample.value for family in metrics.pod_trust.collect() for sample in family.samples]
+    assert sorted(trusts) == [0.0, 0.0, 1.0]
+
+
+def test_the_scraped_load_of_a_pod() -> None:
+    """With its age. A pod that was never scraped has no series."""
+    metrics = Metrics()
+    load = PodLoad(running=3, waiting=2, kv_usage=0.25, scraped_at_s=90.0)
+    pods = (PodStatus(pod("a"), PodState.READY, load), PodStatus(pod("new"), PodState.READY))
+    metrics.observe_fleet(FleetSnapshot(1, pods), {}, 0, now_s=100.0)
+    lines = metrics.render().decode().splitlines()
+    assert {
+        'warmroute_pod_running_requests{pod="a"} 3.0',
+        'warmroute_pod_waiting_requests{pod="a"} 2.0',
+        'warmroute_pod_kv_usage_ratio{pod="a"} 0.25',
+        'warmroute_pod_load_age_seconds{pod="a"} 10.0',
+    } <= set(lines)
+    assert not [line for line in lines if line.startswith("warmroute_pod_load_age_seconds{") and "new" in line]

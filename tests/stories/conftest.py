@@ -78,7 +78,7 @@ class Deployment:
     def events_are_applied(self) -> bool:
         """Whether the router has applied every KV event that the engines have published."""
         published = sum(engine.published_event_count for engine in self.engines)
-        applied = self.program.metrics.kv_events.collect()
+        applied = self.program.metrics.kv.events.collect()
         return sum(sample.value for family in applied for sample in family.samples) >= published
 
     async def all_trusted(self) -> bool:

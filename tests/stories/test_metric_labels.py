@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.samples import Sample
 
-from router import errors
+from router import __version__, errors
 from router.api.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS
@@ -112,7 +113,8 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
         "pod": {"", *(pod.id for pod in pods)},
         "subject": {class_key(pod) for pod in pods},
         "policy": set(policies.library),
-        "version": {policy.version for policy in policies.library.values()},
+        "version": {policy.version for policy in policies.library.values()} | {__version__},
+        "python_version": {platform.python_version()},
         "set_version": {policies.version},
     }
     tenants = {sample.labels["tenant"] for sample in found if "tenant" in sample.labels}

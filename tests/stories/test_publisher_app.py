@@ -61,8 +61,8 @@ async def test_readiness_and_metrics_of_a_publisher(cluster: ClusterDeployment) 
         assert [holder["state"] for holder in holders] == ["publishing"] * 2
         assert (await client.get("/livez")).json() == {"status": "alive"}
         metrics = (await client.get("/metrics")).text
-        assert 'warmroute_publisher_state{holder="127.0.0.1' in metrics
-        assert "warmroute_publisher_written_blocks" in metrics
+        assert 'model="demo",state="publishing"} 1.0' in metrics and 'model="demo",state="standby"} 0.0' in metrics
+        assert "warmroute_publisher_written_blocks_total{" in metrics and "warmroute_requests" not in metrics
 
 
 async def test_a_revision_is_replaced_over_http(cluster: ClusterDeployment) -> None:
