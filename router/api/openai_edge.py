@@ -118,8 +118,8 @@ class OpenAiEdge(HttpEdge):
         request_id = checked_id(client.received.named)
         self._serving += 1
         try:
-            await self._check_body(client.received)
-            await self._forwarder.forward(self.admit(client.received, request_id), client)
+            read = await self._read_large(client.received, request_id)
+            await self._forwarder.forward(self.admit(client.received, request_id, read), client)
         except asyncio.CancelledError:
             if not client.disconnected:
                 self._fail(client, Stopping("The router is stopping."), request_id)
@@ -133,21 +133,21 @@ class OpenAiEdge(HttpEdge):
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
-    async def _check_body(self, received: ReceivedRequest) -> None:
-        """Let `admit` refuse a large body that would take long to decode, or a form that may steer the engine."""
+    async def _read_large(self, received: ReceivedRequest, request_id: str) -> InferenceRequest | None:
+        """The request, if its body is large; else let `admit` read it. Also let `admit` refuse a body that would take
+        long to decode, or a form that may steer the engine."""
         body, content_type = received.body, received.named.get(b"content-type", b"")
-        is_large = self._large_bodies.are_checked(body)
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
-        if not (is_large or is_form) or received.refusal is not None:
-            return
+        if not (is_form or self._large_bodies.are_checked(body)) or received.refusal is not None:
+            return None
         endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
         try:
             if is_form and not self._edge.trust_engine_fields:
                 await self._forms.check(endpoint, body, content_type)
-            if is_large:
-                await self._large_bodies.check(endpoint, body)
-        except MalformedRequest as error:
+            return await self.read(endpoint, received.named, body, request_id)
+        except RouterError as error:
             received.refusal = error
+            return None
 
     async def read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -155,10 +155,12 @@ class OpenAiEdge(HttpEdge):
         """`inference` for a body that has not been checked."""
         if self._large_bodies.are_checked(body):
             await self._large_bodies.check(endpoint, body)
+            return await self._large_bodies.run(self.inference, endpoint, named, body, request_id)
         return self.inference(endpoint, named, body, request_id)
 
-    def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
-        """Parse and check the request. Raises `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
+    def admit(self, received: ReceivedRequest, request_id: str, read: InferenceRequest | None = None) -> RequestContext:
+        """Parse and check the request, unless it was `read`. Raises `ClientError`, or `NoReadyPod` if no pod of its
+        model has started yet."""
         phases = Phases()
         endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
         try:
@@ -167,7 +169,7 @@ class OpenAiEdge(HttpEdge):
             if self._serving > self.limits.max_in_flight:
                 count = self.limits.max_in_flight
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
-            request = self.inference(endpoint, received.named, received.body, request_id)
+            request = read or self.inference(endpoint, received.named, received.body, request_id)
         except Exception as error:
             self._refused(endpoint, error, request_id)
             raise

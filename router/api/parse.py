@@ -8,6 +8,7 @@ parsed as leniently as engines do, so that no body is refused that an engine wou
 from __future__ import annotations
 
 import json
+import re
 from operator import attrgetter
 from typing import Annotated, Any, TypeAlias
 
@@ -86,6 +87,8 @@ class OtherBody(msgspec.Struct):
 
 LARGE_BYTES = 1024 * 1024
 """Larger bodies are not checked for UTF-8 in one call."""
+MAX_DECODED_BYTES = 4 * 1024 * 1024
+"""Of a body, without messages and prompt: one string of as many bytes is decoded in 5 ms."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
@@ -110,6 +113,19 @@ _DECODERS = {
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
     Endpoint.OTHER: _decoder(OtherBody),
 }
+
+
+def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
+    """A decoder for a body that leaves all fields undecoded, except for the list of messages."""
+    raw = [
+        (name, list[msgspec.Raw] if name == "messages" else msgspec.Raw | msgspec.UnsetType, msgspec.UNSET)
+        for name in (*body.__struct_fields__, *_DETECTED)
+    ]
+    return msgspec.json.Decoder(msgspec.defstruct(body.__name__, raw, kw_only=True))
+
+
+_BODIES = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
+_RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
 _PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
@@ -126,6 +142,13 @@ _NUMBERS_IN = {
 }
 _NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items()}
 _NULL = msgspec.Raw(b"null")
+_NOTHING = msgspec.Raw(b"[]")
+_UNDECODED = {
+    endpoint: frozenset({*_DETECTED, "messages", "prompt", "prompt_embeds", *_NUMBERS_IN.get(endpoint, ())})
+    for endpoint in Endpoint
+}
+"""Fields that a decoder leaves raw."""
+_OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -136,7 +159,7 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     """The decoded fields of a body. Raises `MalformedRequest` that names the field. A body of more than `LARGE_BYTES`
     must be valid UTF-8: `LargeBodies` has checked it."""
     try:
-        parsed = _DECODERS[endpoint].decode(body)
+        parsed = _decoded(endpoint, body)
         if len(body) <= LARGE_BYTES and not body.isascii():
             body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
     except msgspec.ValidationError as error:
@@ -153,6 +176,25 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         _check_chat(parsed, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
         raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")
+    return parsed
+
+
+def _decoded(endpoint: Endpoint, body: bytes) -> Any:
+    """The fields of a body. Of a large one, a repeated field is decoded once."""
+    decoder = _DECODERS[endpoint]
+    if len(body) <= MAX_DECODED_BYTES:
+        return decoder.decode(body)
+    fields = msgspec.structs.asdict(_RAW_DECODERS[endpoint].decode(body))
+    given = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+    kept = {name: given[name] for name in _UNDECODED[endpoint] & given.keys() if given[name] != _NULL}
+    size_bytes = sum(len(memoryview(value)) for name, value in given.items() if name not in kept)
+    if size_bytes > MAX_DECODED_BYTES:
+        raise MalformedRequest(
+            f"The request body has {size_bytes} bytes besides messages and prompt, more than {MAX_DECODED_BYTES}."
+        )
+    parsed = decoder.decode(msgspec.json.encode({**given, **dict.fromkeys(kept, _NOTHING)}))
+    for name, value in kept.items():
+        setattr(parsed, name, value)
     return parsed
 
 
@@ -234,7 +276,7 @@ class _FieldSearch:
 def may_be_json_object(body: bytes) -> bool:
     """Whether an engine could decode a JSON object from the body. Engines also accept other encodings, such as UTF-16,
     which `without_engine_fields` refuses."""
-    return json.detect_encoding(body) != "utf-8" or body.lstrip()[:1] == b"{"
+    return json.detect_encoding(body) != "utf-8" or _OBJECT_BEGINS.match(body) is not None
 
 
 def read_other(body: bytes) -> Any:

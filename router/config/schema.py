@@ -166,7 +166,7 @@ class Limits(Strict):
 
     max_body_bytes: PositiveInt = 32 * 1024 * 1024
     max_json_items: Annotated[int, Field(ge=1024, le=524_288)] = 131_072
-    """Objects and lists in a JSON body, and their elements: bounds the time that decoding takes. 64 escaped
+    """Objects and lists in a JSON body, and their elements: bounds the time that decoding takes. 24 escaped
     characters count as one element; outside of chats, 16 numbers do: token ids."""
     max_messages: PositiveInt = 16_384
     """Messages of a chat."""

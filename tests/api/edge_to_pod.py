@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,16 +19,15 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.api.app import App
-from router.api.exchange import Exchange, ReceivedRequest
+from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.schema import Edge, Limits
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.observe.phase import Phases
 from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList, HeaderRules, Inbound
+from router.proxy.headers import HeaderList, HeaderRules
 from router.proxy.relay import read_all
 from router.proxy.request_context import RequestContext
 from router.proxy.upstream import UpstreamPools, UpstreamSender
@@ -101,12 +100,10 @@ class Forwarder:
 class EdgeToPod(OpenAiEdge):
     """Reads no body."""
 
-    def admit(self, received: ReceivedRequest, request_id: str) -> RequestContext:
-        if received.refusal is not None:
-            raise received.refusal
-        request = InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=received.body)
-        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer)
-        return RequestContext(request, inbound, Phases())
+    def inference(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
+        return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
 
 
 @dataclass

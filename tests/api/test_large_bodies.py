@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from router.api.exchange import ReceivedRequest
 from router.api.large_bodies import ItemCounter, LargeBodies
 from router.errors import MalformedRequest
 from router.types import Endpoint
-from tests.api.edge_to_pod import chain
+from tests.api.edge_to_pod import EdgeToPod, chain
 
 ITEMS = 1_000
 TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
@@ -51,6 +52,25 @@ def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any,
     for piece in pieces_of(json.dumps(value, ensure_ascii=ascii_only).encode(), size):
         counter.feed(piece)
     assert (counter.containers, counter.strings, counter.commas) == counted(value)
+
+
+@given(value=st.dictionaries(TEXT, VALUES, max_size=5), size=st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_the_fields_at_the_top_are_counted(value: dict[str, Any], size: int) -> None:
+    counter = ItemCounter()
+    for piece in pieces_of(json.dumps(value).encode(), size):
+        counter.feed(piece)
+    assert counter.fields == len(value)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("endpoint", Endpoint)
+async def test_a_large_body_with_too_many_fields_is_refused(endpoint: Endpoint) -> None:
+    """To decode their names takes as long as ten times as many other items. Inner fields do not count."""
+    fields = b",".join(b'"%x":1' % number for number in range(large_bodies.MAX_FIELDS + 1))
+    await LargeBodies(5_000).check(endpoint, b'{"a":{%b}}' % fields)
+    with pytest.raises(MalformedRequest, match="may have 4096 fields"):
+        await LargeBodies(5_000).check(endpoint, b"{%b}" % fields)
 
 
 def body_of(values: bytes, repeat: int) -> bytes:
@@ -136,9 +156,46 @@ async def test_the_event_loop_runs_between_slices_of_one_body_at_a_time() -> Non
     assert turns >= len(checks) * 8
 
 
+@pytest.mark.anyio
+async def test_large_bodies_are_decoded_in_a_thread_one_at_a_time() -> None:
+    """Each call of a decoder holds the interpreter."""
+    bodies, running, most = LargeBodies(ITEMS), 0, 0
+
+    def work() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        running -= 1
+        return threading.current_thread().name
+
+    names = await asyncio.gather(*(bodies.run(work) for _ in range(8)))
+    assert most == 1
+    assert threading.current_thread().name not in names
+
+
 def test_a_body_too_small_for_so_many_items_is_not_checked() -> None:
     bodies = LargeBodies(ITEMS)
     assert not bodies.are_checked(b"[" + b"0," * (ITEMS - 1) + b"0")
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize("large", [False, True])
+async def test_only_a_large_body_is_read_in_a_thread(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    read = EdgeToPod.inference
+
+    def inference(self: EdgeToPod, *arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(EdgeToPod, "inference", inference)
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"a" * (300_000 if large else 100))
+    async with chain() as client:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        client.writer.write(head % len(body) + body)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200")
+    assert [name == threading.current_thread().name for name in threads] == [not large]
 
 
 @pytest.mark.net

@@ -95,7 +95,7 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     edge, request = make_edge(limits=Limits(max_json_items=1_024)), received(body, path="/v1/chat/completions")
-    await edge._check_body(request)
+    assert await edge._read_large(request, "r") is None
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         edge.admit(request, "r")
     assert counted(edge, Endpoint.CHAT, "malformed_request") == 1

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.api import parse
 from router.api.parse import (
     MAX_NESTING,
     MAX_SEARCHED_BYTES,
     MAX_SEARCHED_FIELDS,
+    has_engine_fields,
     may_be_json_object,
     parse_body,
     prompt_fields,
@@ -125,9 +127,9 @@ objects = st.dictionaries(st.sampled_from(NAMES), json_values).map(lambda fields
 def test_any_bytes_are_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
     """No other exception."""
     read_other(body)
-    for parse in (lambda: parse_body(endpoint, body), lambda: without_engine_fields(body)):
+    for read in (lambda: parse_body(endpoint, body), lambda: without_engine_fields(body)):
         try:
-            parse()
+            read()
         except MalformedRequest as error:
             assert str(error)
 
@@ -232,6 +234,63 @@ def test_a_long_float_in_a_free_field_is_refused(name: str) -> None:
     assert getattr(parse_body(Endpoint.CHAT, body % (name.encode(), short)), name) == [{"a": [float(short)]}]
     with pytest.raises(MalformedRequest, match=f"a number has 107 characters, more than 32 in `{name}"):
         parse_body(Endpoint.CHAT, body % (name.encode(), long))
+
+
+SMALL_FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.sampled_from(["m", 5]),
+        "tools": st.sampled_from([None, [], [{"a": 1.5}], [1], "x"]),
+        "stop": st.sampled_from([None, "a", ["a"], 1]),
+        "seed": st.sampled_from([None, 1, "2", 1.5, []]),
+        "stream": st.sampled_from([None, True, 1, "true"]),
+        "cache_salt": st.sampled_from([None, "s", 1]),
+        "vllm_xargs": st.sampled_from([None, {}, 1]),
+        "unknown": st.sampled_from([None, 1]),
+    },
+)
+
+
+def parsed_or_refused(endpoint: Endpoint, body: bytes) -> Any:
+    try:
+        parsed = parse_body(endpoint, body)
+    except MalformedRequest:
+        return "refused"
+    return prompt_fields(endpoint, parsed), parsed.stream, parsed.cache_salt, has_engine_fields(parsed)
+
+
+@given(fields=SMALL_FIELDS, endpoint=st.sampled_from([Endpoint.CHAT, Endpoint.COMPLETIONS]))
+def test_a_large_body_is_read_as_a_small_one(fields: dict[str, Any], endpoint: Endpoint) -> None:
+    body = json.dumps({"messages": [{}], "prompt": "a", **fields}).encode()
+    small = parsed_or_refused(endpoint, body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parse, "MAX_DECODED_BYTES", len(body) - 1)
+        assert parsed_or_refused(endpoint, body) == small
+
+
+@pytest.mark.parametrize("name", ["tools", "documents", "stop", "user", "model", "chat_template", "tool_choice"])
+def test_a_body_has_a_bounded_number_of_bytes_to_decode(name: str) -> None:
+    """Besides messages and prompt."""
+    value = {"tools": b'[{"a":"%b"}]', "documents": b'[{"a":"%b"}]'}.get(name, b'"%b"') % (b"a" * 4 * 1024 * 1024)
+    body = b'{"model":"m","messages":[{"content":"%b"}],"%b":%b}'
+    with pytest.raises(MalformedRequest, match="besides messages and prompt, more than 4194304"):
+        parse_body(Endpoint.CHAT, body % (b"a", name.encode(), value))
+    assert parse_body(Endpoint.CHAT, body % (value.replace(b'"', b""), b"x", b"1")).model == "m"
+
+
+def test_large_prompt_embeddings_stay_undecoded() -> None:
+    """They are forwarded, and change the prompt inside the engine."""
+    body = b'{"model":"m","prompt":"a","prompt_embeds":%b}'
+    large = parse_body(Endpoint.COMPLETIONS, body % (b'"%b"' % (b"A" * 5 * 1024 * 1024)))
+    assert len(memoryview(prompt_fields(Endpoint.COMPLETIONS, large)["prompt_embeds"])) > 5 * 1024 * 1024
+    null = parse_body(Endpoint.COMPLETIONS, body % b"null" + b" " * 5 * 1024 * 1024)
+    assert "prompt_embeds" not in prompt_fields(Endpoint.COMPLETIONS, null)
+
+
+def test_only_the_last_of_a_repeated_field_of_a_large_body_is_decoded() -> None:
+    """Four strings of 8 MiB would be decoded in 40 ms."""
+    body = b'{"model":"m","messages":[{}],"user":"%b","user":5,"user":"u"}' % (b"a" * 4 * 1024 * 1024)
+    assert parse_body(Endpoint.CHAT, body).user == "u"
 
 
 @pytest.mark.parametrize("name", ["suffix", "prompt_embeds"])
