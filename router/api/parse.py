@@ -124,7 +124,7 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct(body.__name__, raw, kw_only=True))
 
 
-_BODIES = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
+_BODIES: dict[Endpoint, type[msgspec.Struct]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
 _RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
