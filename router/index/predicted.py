@@ -26,18 +26,25 @@ from router.types import BlockHash, BlocksByTier, PodId
 
 MAX_STALE_DISPATCHES = 1024
 """A pod's queue is cleaned when it is longer than twice the pod's runs plus this number."""
-_NEVER = (0, 0)
+
+
+class _Held(msgspec.Struct, gc=False):
+    """What a pod has of a run."""
+
+    number: int = 0
+    """Of the last confirmed dispatch that contained the run; 0 if there is none, or its blocks are gone."""
+    blocks: int = 0
+    """How many leading blocks of the run the pod still has."""
+    pending: int = 0
+    """Predictions that contain the run and are neither confirmed nor withdrawn."""
 
 
 class _PredictedRun(msgspec.Struct, gc=False, eq=False):
-    """Consecutive blocks that follow those of `parent`. `held`: by pod, the number of the last dispatch that contained
-    the run, and how many of its leading blocks the pod still has. `pending`: by pod, the number of predictions that
-    contain the run and are neither confirmed nor withdrawn."""
+    """Consecutive blocks that follow those of `parent`, and by pod what it has of them."""
 
     blocks: Sequence[BlockHash]
     parent: _PredictedRun | None
-    held: dict[PodId, tuple[int, int]] = msgspec.field(default_factory=dict)
-    pending: dict[PodId, int] = msgspec.field(default_factory=dict)
+    held: dict[PodId, _Held] = msgspec.field(default_factory=dict)
 
 
 class Prediction(msgspec.Struct, gc=False, eq=False):
@@ -51,6 +58,7 @@ class Prediction(msgspec.Struct, gc=False, eq=False):
     capacity_blocks: int | None
     _run: _PredictedRun | None
     """The last run of the prompt."""
+    _dispatched: _PodDispatches
 
 
 class _Dispatch(msgspec.Struct, gc=False):
@@ -90,45 +98,69 @@ class PredictedIndex:
     ) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`. O(runs), and
         O(blocks) for new blocks."""
-        last = run = self._last_run(hashes)
-        while run is not None:
-            run.pending[pod] = run.pending.get(pod, 0) + 1
-            run = run.parent
+        runs, run, start, end = self._runs, None, 0, len(hashes)
+        while start < end:
+            known = runs.get(hashes[start])
+            if known is None:
+                run = runs[hashes[start]] = _PredictedRun(hashes[start:], run)
+                start = end
+            else:
+                length = common_blocks(known.blocks, hashes, start)
+                run = known if length == len(known.blocks) else self._split(known, length)
+                start += length
+            held = run.held.get(pod)
+            if held is None:
+                run.held[pod] = _Held(pending=1)
+            else:
+                held.pending += 1
+        dispatched = self._pods.get(pod)
+        if dispatched is None:
+            dispatched = self._pods[pod] = _PodDispatches()
         self._dispatches += 1
-        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, last)
-        self._of(pod).pending.add(prediction)
+        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, run, dispatched)
+        dispatched.pending.add(prediction)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
         to live applies to all blocks of the pod. No effect if the pod has been forgotten since. O(runs)."""
-        if not self._is_pending(prediction):
+        dispatched = prediction._dispatched
+        if prediction not in dispatched.pending:
             return
+        dispatched.pending.remove(prediction)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
-        dispatched = self._pods[pod]
-        queue = dispatched.queue
+        queue, run = dispatched.queue, prediction._run
         if ttl_s != dispatched.ttl_s or not queue:
             dispatched.ttl_s = ttl_s
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
         self._dispatches += 1
-        self._renew(pod, dispatched, prediction._run)
-        queue.append(_Dispatch(self._dispatches, now_s, prediction._run))
+        number = self._dispatches
+        queue.append(_Dispatch(number, now_s, run))
+        while run is not None:
+            held, length = run.held[pod], len(run.blocks)
+            if held.blocks != length:
+                dispatched.runs += not held.number
+                dispatched.blocks += length - held.blocks
+                held.blocks = length
+            held.number = number
+            held.pending -= 1
+            run = run.parent
         if capacity_blocks is not None:
             self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
-            dispatched.queue = deque(one for one in queue if one.run and one.run.held.get(pod, _NEVER)[0] == one.number)
-        self.withdraw(prediction)
+            dispatched.queue = deque(
+                one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
+            )
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
-        if self._is_pending(prediction):
-            pod, run = prediction.pod, prediction._run
-            self._pods[pod].pending.remove(prediction)
+        pending, pod, run = prediction._dispatched.pending, prediction.pod, prediction._run
+        if prediction in pending:
+            pending.remove(prediction)
             while run is not None:
-                run.pending[pod] -= 1
-                if not run.pending[pod]:
-                    del run.pending[pod]
-                    self._remove_if_unused(run)
+                held = run.held[pod]
+                held.pending -= 1
+                self._remove_if_unused(run, pod, held)
                 run = run.parent
 
     def record(
@@ -147,11 +179,10 @@ class PredictedIndex:
         runs, start, end = self._runs, 0, len(hashes)
         while start < end and (run := runs.get(hashes[start])) is not None:
             common = common_blocks(run.blocks, hashes, start)
-            for pod, (_, blocks) in run.held.items():
+            for pod, held in run.held.items():
+                blocks = common if held.pending or held.blocks > common else held.blocks
                 if blocks:
-                    found[pod] = (start + (blocks if blocks < common else common), 0, 0, 0)
-            for pod in run.pending:
-                found[pod] = (start + common, 0, 0, 0)
+                    found[pod] = (start + blocks, 0, 0, 0)
             start += common
             if common < len(run.blocks):
                 break
@@ -167,52 +198,15 @@ class PredictedIndex:
                 self._drop_tail(pod, dispatched, 0)
             del self._pods[pod]
 
-    def _of(self, pod: PodId) -> _PodDispatches:
-        dispatched = self._pods.get(pod)
-        if dispatched is None:
-            dispatched = self._pods[pod] = _PodDispatches()
-        return dispatched
-
-    def _is_pending(self, prediction: Prediction) -> bool:
-        dispatched = self._pods.get(prediction.pod)
-        return dispatched is not None and prediction in dispatched.pending
-
-    # --- runs ---
-
-    def _last_run(self, hashes: Sequence[BlockHash]) -> _PredictedRun | None:
-        """The last run of a prompt; the others are its parents. A run is split where the prompt diverges; the remaining
-        blocks become a new run. None for a prompt without blocks."""
-        runs, run, start, end = self._runs, None, 0, len(hashes)
-        while start < end:
-            known = runs.get(hashes[start])
-            if known is None:
-                run = runs[hashes[start]] = _PredictedRun(hashes[start:], run)
-                break
-            length = common_blocks(known.blocks, hashes, start)
-            run = known if length == len(known.blocks) else self._split(known, length)
-            start += length
-        return run
-
-    def _renew(self, pod: PodId, dispatched: _PodDispatches, run: _PredictedRun | None) -> None:
-        """Assign all blocks of the run and its parents to the pod's current dispatch."""
-        while run is not None:
-            length, previous = len(run.blocks), run.held.get(pod)
-            if previous is None:
-                dispatched.runs += 1
-                dispatched.blocks += length
-            else:
-                dispatched.blocks += length - previous[1]
-            run.held[pod] = self._dispatches, length
-            run = run.parent
-
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
         refer to it. It keeps every pod, even with 0 blocks, so that eviction still reaches the front part."""
-        front = _PredictedRun(run.blocks[:at], run.parent, pending=dict(run.pending))
-        for pod, (number, blocks) in run.held.items():
-            front.held[pod] = number, min(blocks, at)
-            run.held[pod] = number, max(blocks - at, 0)
-            self._pods[pod].runs += 1
+        front = _PredictedRun(run.blocks[:at], run.parent)
+        for pod, held in run.held.items():
+            front.held[pod] = _Held(held.number, min(held.blocks, at), held.pending)
+            held.blocks = max(held.blocks - at, 0)
+            if held.number:
+                self._pods[pod].runs += 1
         run.blocks, run.parent = run.blocks[at:], front
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         return front
@@ -237,21 +231,22 @@ class PredictedIndex:
         dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
-        number, blocks = run.held.get(pod, _NEVER) if run else _NEVER
-        if run is None or number != oldest.number:
+        held = run.held.get(pod) if run is not None else None
+        if run is None or held is None or held.number != oldest.number:
             dispatched.queue.popleft()
             return 0
-        dropped = min(blocks, max_blocks)
+        dropped = min(held.blocks, max_blocks)
         dispatched.blocks -= dropped
-        if dropped < blocks:
-            run.held[pod] = number, blocks - dropped
-            return dropped
-        del run.held[pod]
-        dispatched.runs -= 1
-        self._remove_if_unused(run)
-        oldest.run = run.parent
+        held.blocks -= dropped
+        if not held.blocks:
+            held.number = 0
+            dispatched.runs -= 1
+            self._remove_if_unused(run, pod, held)
+            oldest.run = run.parent
         return dropped
 
-    def _remove_if_unused(self, run: _PredictedRun) -> None:
-        if not run.held and not run.pending:
-            del self._runs[run.blocks[0]]
+    def _remove_if_unused(self, run: _PredictedRun, pod: PodId, held: _Held) -> None:
+        if not held.number and not held.pending:
+            del run.held[pod]
+            if not run.held:
+                del self._runs[run.blocks[0]]

@@ -22,21 +22,26 @@ class AttemptPredictions:
     def __init__(self, needs: ProxyDependencies, plan: Plan, prompt: PromptPrefix | None) -> None:
         self._needs = needs
         self._plan = plan
-        pods = (plan.pod, plan.prefill) if isinstance(plan, Split) else (plan.pod,)
-        self._pending = {pod.id: self._begin(pod, prompt) for pod in pods} if prompt is not None else {}
+        self._pending: dict[PodId, Prediction] = {}
+        if prompt is not None:
+            self._begin(plan.pod, prompt)
+            if isinstance(plan, Split):
+                self._begin(plan.prefill, prompt)
 
-    def _begin(self, pod: Pod, prompt: PromptPrefix) -> Prediction:
+    def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
         settings = self._needs.settings
         ttl_s, capacity_blocks = settings.predicted_ttl_s, None
         if not self._needs.publishes_events(pod.id):
             ttl_s = settings.no_events_ttl_s
             capacity_blocks = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
-        return self._needs.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        predict = self._needs.store.predict
+        self._pending[pod.id] = predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     def first_token(self, responding: PodId) -> None:
         """The prompt is computed: all pods of the plan have it, unless the prefill pod of a split responds itself."""
-        for pod in tuple(self._pending) if responding == self._plan.pod.id else (responding,):
-            self.computed(pod)
+        self.computed(responding)
+        while self._pending and responding == self._plan.pod.id:
+            self.computed(next(iter(self._pending)))
 
     def computed(self, pod: PodId) -> None:
         """Confirm the prediction for one pod. Idempotent."""
