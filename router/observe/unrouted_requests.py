@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.errors import shortened
-from router.observe.log import RequestLog
+from router.observe.log import RequestLine, RequestLog
 from router.observe.metrics import Metrics
 
 MAX_ERROR_CHARACTERS = 500
@@ -22,7 +22,7 @@ class UnroutedRequests:
         """Record one. `model` is its label: a configured name, else ""."""
         self._metrics.requests.labels(endpoint, model, result).inc()
         if self._log is not None:
-            self._log.log(
+            line = RequestLine(
                 id=request_id or None,
                 endpoint=endpoint,
                 model=model or None,
@@ -30,3 +30,4 @@ class UnroutedRequests:
                 result=result,
                 error=shortened(error, MAX_ERROR_CHARACTERS) or None,
             )
+            self._log.log(line)

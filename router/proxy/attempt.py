@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Sequence
 from functools import partial
-from http import HTTPStatus
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
@@ -115,7 +114,7 @@ class Attempts:
         context.phases.enter("relay")
 
         def first_token() -> None:
-            if reply.status >= HTTPStatus.BAD_REQUEST:
+            if reply.status >= 400:
                 return  # an error response may repeat parts of the prompt
             context.first_token_s = context.phases.elapsed_s()
             booking.first_token()
@@ -200,8 +199,9 @@ class Attempts:
 
     def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
         """Count a relayed response."""
-        self._metrics.sent.labels(reply.pod, result_of_status(reply.status)).inc()
-        if reply.status < HTTPStatus.BAD_REQUEST:
+        context.result = result_of_status(reply.status)
+        self._metrics.sent.labels(reply.pod, context.result).inc()
+        if reply.status < 400:
             self._count_failures(context, plan)
             self._breaker.success(reply.pod)
         elif reply.status in RETRY_STATUSES or reply.status == DOUBTFUL_STATUS:

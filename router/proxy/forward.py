@@ -12,13 +12,13 @@ import asyncio
 import time
 
 from router.errors import RouterError, Stopping, shortened
-from router.observe.log import RequestLog
+from router.observe.log import RequestLine
 from router.observe.receipts import CLIENT_GONE, Outcome
 from router.observe.unrouted_requests import MAX_ERROR_CHARACTERS
 from router.proxy.attempt import Attempts
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
-from router.proxy.request_context import RequestContext, outcome_of, result_of_status, ttft_of_one_pod
+from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
 
 
@@ -43,7 +43,6 @@ class Forwarder:
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._attempts.attempt_in_order(context, client)
-            context.result = result_of_status(context.status)
         except asyncio.CancelledError:
             context.result = CLIENT_GONE if client.disconnected else Stopping.code
             raise
@@ -66,7 +65,7 @@ class Forwarder:
         metrics.observe_phases(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
         if self.request_log is not None:
-            _log(self.request_log, context, ended)
+            self.request_log.log(_line(context, ended))
 
     def _compare(self, context: RequestContext, ended: Outcome) -> None:
         """Predicted time to first token and cached tokens with the actual ones."""
@@ -81,8 +80,9 @@ class Forwarder:
             self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())
 
 
-def _log(log: RequestLog, context: RequestContext, ended: Outcome) -> None:
-    log.log(
+def _line(context: RequestContext, ended: Outcome) -> RequestLine:
+    """What is logged of a request."""
+    return RequestLine(
         id=ended.id,
         client_request_id=context.inbound.given_id or None,
         endpoint=ended.endpoint,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from http import HTTPStatus
 
 import msgspec
 from msgspec.structs import replace
@@ -102,9 +101,9 @@ class RequestContext(msgspec.Struct, eq=False):
 
 def result_of_status(status: int) -> str:
     """The result of a pod's response."""
-    if status < HTTPStatus.BAD_REQUEST:
+    if status < 400:
         return "ok"
-    return "pod_refused" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "pod_error"
+    return "pod_refused" if status < 500 else "pod_error"
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

@@ -136,7 +136,7 @@ class UpstreamPool:
         """The response, whose headers have arrived. Raises `UpstreamBroken` where the pod refuses the router's key: the
         client would take a 401 for a refusal of its own."""
         reply = Reply(self, connection)
-        if connection.status == HTTPStatus.UNAUTHORIZED and (self._bearer_file or self._bearer_env):
+        if (self._bearer_file or self._bearer_env) and connection.status == HTTPStatus.UNAUTHORIZED:
             reply.close()
             why = "status 401: it does not accept the router's key (`auth` of the pod)"
             raise UpstreamBroken(f"pod {self.pod}: {why}", pod=self.pod, status=connection.status)

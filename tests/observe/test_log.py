@@ -16,6 +16,7 @@ from router.observe.log import (
     MAX_FIELD_CHARACTERS,
     MAX_FIELD_ITEMS,
     LogLevel,
+    RequestLine,
     RequestLog,
     bind_worker,
     configure_logging,
@@ -35,7 +36,7 @@ def lines(log_format: Literal["console", "json"], share: float = 1.0, times: int
     written: list[str] = []
     log = RequestLog(log_format, share, written.append)
     for _ in range(times):
-        log.log(**{**FIELDS, **fields})
+        log.log(RequestLine(**{**FIELDS, **fields}))
     return written
 
 
@@ -112,7 +113,7 @@ def test_every_line_is_json_where_the_log_is_no_terminal(capsys: pytest.CaptureF
     bind_worker(3)
     structlog.get_logger().info("pod state changed", pod="a")
     logging.getLogger("a.library").error("%d tasks cancelled", 2)
-    RequestLog("auto").log(**FIELDS)
+    RequestLog("auto").log(RequestLine(**FIELDS))
     found = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["event"] for one in found] == ["pod state changed", "2 tasks cancelled", "request"]
     assert [(one["level"], one["worker"]) for one in found] == [("info", 3), ("error", 3), ("info", 3)]
@@ -125,7 +126,7 @@ def test_lines_are_readable_on_a_terminal(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     configure_logging("auto")
     structlog.get_logger().info("pod state changed", pod="a")
-    RequestLog("auto").log(**FIELDS)
+    RequestLog("auto").log(RequestLine(**FIELDS))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all("info" in line and not line.startswith("{") for line in lines)
 
