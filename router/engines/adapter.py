@@ -6,6 +6,7 @@ it returns None and never raises.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
+from router.prompt.token_ids import TokenIds
 from router.types import MAX_NAME_CHARACTERS, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
@@ -25,6 +27,7 @@ _T = TypeVar("_T")
 
 ReportedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
 _Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+_TOKEN_IDS = TokenIds(1 << 32)
 
 Responses: TypeAlias = Mapping[str, bytes]
 """Response bodies of a pod by path; only those with status 200."""
@@ -74,7 +77,7 @@ class _ModelList(msgspec.Struct):
 
 
 class _Tokens(msgspec.Struct):
-    tokens: list[_Token]
+    tokens: msgspec.Raw
 
 
 class _Choice(msgspec.Struct):
@@ -153,9 +156,14 @@ def parse_models(response: bytes) -> PodFacts | None:
     )
 
 
-def parse_tokens(response: bytes) -> list[int] | None:
+def parse_tokens(response: bytes) -> array[int] | None:
+    """The tokens in the response of /tokenize, decoded in slices."""
     found = decode(response, _Tokens)
-    return found.tokens if found else None
+    listed = memoryview(found.tokens) if found else memoryview(b"")
+    try:
+        return _TOKEN_IDS.read(listed) if listed[:1] == b"[" else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def prompt_token_ids(response: bytes) -> list[int] | None:

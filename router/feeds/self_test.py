@@ -238,9 +238,10 @@ class ParityFeed:
         if asked is None:
             return None
         try:
-            return parse_tokens(await self._post(pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
+            found = parse_tokens(await self._post(pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
         except UpstreamError:
             return None
+        return found.tolist() if found is not None else None
 
     async def _announced(self, pod_id: PodId, prompt: PromptPrefix, expected: int) -> int:
         """Number of announced blocks of the prompt. Waits until all have arrived or the timeout has passed."""

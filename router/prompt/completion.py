@@ -1,27 +1,24 @@
-"""Reads the prompt of a completion: text, or a list of token ids, which is decoded in slices.
-
-One call of a JSON decoder cannot be interrupted: a million ids in one would hold the interpreter for 20 ms.
-"""
+"""Reads the prompt of a completion: text, or a list of token ids."""
 
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from router.errors import MalformedRequest
-from router.hashing import token_array
+from router.prompt.token_ids import SLICE_BYTES, TokenIds
 
-SLICE_BYTES = 1 << 16
-"""Bytes of a list that are decoded at once."""
+ESCAPE_BYTES = 12
+"""The longest escape sequence of one character."""
 
 
 class CompletionPrompts:
     """Reads the prompts of one model."""
 
     def __init__(self, vocabulary_size: int) -> None:
-        self._ids = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, lt=vocabulary_size)]])
+        self._ids = TokenIds(vocabulary_size)
 
     def read(self, prompt: Any) -> str | array[int]:
         """A completion's prompt, raw or decoded; of several, the first. Raises `MalformedRequest`."""
@@ -30,20 +27,24 @@ class CompletionPrompts:
             if _starts(first, b'"'):
                 return msgspec.json.decode(first, type=str)
             if _starts(first, b"[") and _second(first).isdigit():
-                return self._token_ids(first)
+                return self._ids.read(first)
         except (ValueError, RecursionError) as error:
             raise MalformedRequest(f"prompt is not valid: {error}", param="prompt") from error
         raise MalformedRequest("prompt must be a string, a list of token ids, or a list of these", param="prompt")
 
-    def _token_ids(self, listed: memoryview) -> array[int]:
-        ids, inner, start = token_array(), listed[1:-1], 0
-        while start < len(inner):
-            piece = inner[start : start + SLICE_BYTES].tobytes()
-            if start + SLICE_BYTES < len(inner):
-                piece = piece[: piece.rindex(b",")]
-            ids.extend(self._ids.decode(b"[%b]" % piece))
-            start += len(piece) + 1
-        return ids
+
+def least_length(prompt: Any) -> tuple[int, bool]:
+    """(the least length of a completion's prompt, in characters or ids; whether it is text), raw or decoded; of
+    several, the first. Decodes nothing, and no slice takes long. Raises what JSON decoders raise."""
+    first = _first(prompt)
+    is_text, length = _starts(first, b'"'), 0
+    for start in range(0, len(first), SLICE_BYTES):
+        piece = first[start : start + SLICE_BYTES].tobytes()
+        if is_text:
+            length += len(piece.decode(errors="ignore")) - (ESCAPE_BYTES - 1) * piece.count(b"\\")
+        else:
+            length += piece.count(b",")
+    return length + (-2 if is_text else 1), is_text
 
 
 def first_text(prompt: Any) -> str | None:

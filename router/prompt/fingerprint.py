@@ -18,7 +18,7 @@ import msgspec
 
 from router.errors import ContextTooLong
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest
-from router.prompt.completion import CompletionPrompts
+from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader, IncrementalText
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
@@ -215,19 +215,32 @@ class Fingerprinter:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
+    def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
+        """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is
+        unknown: templates may drop text. Safe in a worker thread."""
+        if request.endpoint is Endpoint.COMPLETIONS:
+            try:
+                length, is_text = least_length(request.prompt.get("prompt"))
+            except (ValueError, RecursionError):
+                return
+            self._check_fits(length, is_text, context_tokens or self._max_prompt_tokens, request.endpoint)
+
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
         """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
         `Unrenderable` if it is too long to be encoded."""
-        limit = context_tokens or self._max_prompt_tokens
-        longest = (self._tokenizer.longest_token or inf) if isinstance(prompt, str) else 1
-        if len(prompt) > limit * longest:
+        limit, is_text = context_tokens or self._max_prompt_tokens, isinstance(prompt, str)
+        self._check_fits(len(prompt), is_text, limit, endpoint)
+        if is_text and len(prompt) > limit * CHARACTERS_PER_TOKEN:
+            raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
+
+    def _check_fits(self, length: int, is_text: bool, limit: int, endpoint: Endpoint) -> None:
+        longest = (self._tokenizer.longest_token or inf) if is_text else 1
+        if length > limit * longest:
             raise ContextTooLong(
                 f"This model's maximum context length is {limit} tokens, but the prompt has at least "
-                f"{len(prompt) // int(longest)}. Please shorten it.",
+                f"{length // int(longest)}. Please shorten it.",
                 param="messages" if endpoint is Endpoint.CHAT else "prompt",
             )
-        if isinstance(prompt, str) and len(prompt) > limit * CHARACTERS_PER_TOKEN:
-            raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -1,8 +1,9 @@
 """Tokenizes requests without blocking the event loop.
 
 Short prompts are read inline. Long ones are rendered and encoded in a few threads, whose tokenizers release the
-interpreter. A model whose template cannot be reproduced here is tokenized by one of its own pods. A prompt that cannot
-be tokenized, or not in time, is routed without a prefix and counted.
+interpreter; very long ones one after the other, in a thread of their own. A model whose template cannot be reproduced
+here is tokenized by one of its own pods. A prompt that cannot be tokenized, or not in time, is routed without a prefix
+and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import msgspec
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.hashing import generation_seed, hash_blocks, token_array
+from router.hashing import generation_seed, hash_blocks
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import AnyPendingPrompt, Fingerprinter, OpenedPrompt
@@ -40,8 +41,10 @@ MAX_RENDER_BYTES = 8 * 1024 * 1024
 MAX_TOKENIZE_BYTES = 8 * 1024 * 1024
 """Larger bodies are not sent to a pod's /tokenize."""
 
-READ_THREADS = 4
+READ_THREADS = 3
 """Long prompts that are read at the same time."""
+VERY_LONG = 256 * 1024
+"""Bytes or characters: prompts with more have another thread, so that shorter ones never wait for them."""
 READ_TIMEOUT_S = 2.0
 """How long a long prompt waits for a thread and its result. It is then routed without a prefix."""
 
@@ -62,18 +65,20 @@ class PromptReader(Protocol):
 
 
 class ReadThreads:
-    """Threads that read long prompts of all models, `READ_THREADS` at a time."""
+    """Threads that read long prompts of all models, `READ_THREADS` at a time, and one that reads very long ones."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(READ_THREADS, "long-prompt")
+        self._long = ThreadPoolExecutor(READ_THREADS, "long-prompt")
+        self._very_long = ThreadPoolExecutor(1, "very-long-prompt")
 
-    async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`. Raises what it raises, and `Unrenderable` after `READ_TIMEOUT_S`: running work then
-        continues in its thread, waiting work is dropped."""
+    async def run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of `work`. `size`: bytes or characters that it reads. Raises what it raises, and `Unrenderable`
+        after `READ_TIMEOUT_S`: running work then continues in its thread, waiting work is dropped."""
+        threads = self._very_long if size > VERY_LONG else self._long
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 # A variable for the future would be a cycle with its exception, which would keep the body in memory.
-                return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+                return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
         except TimeoutError as error:
             raise Unrenderable(UnreadReason.BUSY, f"not read within {READ_TIMEOUT_S:g} s") from error
 
@@ -116,16 +121,17 @@ class LocalReader:
         if _is_short(opened):
             return fingerprinter.look_up(fingerprinter.render(opened))
         new_bytes = opened.found.new_bytes if opened.found else len(request.body)
-        if new_bytes > MAX_RENDER_BYTES:
-            raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
         context_tokens = self._context_tokens(request)
-        return fingerprinter.look_up(await self._threads.run(fingerprinter.render, opened, context_tokens))
+        if new_bytes > MAX_RENDER_BYTES:
+            await self._threads.run(new_bytes, fingerprinter.check_undecoded, request, context_tokens)
+            raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
+        return fingerprinter.look_up(await self._threads.run(new_bytes, fingerprinter.render, opened, context_tokens))
 
     async def _finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
         fast = self._tokenizer.backend != REFERENCE
         if pending.cold_characters <= (INLINE_CHARACTERS if fast else REFERENCE_CHARACTERS):
             return self._fingerprinter.finish(pending)
-        return await self._threads.run(self._fingerprinter.finish, pending)
+        return await self._threads.run(pending.cold_characters, self._fingerprinter.finish, pending)
 
 
 def _is_short(opened: OpenedPrompt) -> bool:
@@ -138,7 +144,7 @@ def _is_short(opened: OpenedPrompt) -> bool:
 
 class EngineReader:
     """Tokenizes on a pod of the model: one more round trip, with the engine's own tokens. After an error or
-    `TOKENIZE_TIMEOUT_S`, one other pod is tried."""
+    `TOKENIZE_TIMEOUT_S`, one other pod is tried. Long prompts and their tokens are decoded in a thread."""
 
     def __init__(
         self,
@@ -146,38 +152,58 @@ class EngineReader:
         pool_of: Callable[[Pod], UpstreamPool],
         pods: Callable[[str], list[Pod]],
         unread: Unread,
+        *,
+        threads: ReadThreads | None = None,
     ) -> None:
         self._generation = generation
         self._pool_of = pool_of
         self._pods = pods
         self._unread = unread
+        self._threads = threads or ReadThreads()
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request.model, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return None
-        for pod in self._pods(request.adapter or request.model)[:2]:
-            tokens = await self._tokenize(pod, request)
-            if tokens is not None:
-                return self._prefix(request, tokens)
+        try:
+            for pod in self._pods(request.adapter or request.model)[:2]:
+                if (prefix := await self._read_from(pod, request)) is not None:
+                    return prefix
+        except Unrenderable as error:
+            self._unread(request.model, error.reason, str(error))
+            return None
         self._unread(request.model, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
         return None
 
-    async def _tokenize(self, pod: Pod, request: InferenceRequest) -> list[int] | None:
-        body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, tokenizable(request))
+    async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
+        body = await self._run(len(request.body), _tokenize_body, pod, request)
         if body is None:
             return None
         try:
-            pool = self._pool_of(pod)
-            return parse_tokens(await pool.fetch(TOKENIZE_PATH, TOKENIZE_TIMEOUT_S, msgspec.json.encode(body)))
+            answer = await self._pool_of(pod).fetch(TOKENIZE_PATH, TOKENIZE_TIMEOUT_S, body)
         except UpstreamError:
             return None
+        return await self._run(len(answer), self._prefix, request, answer)
 
-    def _prefix(self, request: InferenceRequest, tokens: list[int]) -> PromptPrefix:
+    async def _run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of `work`, inline where it is small."""
+        if size <= INLINE_BYTES:
+            return work(*arguments)
+        return await self._threads.run(size, work, *arguments)
+
+    def _prefix(self, request: InferenceRequest, answer: bytes) -> PromptPrefix | None:
+        tokens = parse_tokens(answer)
+        if tokens is None:
+            return None
         generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
-        flat = token_array(tokens)
-        hashes = hash_blocks(flat, generation.block_size_tokens, generation_seed(generation))
-        return PromptPrefix(generation, flat, hashes)
+        hashes = hash_blocks(tokens, generation.block_size_tokens, generation_seed(generation))
+        return PromptPrefix(generation, tokens, hashes)
+
+
+def _tokenize_body(pod: Pod, request: InferenceRequest) -> bytes | None:
+    """The body for the pod's /tokenize; None if its tokens might differ from those of the request."""
+    body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, tokenizable(request))
+    return None if body is None else msgspec.json.encode(body)
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from router.engines.adapter import (
 )
 from router.engines.engine_catalog import ENGINES
 from router.engines.sglang import Sglang
+from router.prompt import token_ids
 from router.types import MAX_NAME_CHARACTERS, Pod
 
 MakePod = Callable[..., Pod]
@@ -169,6 +170,13 @@ def test_numbers_that_are_no_tokens_are_refused(token: int) -> None:
     """They do not fit into a token array."""
     assert parse_tokens(b'{"tokens": [1, %d]}' % token) is None
     assert prompt_token_ids(b'{"prompt_token_ids": [1, %d]}' % token) is None
+
+
+def test_no_call_of_the_decoder_reads_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold the interpreter, in any thread."""
+    monkeypatch.setattr(token_ids, "SLICE_BYTES", 100)
+    assert list(parse_tokens(answer({"tokens": list(range(1_000))})) or ()) == list(range(1_000))
+    assert parse_tokens(b'{"tokens": [%b]}' % (b"1" * 200)) is None
 
 
 def test_numbers_that_are_no_size_are_unknown() -> None:

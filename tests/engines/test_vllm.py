@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -120,4 +121,4 @@ def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
     assert VLLM.tokenize_body("m", {"prompt": "hi"}) == {"model": "m", "prompt": "hi"}
     for unknown in ("documents", "reasoning_effort"):
         assert VLLM.tokenize_body("m", chat | {unknown: "x"}) is None
-    assert parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == [5, 6]
+    assert parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == array("I", [5, 6])

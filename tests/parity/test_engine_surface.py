@@ -77,7 +77,7 @@ def test_llamacpp_tokens_are_read_from_its_answer() -> None:
     llamacpp = ENGINES["llamacpp"]
     assert llamacpp.tokenize_body("tiny", {"prompt": golden["body"]["content"]}) == golden["body"]
     tokens = parse_tokens(json.dumps(golden["answer"]).encode())
-    assert tokens == [34, 2577, 963, 220, 151644, 75402, 21894]
+    assert list(tokens or ()) == [34, 2577, 963, 220, 151644, 75402, 21894]
 
 
 def test_a_chat_reports_prompt_and_cached_tokens() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
-from router.prompt import completion
-from router.prompt.completion import CompletionPrompts
+from router.prompt import completion, token_ids
+from router.prompt.completion import CompletionPrompts, least_length
 
 PROMPTS = CompletionPrompts(130_000)
 
@@ -17,7 +20,7 @@ PROMPTS = CompletionPrompts(130_000)
 @pytest.mark.parametrize("separator", [b",", b" , ", b"\n,"])
 @pytest.mark.parametrize("slice_bytes", [16, 64, 1 << 16])
 def test_slices_decode_to_the_whole_list(slice_bytes: int, separator: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(token_ids, "SLICE_BYTES", slice_bytes)
     numbers = random.Random(1)
     for count in range(1, 60):
         ids = [numbers.randrange(130_000) for _ in range(count)]
@@ -35,10 +38,10 @@ def test_no_slice_is_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
             return msgspec.json.decode(piece, type=list[int])
 
     prompts = CompletionPrompts(10)
-    monkeypatch.setattr(prompts, "_ids", Recording())
+    monkeypatch.setattr(prompts._ids, "_ids", Recording())
     assert len(prompts.read(msgspec.Raw(b"[" + b"7," * 500_000 + b"7]"))) == 500_001
-    assert max(decoded) <= completion.SLICE_BYTES + 2
-    assert len(decoded) == -(-1_000_001 // (completion.SLICE_BYTES - 1))
+    assert max(decoded) <= token_ids.SLICE_BYTES + 2
+    assert len(decoded) == -(-1_000_001 // (token_ids.SLICE_BYTES - 1))
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,23 @@ def test_anything_else_is_malformed(raw: bytes) -> None:
 def test_of_several_prompts_the_first_counts(raw: bytes, first: str | list[int]) -> None:
     found = PROMPTS.read(msgspec.Raw(raw))
     assert (found if isinstance(found, str) else found.tolist()) == first
+
+
+@given(text=st.text(), ascii_only=st.booleans(), slice_bytes=st.integers(1, 40))
+def test_a_text_has_at_least_the_characters_that_are_counted_undecoded(
+    text: str, ascii_only: bool, slice_bytes: int
+) -> None:
+    """As many, if it is written without escapes and in one slice."""
+    written = json.dumps(text, ensure_ascii=ascii_only).encode(errors="replace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(completion, "SLICE_BYTES", slice_bytes)
+        least, is_text = least_length(msgspec.Raw(written))
+    assert is_text
+    assert least <= len(json.loads(written))
+    if b"\\" not in written:
+        assert least_length(msgspec.Raw(b"[%b]" % written)) == (len(json.loads(written)), True)
+
+
+@pytest.mark.parametrize("raw", [b"[1,2,3]", b"[[1, 2, 3], [4]]"])
+def test_token_ids_are_counted_undecoded(raw: bytes) -> None:
+    assert least_length(msgspec.Raw(raw)) == (3, False)

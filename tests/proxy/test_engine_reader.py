@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from array import array
+
 import pytest
 
+from router.engines.adapter import parse_tokens
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
 from router.proxy import prompt_readers
@@ -50,6 +54,24 @@ async def test_a_pod_is_asked_for_the_tokens() -> None:
         assert (prefix.tokens, prefix.hashes) == (tokens, hash_blocks(tokens, 2, generation_seed(GENERATION)))
         (asked,) = place.made["a"].asked
         assert (asked.target, asked.body["messages"]) == ("/tokenize", REQUEST.prompt["messages"])
+
+
+@pytest.mark.parametrize("count", [3, 20_000])
+async def test_many_tokens_are_decoded_in_a_thread(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def parse(answer: bytes) -> array[int] | None:
+        threads.append(threading.current_thread().name)
+        return parse_tokens(answer)
+
+    async def answers(asked: Asked) -> None:
+        await asked.answer({"tokens": [100_000] * count})
+
+    monkeypatch.setattr(prompt_readers, "parse_tokens", parse)
+    async with town(a=answers) as place:
+        prefix = await reader_in(place, []).read(REQUEST)
+    assert prefix is not None and len(prefix.tokens) == count
+    assert [name == threading.current_thread().name for name in threads] == [count == 3]
 
 
 @pytest.mark.parametrize("fault", [is_broken, hangs, dies])

@@ -198,10 +198,40 @@ async def test_a_text_that_fits_no_pod_is_refused_before_it_is_tokenized(
     assert watched.threads == []
 
 
+@pytest.mark.parametrize("prompt", [b'"%b"' % (b" " * 9_000_000), b"[%b1]" % (b"1," * 4_500_000)], ids=["text", "ids"])
+async def test_a_very_large_prompt_that_fits_no_pod_is_refused_undecoded(tokenizer: Tokenizer, prompt: bytes) -> None:
+    """Of a completion: its length alone proves that."""
+    raw = msgspec.Raw(prompt)
+    request = InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=prompt, prompt={"prompt": raw})
+    reading = Reading(tokenizer, context_tokens=60_000)
+    reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
+    with pytest.raises(ContextTooLong, match="maximum context length is 60000 tokens, but the prompt has at least"):
+        await reading.reader.read(request)
+
+
+@pytest.mark.parametrize("threads", [READ_THREADS, 2 * READ_THREADS])
+async def test_very_long_prompts_delay_no_shorter_ones(tokenizer: Tokenizer, threads: int) -> None:
+    """However many arrive: they are read one at a time."""
+    reading, gate = Reading(tokenizer, context_tokens=1_000_000), threading.Event()
+    watched = reading.watch(gate)
+    very_long = [
+        asyncio.ensure_future(reading.reader.read(completion(f"{n} " + TEXT * 13_000))) for n in range(threads)
+    ]
+    async with asyncio.timeout(10):
+        while not watched.threads:
+            await asyncio.sleep(0.01)
+        assert watched.most == 1
+        reading.tokenizer._fast = watched._fast
+        assert await reading.tokens(completion(TEXT * 3_000))
+    gate.set()
+    await asyncio.gather(*very_long)
+    assert watched.most == 1
+
+
 @pytest.mark.parametrize("request_of", [completion, chat])
 async def test_a_very_large_body_is_never_decoded(tokenizer: Tokenizer, request_of: Any) -> None:
     """The engine decides about it."""
-    reading, request = Reading(tokenizer), request_of("a" * MAX_RENDER_BYTES)
+    reading, request = Reading(tokenizer, context_tokens=1_000_000), request_of("a" * MAX_RENDER_BYTES)
     reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
     assert await reading.reader.read(request) is None
     assert reading.unread == [UnreadReason.TOO_LONG]
@@ -315,7 +345,7 @@ async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:
 
     async def read(body: Body) -> None:
         with contextlib.suppress(Unrenderable):
-            await ReadThreads().run(refuse, body)
+            await ReadThreads().run(1, refuse, body)
 
     body = Body()
     watched = weakref.ref(body)
