@@ -161,7 +161,7 @@ def parse_tokens(response: bytes) -> array[int] | None:
     found = decode(response, _Tokens)
     listed = memoryview(found.tokens) if found else memoryview(b"")
     try:
-        return _TOKEN_IDS.read(listed) if listed[:1] == b"[" else None
+        return _TOKEN_IDS.read(listed) if bytes(listed[:1]) == b"[" else None
     except (ValueError, RecursionError):
         return None
 
