@@ -224,6 +224,8 @@ class Pod:
     zone: str = ""
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
+    uid: str = ""
+    """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""
     """Unix socket to connect to; empty: its URL."""
     bearer_file: str = ""

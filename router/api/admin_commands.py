@@ -23,16 +23,22 @@ log = structlog.get_logger()
 
 
 class AdminCommands:
-    """`add` and `remove` change the pods of this process. `publish(subject, wanted)`, if set, sends a command to the
-    other workers."""
+    """`add`, `remove` and `drain` change the pods of this process. `publish(subject, wanted)`, if set, sends a command
+    to the other workers."""
 
     def __init__(
-        self, fleet: Fleet, policies: PolicyFeed, add: Callable[[PodConfig], None], remove: Callable[[PodId], bool]
+        self,
+        fleet: Fleet,
+        policies: PolicyFeed,
+        add: Callable[[PodConfig], None],
+        remove: Callable[[PodId], bool],
+        drain: Callable[[PodId, PodEvent], PodState],
     ) -> None:
         self._fleet = fleet
         self._policies = policies
         self._add = add
         self._remove = remove
+        self._drain = drain
         self._reloads: set[asyncio.Task[Reload]] = set()
         self.publish: Callable[[str, str], None] | None = None
 
@@ -53,7 +59,7 @@ class AdminCommands:
     def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
         """DRAIN or UNDRAIN a pod. Returns its new state."""
         self._publish(DRAIN + pod_id, event.value)
-        return self._fleet.event(pod_id, event)
+        return self._drain(pod_id, event)
 
     async def reload(self) -> Reload:
         """Reload the policies of all workers. Publishing comes first: if two workers receive this call concurrently,
@@ -68,7 +74,7 @@ class AdminCommands:
             self._reloads.add(reload)
             reload.add_done_callback(self._reloads.discard)
         elif subject.startswith(DRAIN) and wanted:
-            self._fleet.event(subject.removeprefix(DRAIN), PodEvent(wanted))
+            self._drain(subject.removeprefix(DRAIN), PodEvent(wanted))
         elif subject.startswith(POD):
             self._apply_pod(subject.removeprefix(POD), wanted)
         log.info("applied admin command from peer worker", subject=subject, wanted=wanted)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
@@ -114,11 +115,13 @@ class MetricsPage:
     store: PrefixStore
     calibrator: Calibrator
     observe_cluster: Callable[[Metrics], None] | None = None
+    discovery: Iterable[SourceStatus] = ()
 
     def observe(self) -> None:
         """Update these gauges."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, time.monotonic())
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
+        self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
 

@@ -79,9 +79,10 @@ def serve_command(options: ServeOptions) -> None:
     """Serve until SIGTERM; running responses may finish."""
     config = _with_overrides(load_router(options.config) if options.config else RouterConfig(), options)
     configure_logging(config.log.format, config.log.level)
-    if not config.pods:
+    if not config.pods and not config.discovery.groups:
         log.warning(
-            "no pods", hint="name one with --pod URL or under `pods` in a --config file, or add one at /admin/pods"
+            "no pods",
+            hint="name one with --pod URL or under `pods` or `discovery` in a --config file, or add one at /admin/pods",
         )
     _serve(config, options)
 

@@ -27,7 +27,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", str_strip_whitespace=True, hide_input_in_errors=True)
 
 
-def _http_url(value: str) -> str:
+def checked_url(value: str) -> str:
+    """The URL of a server, without a slash at its end. Raises `ValueError`."""
     try:
         parts = urlsplit(value)
         host, _ = parts.hostname, parts.port
@@ -40,7 +41,7 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-HttpUrl = Annotated[str, AfterValidator(_http_url), UNSHOWN]
+HttpUrl = Annotated[str, AfterValidator(checked_url), UNSHOWN]
 """The URL of a server. A user name or password in it is an error, because URLs are logged."""
 FOLDER = "folder"
 """Key of the validation context: the folder of the file that is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
@@ -82,22 +82,14 @@ class KvEvents(Strict):
     replay_endpoint: str | None = None
 
 
-class PodConfig(Strict):
-    """One pod."""
+class PodSettings(Strict):
+    """What a router can be configured with about one pod or a group of pods, apart from addresses and credentials."""
 
-    url: HttpUrl
-    """Address of the pod; also its default id and host."""
-    socket: SocketPath = ""
-    """A Unix socket to connect to instead of the URL's address."""
-    auth: PodAuth | None = None
-    """For engines with an API key."""
-    tls: PodTlsFiles | None = None
-    """For engines with a certificate of a private authority, or that ask for a client certificate."""
-    id: str = ""
     engine: EngineName = "vllm"
     role: Role = Role.BOTH
     handoff: HandoffName = ""
-    """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode`."""
+    """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode` (discovered pods
+    have a default)."""
     handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
     pulls: PullDialectName = ""
@@ -110,11 +102,25 @@ class PodConfig(Strict):
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
     """`auto` asks the engine; the router predicts the caches of engines that do not publish. With a cluster index,
     `auto` leaves the pod's events to `warmroute publish`."""
-    advertised_url: HttpUrl | None = None
-    """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
     host: str = ""
     rack: str = ""
     zone: str = ""
+
+
+class PodConfig(PodSettings):
+    """One pod."""
+
+    url: HttpUrl
+    """Address of the pod; also its default id and host."""
+    socket: SocketPath = ""
+    """A Unix socket to connect to instead of the URL's address."""
+    auth: PodAuth | None = None
+    """For engines with an API key."""
+    tls: PodTlsFiles | None = None
+    """For engines with a certificate of a private authority, or that ask for a client certificate."""
+    id: str = ""
+    advertised_url: HttpUrl | None = None
+    """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
 
     @property
     def credentials(self) -> dict[str, Any]:
@@ -122,7 +128,7 @@ class PodConfig(Strict):
         return credential_fields(self.auth, self.tls)
 
     @model_validator(mode="after")
-    def _split_roles_need_a_handoff(self) -> PodConfig:
+    def _split_roles_need_a_handoff(self) -> Self:
         if self.role is not Role.BOTH and not self.handoff:
             raise ValueError(
                 f"a pod with `role: {self.role.value}` needs a handoff dialect, for example `handoff: nixl`; "

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from router.config.bearer_file import admin_tokens
+from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
 from router.config.mistakes import Location
 from router.config.pod_keys import read_key, read_key_variable
+from router.config.pod_schema import PodConfig, credential_fields
 from router.config.pod_tls import read_tls
 from router.config.policy_files import load_classes
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
@@ -117,16 +119,20 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
 
 def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
     """The keys and TLS files of pods must be readable."""
-    for number, pod in enumerate(config.pods):
+    pods: dict[Location, PodConfig | DiscoveredPods] = {
+        **{("pods", number): pod for number, pod in enumerate(config.pods)},
+        **{("discovery", *place, "pod"): group for place, group in config.discovery.groups.items()},
+    }
+    for location, pod in pods.items():
         if pod.auth is not None and pod.auth.bearer_file:
-            with mistakes.at("pods", number, "auth", "bearer_file"):
+            with mistakes.at(*location, "auth", "bearer_file"):
                 read_key(pod.auth.bearer_file)
         if pod.auth is not None and pod.auth.bearer_env:
-            with mistakes.at("pods", number, "auth", "bearer_env"):
+            with mistakes.at(*location, "auth", "bearer_env"):
                 read_key_variable(pod.auth.bearer_env)
         if pod.tls is not None:
-            with mistakes.at("pods", number, "tls"):
-                read_tls(pod.credentials["tls"])
+            with mistakes.at(*location, "tls"):
+                read_tls(credential_fields(pod.auth, pod.tls)["tls"])
 
 
 def _check_readable(location: Location, file: str | None) -> None:

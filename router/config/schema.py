@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from router.config.discovery_schema import Discovery
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.load import FilePath, Strict, TokenizerPlace
@@ -29,7 +30,7 @@ from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig, SocketPath
 from router.engines.forwarded_headers import unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
-from router.types import Generation
+from router.types import Generation, Role
 
 
 def _extra_path(path: str) -> str:
@@ -242,6 +243,7 @@ class RouterConfig(Strict):
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the
     /tokenize of their pods. `warmroute serve --pod` without `models` implies `engine`."""
     pods: tuple[PodConfig, ...] = ()
+    discovery: Discovery = Discovery()
     links: LinksConfig = LinksConfig()
     limits: Limits = Limits()
     edge: Edge = Edge()
@@ -279,6 +281,9 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _moving_kv_needs_a_link(self) -> RouterConfig:
         moving = [pod.id or pod.url for pod in self.pods if pod.handoff or pod.pulls]
+        for (source, _), group in self.discovery.groups.items():
+            if group.handoff or group.pulls or group.role is not Role.BOTH:
+                moving.append(f"discovery.{source}")
         if moving and self.links.elsewhere is None:
             raise wrong_at(
                 ("links", "elsewhere"),

@@ -100,9 +100,9 @@ class Fleet:
         return self._state_reasons.get(pod_id, "")
 
     def explain_state(self, pod_id: PodId, reason: str) -> None:
-        """Record why a pod is JOINING or EJECTED, until it changes its state."""
+        """Record why a pod is not READY, until it changes its state."""
         known = self._statuses.get(pod_id)
-        if known is not None and known.state in (PodState.JOINING, PodState.EJECTED):
+        if known is not None and known.state is not PodState.READY:
             self._state_reasons[pod_id] = reason
 
     def listen(self, listener: Listener) -> Callable[[], None]:
@@ -114,7 +114,7 @@ class Fleet:
 
     def sync(self, pods: Iterable[Pod]) -> None:
         """Replace the set of pods. Pods that stay keep their state, load and learnt facts; an id with
-        another url, socket or engine is another process: the old pod is lost and the new one found."""
+        another url, uid, socket or engine is another process: the old pod is lost and the new one found."""
         wanted = {pod.id: pod for pod in pods}
         for known in self.snapshot.pods:
             pod = wanted.get(known.pod.id)
@@ -239,7 +239,7 @@ class Fleet:
 
 def _process(pod: Pod) -> tuple[object, ...]:
     """The identity of a pod's process, and how to reach it."""
-    return pod.url, pod.socket, pod.engine, pod.bearer_file, pod.bearer_env, pod.tls
+    return pod.url, pod.uid, pod.socket, pod.engine, pod.bearer_file, pod.bearer_env, pod.tls
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:

@@ -78,6 +78,7 @@ class Metrics:
         self.in_flight = Gauge(r, "warmroute_in_flight_requests", "Requests being served.").labels()
         self._declare_prompts(r)
         self._declare_pods(r)
+        self._declare_discovery(r)
         self._declare_handoffs(r)
         self._declare_prices(r)
         self._declare_index(r)
@@ -146,6 +147,25 @@ class Metrics:
         )
         self.kv = KvStreamMetrics(r)
         self.index_blocks = Gauge(r, "warmroute_index_block_holders", "Pairs of block and holder in the index.")
+
+    def _declare_discovery(self, r: CollectorRegistry) -> None:
+        self.discovery_age_s = Gauge(
+            r,
+            "warmroute_discovery_age_seconds",
+            "Seconds since the pods of a discovery source were last up to date.",
+            "source",
+        )
+        self.resync_differences = Gauge(
+            r,
+            "warmroute_discovery_resync_differences",
+            "Changes of pods since the start that a watch had lost and a full list corrected, by source.",
+            "source",
+        )
+
+    def observe_discovery(self, sources: Mapping[str, tuple[float, int]]) -> None:
+        """Set the gauges of each source: age in seconds, and differences."""
+        self.discovery_age_s.replace({(name,): age_s for name, (age_s, _) in sources.items()})
+        self.resync_differences.replace({(name,): count for name, (_, count) in sources.items()})
 
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
         self.handoffs = Counter(

@@ -39,7 +39,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
-from router.wiring.pod_sources import pod_sources
+from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import source_of
 from router.wiring.tokenizer_files import load_tokenizer
 
@@ -74,7 +74,7 @@ class Agent:
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
-        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), pod_sources(published))
+        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
         self._membership.check(published.pods)
         self.fleet.listen(self._on_change)
         self.standard = StandardIntake()

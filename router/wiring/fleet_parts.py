@@ -27,7 +27,7 @@ from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
-from router.wiring.pod_sources import pod_sources
+from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 from router.workers.supervisor import WorkerIdentity
 
@@ -62,7 +62,8 @@ class FleetParts:
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
-        self.membership = Membership(fleet, PodPriors(config.models, priors).of, pod_sources(config))
+        self.sources = PodSources(config)
+        self.membership = Membership(fleet, PodPriors(config.models, priors).of, self.sources.by_name)
         self.membership.check(config.pods)
         shared = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)

@@ -105,9 +105,10 @@ class Program:
             self.pods.store,
             self.pods.calibrator,
             self.pods.cluster.observe if self.pods.cluster else None,
+            self.pods.sources.statuses,
         )
         membership = self.pods.membership
-        self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove)
+        self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
         self.app = App(self._edge, public_app(self.fleet, lambda: self._readiness()[0], self._run), build_gate(config))
         self.admin = self._admin_app()
@@ -122,7 +123,7 @@ class Program:
         def drain_again(pod: Pod, _old: PodState, new: PodState) -> None:
             """Keep a drained pod drained when it joins again, or when this worker is new."""
             if new is PodState.JOINING and sync.view.command(DRAIN + pod.id) == PodEvent.DRAIN.value:
-                self.fleet.event(pod.id, PodEvent.DRAIN)
+                pods.membership.drain(pod.id, PodEvent.DRAIN)
 
         self.fleet.listen(drain_again)
         return sync

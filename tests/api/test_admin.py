@@ -65,7 +65,7 @@ class Router:
         routes = AdminRoutes(
             self.fleet,
             self.policies,
-            AdminCommands(self.fleet, self.policies, self._add, self._remove),
+            AdminCommands(self.fleet, self.policies, self._add, self._remove, self.fleet.event),
             ExplainRoutes(self._find, self._find_elsewhere, self._read, self._preview),
             partial(describe_pods, self.fleet, Ledger(), store, streams),
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
@@ -195,7 +195,7 @@ async def test_pods_are_added(router: Router) -> None:
         ({"url": "http://c", "speed": {"c0_ms": "secret"}}, "speed.c0_ms"),
         ({"url": "http://c", "colour": "secret"}, "colour"),
         ({"url": "http://c", "x" * 5000: "secret"}, f"{'x' * 100} ... {'x' * 100}"),
-        ({"engine": "secret"}, "url"),
+        ({"id": "secret"}, "url"),
         (["secret"], None),
     ],
 )

@@ -26,7 +26,7 @@ class Worker:
         self.fleet = Fleet()
         folder = PolicyFolder(Path(shipped("policies")), "cost_aware", frozenset())
         self.policies = PolicyFeed(folder, Metrics())
-        self.commands = AdminCommands(self.fleet, self.policies, self._add, self._remove)
+        self.commands = AdminCommands(self.fleet, self.policies, self._add, self._remove, self.fleet.event)
         self.published: list[tuple[str, str]] = []
         self.commands.publish = lambda subject, wanted: self.published.append((subject, wanted))
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from router.config.bearer_file import BearerFile
 from router.config.load import Strict, load, validate_options
 from router.config.mistakes import may_hold_secret
+from router.config.pod_keys import read_key
 from router.config.redis_url import RedisUrl
 from router.config.router_file import load_router
 from router.config.schema import RouterConfig
@@ -213,17 +214,29 @@ def test_a_validation_error_that_nobody_catches_shows_no_value() -> None:
 
 # --- files ---
 
-KEY_FILES = {"pods.auth.bearer_file": "pods: [{url: 'http://h', auth: {bearer_file: FILE}}]\n"}
+SOURCES = {"file": "path: x", "dns": "name: x, port: 1", "kubernetes": "selector: x"}
+KEY_FILES = {
+    "pods.auth.bearer_file": "pods: [{url: 'http://h', auth: {bearer_file: FILE}}]\n",
+    **{
+        f"discovery.{source}.pod.auth.bearer_file": (
+            f"discovery: {{{source}: {{{keys}, pod: {{auth: {{bearer_file: FILE}}}}}}}}\n"
+        )
+        for source, keys in SOURCES.items()
+    },
+}
 """Files that are read with the configuration."""
 LATER: dict[str, Callable[[str, str], object]] = {
     "admin.bearer_file": BearerFile,
     "index.redis.password_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
+    "discovery.kubernetes.api.token_file": lambda path, _: read_key(path) and None,
     "index.redis.username_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
 }
 """Files that are read when they are needed."""
 TLS_FILES = {
-    f"{tls}.{name}" for tls in ("index.redis.tls", "pods.tls") for name in ("ca_file", "cert_file", "key_file")
-}
+    f"{tls}.{name}"
+    for tls in ("index.redis.tls", "pods.tls", *(f"discovery.{source}.pod.tls" for source in SOURCES))
+    for name in ("ca_file", "cert_file", "key_file")
+} | {"discovery.kubernetes.api.ca_file"}
 """Files that OpenSSL reads."""
 CONTENTS = {
     "two words": f"{CANARY} {CANARY}".encode(),

@@ -22,6 +22,7 @@ from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
+from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.journal import MAX_DECISIONS
@@ -62,7 +63,7 @@ class Router:
         )
         tokenizer, priors = load_tokenizer(SOURCE), load_priors(shipped("config") / "models")
         self.program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
-        self.program.pods.membership.replace("admin calls", pods)
+        self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
         for name in "ab":
             self.program.fleet.describe(name, models=("demo",))
             self.program.fleet.event(name, PodEvent.PROBE_OK)

@@ -1,16 +1,19 @@
 """Decides which pods exist: merges the pod sets of all sources and applies the result to the fleet.
 
 Admin calls are one more source and override the others: an added pod replaces a pod with the same URL, and a removed
-pod is ignored until an admin call adds it again or all sources drop its URL.
+pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or an
+admin call drains it.
 
-A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/schema.py`, and a line
-in `wiring/pod_sources.py`.
+A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/discovery_schema.py`,
+and a line in `wiring/pod_sources.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -22,8 +25,8 @@ from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import DIALECTS
 from router.errors import ConfigError
 from router.feeds.supervise import Feeds
-from router.fleet.fleet import Fleet
-from router.types import Pod, PodId, PodSpeed, Role
+from router.fleet.fleet import Fleet, PodEvent
+from router.types import Pod, PodId, PodSpeed, PodState, Role
 
 PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
 """Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
@@ -33,10 +36,20 @@ ADMIN = "admin calls"
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class ListedPod:
+    """A pod as a source lists it. Another `uid` at the same URL is another process, with an empty cache.
+    `drain_reason`: why it gets no new requests; empty if it does."""
+
+    config: PodConfig
+    uid: str = ""
+    drain_reason: str = ""
+
+
 class PodSource(Protocol):
     """Finds pods."""
 
-    def __aiter__(self) -> AsyncIterator[Sequence[PodConfig]]:
+    def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         """Complete sets of pods: the current one first, then one after each change. After an error, `supervise`
         iterates again; meanwhile the last set stays in use."""
 
@@ -45,9 +58,9 @@ class ConfiguredPods:
     """The pods of the configuration file: one set that never changes."""
 
     def __init__(self, pods: Sequence[PodConfig]) -> None:
-        self._pods = pods
+        self._pods = [ListedPod(pod) for pod in pods]
 
-    async def __aiter__(self) -> AsyncIterator[Sequence[PodConfig]]:
+    async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         yield self._pods
 
 
@@ -58,12 +71,19 @@ class Membership:
         self._fleet = fleet
         self._prior = prior
         self._sources = sources
-        self._by_source: dict[str, dict[str, PodConfig]] = {name: {} for name in (*sources, ADMIN)}
+        self._by_source: dict[str, dict[str, ListedPod]] = {name: {} for name in (*sources, ADMIN)}
+        self._refused: dict[str, frozenset[str]] = {}
+        """Why pods of a source are not used, as logged."""
         self._removed: frozenset[str] = frozenset()
         """URLs that an admin call removed and a source still lists."""
-        self._configs: dict[str, PodConfig] = {}
+        self._listed: dict[str, ListedPod] = {}
+        self._built: dict[str, tuple[ListedPod, tuple[str, ...], tuple[Pod, ...]]] = {}
+        """By URL: a listed pod, the models that it has reported, and the pods that follow from both."""
+        self._drained_by_source: set[PodId] = set()
+        self._drained_by_admin: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
         """All pods with the speed of their cost prior."""
+        fleet.listen(self._keep_drained)
 
     @property
     def feeds(self) -> Feeds:
@@ -71,11 +91,12 @@ class Membership:
 
     def config_of(self, pod: Pod) -> PodConfig | None:
         """The definition of a pod; None if it is gone."""
-        return self._configs.get(pod.url)
+        listed = self._listed.get(pod.url)
+        return listed.config if listed else None
 
     def kv_events_of(self, pod: Pod, reported: KvEventSource | None) -> KvEventSource | None:
         """Where the pod publishes its KV events: as configured, else as `reported` by the engine."""
-        config = self._configs.get(pod.url)
+        config = self.config_of(pod)
         if config is None or config.kv_events == "off":
             return None
         if isinstance(config.kv_events, KvEvents):
@@ -84,40 +105,50 @@ class Membership:
 
     def check(self, pods: Iterable[PodConfig]) -> None:
         """Raises `ConfigError` if these pods share an id or one has no prior."""
-        self._pods_of({pod.url: pod for pod in pods})
+        self._pods_of({pod.url: ListedPod(pod) for pod in pods})
 
-    def replace(self, source: str, pods: Iterable[PodConfig]) -> None:
+    def replace(self, source: str, pods: Iterable[ListedPod]) -> None:
         """Replace the pod set of a source. Raises `ConfigError`; the old set stays then."""
-        self._apply({**self._by_source, source: {pod.url: pod for pod in pods}}, self._removed)
+        self._apply({**self._by_source, source: {pod.config.url: pod for pod in pods}}, self._removed)
 
     def add(self, pod: PodConfig) -> None:
         """An admin call adds a pod or replaces the one with its URL. Raises `ConfigError`, also for a credential file
         that no other source names: the pod would receive the content of any file."""
-        listed = [known for name in self._sources for known in self._by_source[name].values()]
+        listed = [known.config for name in self._sources for known in self._by_source[name].values()]
         if pod.auth is not None and pod.auth not in [known.auth for known in listed]:
             raise ConfigError("auth.bearer_file: admin calls can only name files that a pod of the configuration names")
         if pod.tls is not None and pod.tls not in [known.tls for known in listed]:
             raise ConfigError("tls: admin calls can only name files that a pod of the configuration names")
-        added = {**self._by_source[ADMIN], pod.url: pod}
+        added = {**self._by_source[ADMIN], pod.url: ListedPod(pod)}
         self._apply({**self._by_source, ADMIN: added}, self._removed - {pod.url})
 
     def remove(self, pod_id: PodId) -> bool:
         """An admin call removes a pod, with all ranks of its URL. False if there is no such pod."""
         status = self._fleet.status(pod_id)
-        if status is None or status.pod.url not in self._configs:
+        if status is None or status.pod.url not in self._listed:
             return False
         url = status.pod.url
         added = {known: pod for known, pod in self._by_source[ADMIN].items() if known != url}
         self._apply({**self._by_source, ADMIN: added}, self._removed | {url})
         return True
 
+    def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
+        """An admin call drains a pod, or ends that. Returns its state: a pod that its source drains stays drained."""
+        if event is PodEvent.DRAIN and self._fleet.status(pod_id):
+            self._drained_by_admin.add(pod_id)
+        else:
+            self._drained_by_admin.discard(pod_id)
+        self._fleet.event(pod_id, event)
+        status = self._fleet.status(pod_id)
+        return status.state if status else PodState.GONE
+
     def refresh_prior(self, pod: Pod) -> None:
         """Use the prior of the model that the pod has reported."""
-        config, status = self._configs.get(pod.url), self._fleet.status(pod.id)
-        if config is None or status is None:
+        listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)
+        if listed is None or status is None:
             return
         try:
-            speed, kv_bytes = self._prior(config, status.pod.models)
+            speed, kv_bytes = self._prior(listed.config, status.pod.models)
             known = next(one for one in self.pods if one.id == pod.id)
             if (known.speed, known.kv_bytes_per_token) != (speed, kv_bytes):
                 self._apply(self._by_source, self._removed)
@@ -125,44 +156,104 @@ class Membership:
             log.error("cost prior not updated", pod=pod.id, error=str(error))
 
     async def _follow(self, name: str, source: PodSource) -> None:
-        async for pods in source:
-            try:
-                self.replace(name, pods)
-            except ConfigError as error:
-                log.error("pod set rejected", source=name, error=str(error))
+        async with aclosing(aiter(source)) as sets:
+            async for pods in sets:
+                try:
+                    self.replace(name, self._usable(name, pods))
+                except ConfigError as error:
+                    log.error("pod set rejected", source=name, error=str(error))
 
-    def _apply(self, by_source: dict[str, dict[str, PodConfig]], removed: frozenset[str]) -> None:
-        listed = {url: pod for pods in by_source.values() for url, pod in pods.items()}
-        configs = {url: pod for url, pod in listed.items() if url not in removed}
-        pods = self._pods_of(configs)
-        self._by_source, self._removed, self._configs = by_source, removed & listed.keys(), configs
+    def _usable(self, source: str, pods: Iterable[ListedPod]) -> list[ListedPod]:
+        """The pods without a mistake, so that one wrong pod does not hide the others. Each mistake is logged once while
+        it lasts."""
+        others = [known for name, known in self._by_source.items() if name != source]
+        taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in _ids(listed.config)}
+        usable, mistakes = [], {}
+        for listed in pods:
+            url = listed.config.url
+            try:
+                for pod in self._build(listed):
+                    if taken.setdefault(pod.id, url) != url:
+                        raise ConfigError(f"pods: duplicate id {pod.id}; give each pod its own `id`")
+                usable.append(listed)
+            except ConfigError as error:
+                mistakes[f"{url}: {error}"] = url, str(error)
+        for mistake in mistakes.keys() - self._refused.get(source, frozenset()):
+            log.error("pod rejected", source=source, url=mistakes[mistake][0], error=mistakes[mistake][1])
+        self._refused[source] = frozenset(mistakes)
+        return usable
+
+    def _apply(self, by_source: dict[str, dict[str, ListedPod]], removed: frozenset[str]) -> None:
+        known = {url: pod for pods in by_source.values() for url, pod in pods.items()}
+        listed = {url: pod for url, pod in known.items() if url not in removed}
+        pods = self._pods_of(listed)
+        self._by_source, self._removed, self._listed = by_source, removed & known.keys(), listed
+        self._built = {url: built for url, built in self._built.items() if url in known}
         if pods != self.pods:
             self.pods = pods
             self._fleet.sync(pods)
+        self._drain_by_source(pods)
 
-    def _pods_of(self, configs: Mapping[str, PodConfig]) -> tuple[Pod, ...]:
-        models = {status.pod.url: status.pod.models for status in self._fleet.snapshot.pods}
-        pods = tuple(
-            pod
-            for url, config in configs.items()
-            for pod in configured_pods(config, *self._prior(config, models.get(url, ())))
-        )
+    def _pods_of(self, listed: Mapping[str, ListedPod]) -> tuple[Pod, ...]:
+        pods = tuple(pod for one in listed.values() for pod in self._build(one))
         duplicates = sorted(pod_id for pod_id, count in Counter(pod.id for pod in pods).items() if count > 1)
         if duplicates:
             raise ConfigError(f"pods: duplicate id {', '.join(duplicates)}; give each pod its own `id`")
         return pods
 
+    def _build(self, listed: ListedPod) -> tuple[Pod, ...]:
+        """The pods of one definition with the prior of the models that they have reported. Raises `ConfigError`."""
+        url, known = listed.config.url, self._built.get(listed.config.url)
+        ids = [pod.id for pod in known[2]] if known and known[0].config == listed.config else _ids(listed.config)
+        statuses = [self._fleet.status(pod_id) for pod_id in ids]
+        models = next((status.pod.models for status in statuses if status and status.pod.url == url), ())
+        if known and known[:2] == (listed, models):
+            return known[2]
+        pods = configured_pods(listed.config, *self._prior(listed.config, models), uid=listed.uid)
+        self._built[url] = listed, models, pods
+        return pods
 
-def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0) -> tuple[Pod, ...]:
-    """The pods of one definition: one per data-parallel rank, `id#rank` if there are several. The default id is host,
-    port and path of the URL. 0 KV bytes: unknown."""
+    # --- drains ---
+
+    def _drain_by_source(self, pods: Iterable[Pod]) -> None:
+        """Drain the pods that their source drains, and end that for those that it no longer drains."""
+        for pod in pods:
+            reason = self._listed[pod.url].drain_reason
+            if reason:
+                self._drained_by_source.add(pod.id)
+                self._fleet.event(pod.id, PodEvent.DRAIN)
+                self._fleet.explain_state(pod.id, reason)
+            elif pod.id in self._drained_by_source:
+                self._drained_by_source.discard(pod.id)
+                if pod.id not in self._drained_by_admin:
+                    self._fleet.event(pod.id, PodEvent.UNDRAIN)
+
+    def _keep_drained(self, pod: Pod, _old: PodState, new: PodState) -> None:
+        if new is PodState.GONE:
+            self._drained_by_source.discard(pod.id)
+            self._drained_by_admin.discard(pod.id)
+        elif new is PodState.JOINING and pod.id in self._drained_by_source:
+            self._fleet.event(pod.id, PodEvent.DRAIN)
+            self._fleet.explain_state(pod.id, self._listed[pod.url].drain_reason)
+
+
+def _ids(config: PodConfig) -> list[PodId]:
+    """The ids of the pods of one definition."""
     parts = urlsplit(config.url)
     pod_id = config.id or parts.netloc + parts.path
-    ranks = range(config.dp_size) if config.dp_size > 1 else (None,)
+    return [f"{pod_id}#{rank}" for rank in range(config.dp_size)] if config.dp_size > 1 else [pod_id]
+
+
+def configured_pods(
+    config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0, *, uid: str = ""
+) -> tuple[Pod, ...]:
+    """The pods of one definition: one per data-parallel rank, `id#rank` if there are several. The default id is host,
+    port and path of the URL. 0 KV bytes: unknown."""
     return tuple(
         Pod(
-            id=pod_id if rank is None else f"{pod_id}#{rank}",
+            id=pod_id,
             url=config.url,
+            uid=uid,
             socket=config.socket,
             **config.credentials,
             engine=config.engine,
@@ -174,12 +265,12 @@ def configured_pods(config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int 
             handoff_port=config.handoff_port,
             serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
             pulls=config.pulls,
-            dp_rank=rank,
+            dp_rank=rank if config.dp_size > 1 else None,
             host=config.host,
             rack=config.rack,
             zone=config.zone,
         )
-        for rank in ranks
+        for rank, pod_id in enumerate(_ids(config))
     )
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Literal
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.config.pod_schema import KvEvents, PodAuth, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
-from router.feeds.discovery.membership import ConfiguredPods, Membership, PodSource, configured_pods
-from router.fleet.fleet import Fleet
-from router.types import PodSpeed, Role
+from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, PodSource, configured_pods
+from router.fleet.fleet import Fleet, PodEvent
+from router.types import PodSpeed, PodState, Role
 
 SPEED = PodSpeed(1.0, 0.02, 0.0)
 
@@ -68,12 +69,18 @@ def test_a_pod_has_the_kv_dialects_of_its_definition() -> None:
 PRIORS = {"": (SPEED, 0), "big": (replace(SPEED, c0_ms=9.0), 500)}
 
 
-def prior(_config: PodConfig, models: tuple[str, ...]) -> tuple[PodSpeed, int]:
+def prior(config: PodConfig, models: tuple[str, ...]) -> tuple[PodSpeed, int]:
+    if config.hardware == "wrong":
+        raise ConfigError("hardware: no prior")
     return PRIORS[models[0] if models else ""]
 
 
 def configs(*names: str, zone: str = "") -> list[PodConfig]:
     return [PodConfig(url=f"http://{name}", zone=zone) for name in names]
+
+
+def listed(pods: list[PodConfig], uid: str = "", drain_reason: str = "") -> list[ListedPod]:
+    return [ListedPod(pod, uid, drain_reason) for pod in pods]
 
 
 def membership(*sources: PodSource) -> tuple[Fleet, Membership]:
@@ -91,20 +98,20 @@ class ChangingPods:
     def __init__(self) -> None:
         self.sets: asyncio.Queue[list[PodConfig]] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncIterator[list[PodConfig]]:
+    async def __aiter__(self) -> AsyncGenerator[list[ListedPod], None]:
         while True:
-            yield await self.sets.get()
+            yield listed(await self.sets.get())
 
 
 def test_two_pods_with_one_id_are_rejected_and_the_old_set_stays() -> None:
     """Also when two sources list them."""
     fleet, members = membership(ConfiguredPods(()), ConfiguredPods(()))
-    members.replace("0", configs("a"))
+    members.replace("0", listed(configs("a")))
     twin = PodConfig(url="http://b", id="a")
     with pytest.raises(ConfigError, match="duplicate id a"):
-        members.replace("0", [*configs("a"), twin])
+        members.replace("0", listed([*configs("a"), twin]))
     with pytest.raises(ConfigError, match="duplicate id a"):
-        members.replace("1", [twin])
+        members.replace("1", listed([twin]))
     with pytest.raises(ConfigError, match="duplicate id a"):
         members.add(twin)
     assert ids(fleet) == ["a"]
@@ -112,14 +119,15 @@ def test_two_pods_with_one_id_are_rejected_and_the_old_set_stays() -> None:
 
 @pytest.mark.anyio
 async def test_the_fleet_follows_the_union_of_all_sources() -> None:
-    """A later source wins where two list one URL; a set with an error is skipped."""
+    """A later source wins where two list one URL; a pod with an error is skipped."""
     changing = ChangingPods()
     fleet, members = membership(ConfiguredPods(configs("a")), changing)
     tasks = [asyncio.ensure_future(run()) for run in members.feeds.values()]
     try:
         for pods, expected in (
             (configs("b", "c"), ["a", "b", "c"]),
-            ([PodConfig(url="http://x", id="a")], ["a", "b", "c"]),
+            ([PodConfig(url="http://x", id="a"), *configs("b")], ["a", "b"]),
+            ([*configs("d"), PodConfig(url="http://x", hardware="wrong")], ["a", "d"]),
             (configs("a", zone="z"), ["a"]),
             ([], ["a"]),
         ):
@@ -137,12 +145,12 @@ async def test_the_fleet_follows_the_union_of_all_sources() -> None:
 def test_admin_calls_win_over_sources() -> None:
     """A removed pod is ignored while its source lists it, and returns when it is added."""
     fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", configs("a", "b"))
+    members.replace("0", listed(configs("a", "b")))
     members.add(configs("b", zone="z")[0])
     assert [status.pod.zone for status in fleet.snapshot.pods] == ["", "z"]
     assert members.remove("a")
     assert not members.remove("a")
-    members.replace("0", configs("a", "b", "c"))
+    members.replace("0", listed(configs("a", "b", "c")))
     assert ids(fleet) == ["b", "c"]
     members.add(configs("a")[0])
     assert ids(fleet) == ["a", "b", "c"]
@@ -151,10 +159,10 @@ def test_admin_calls_win_over_sources() -> None:
 def test_a_removed_pod_returns_after_its_source_did_not_list_it() -> None:
     """The URL may belong to another pod by then."""
     fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", configs("a"))
+    members.replace("0", listed(configs("a")))
     assert members.remove("a")
-    members.replace("0", [])
-    members.replace("0", configs("a"))
+    members.replace("0", listed([]))
+    members.replace("0", listed(configs("a")))
     assert ids(fleet) == ["a"]
 
 
@@ -202,8 +210,85 @@ def test_admin_calls_can_only_name_credential_files_of_the_configuration() -> No
     """Otherwise a caller could have any file of the router sent to a server of its own."""
     auth = PodAuth(bearer_file="/run/secrets/key")
     fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", [PodConfig(url="http://a", auth=auth)])
+    members.replace("0", listed([PodConfig(url="http://a", auth=auth)]))
     members.add(PodConfig(url="http://b", auth=auth))
     with pytest.raises(ConfigError, match="bearer_file"):
         members.add(PodConfig(url="http://c", auth=PodAuth(bearer_file="/etc/shadow")))
     assert [status.pod.bearer_file for status in fleet.snapshot.pods] == [auth.bearer_file] * 2
+
+
+def state(fleet: Fleet, pod_id: str = "a") -> PodState | None:
+    status = fleet.status(pod_id)
+    return status.state if status else None
+
+
+def test_a_new_uid_at_the_same_url_is_a_new_epoch() -> None:
+    """The old process is gone, with its cache."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", listed(configs("a"), uid="1"))
+    fleet.event("a", PodEvent.PROBE_OK, 1.0)
+    epoch = fleet.snapshot.pods[0].pod.epoch
+    members.replace("0", listed(configs("a"), uid="1"))
+    assert (state(fleet), fleet.snapshot.pods[0].pod.epoch) == (PodState.READY, epoch)
+    members.replace("0", listed(configs("a"), uid="2"))
+    assert state(fleet) is PodState.JOINING
+    assert fleet.snapshot.pods[0].pod.epoch > epoch
+
+
+def test_a_pod_that_its_source_drains_keeps_its_epoch_and_joins_again_afterwards() -> None:
+    """Its index entries belong to the epoch."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", listed(configs("a")))
+    fleet.event("a", PodEvent.PROBE_OK, 1.0)
+    epoch = fleet.snapshot.pods[0].pod.epoch
+    members.replace("0", listed(configs("a"), drain_reason="not ready"))
+    assert (state(fleet), fleet.state_reason("a")) == (PodState.DRAINING, "not ready")
+    fleet.event("a", PodEvent.PROBE_OK, 2.0)
+    assert state(fleet) is PodState.DRAINING
+    members.replace("0", listed(configs("a")))
+    assert (state(fleet), fleet.snapshot.pods[0].pod.epoch) == (PodState.JOINING, epoch)
+
+
+@pytest.mark.parametrize("first_by_admin", [True, False])
+def test_a_pod_is_drained_while_its_source_or_an_admin_call_drains_it(first_by_admin: bool) -> None:
+    """In any order."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", listed(configs("a")))
+    if first_by_admin:
+        members.drain("a", PodEvent.DRAIN)
+    members.replace("0", listed(configs("a"), drain_reason="not ready"))
+    members.drain("a", PodEvent.DRAIN)
+    if first_by_admin:
+        members.replace("0", listed(configs("a")))
+        assert state(fleet) is PodState.DRAINING
+        assert members.drain("a", PodEvent.UNDRAIN) is PodState.JOINING
+    else:
+        assert members.drain("a", PodEvent.UNDRAIN) is PodState.DRAINING
+        members.replace("0", listed(configs("a")))
+        assert state(fleet) is PodState.JOINING
+
+
+def test_a_pod_that_returns_is_not_drained_for_its_predecessor() -> None:
+    """Both kinds of drain end with the process."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.replace("0", listed(configs("a"), uid="1", drain_reason="terminating"))
+    members.drain("a", PodEvent.DRAIN)
+    members.replace("0", listed(configs("a"), uid="2"))
+    assert state(fleet) is PodState.JOINING
+
+
+@pytest.mark.anyio
+async def test_a_mistake_in_a_pod_is_logged_once_while_it_lasts() -> None:
+    """Sets follow each other quickly."""
+    changing = ChangingPods()
+    _, members = membership(changing)
+    task = asyncio.ensure_future(*[run() for run in members.feeds.values()])
+    wrong = PodConfig(url="http://x", hardware="wrong")
+    with capture_logs() as logs:
+        for pods in ([wrong], [wrong, *configs("a")], configs("a"), [wrong]):
+            changing.sets.put_nowait(pods)
+            for _ in range(5):
+                await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [(line["event"], line["url"]) for line in logs] == [("pod rejected", "http://x")] * 2

@@ -1,0 +1,43 @@
+"""Builds the definition of a discovered pod from its address and the facts that are known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from router.config.discovery_schema import HOST, DiscoveredPods
+from router.config.mistakes import explain_mistakes
+from router.config.pod_schema import KvEvents, PodConfig
+from router.errors import ConfigError
+from router.types import Role
+
+DEFAULT_HANDOFFS: Mapping[str, str] = {"vllm": "nixl", "sglang": "bootstrap", "trtllm": "trtllm"}
+"""The dialect of a prefill or decode pod, by engine."""
+Facts = Mapping[str, Any]
+"""Values of fields of a `PodConfig`."""
+
+
+def discovered_pod(host: str, port: int, group: DiscoveredPods, facts: Facts) -> PodConfig:
+    """The pod at an address, with the settings of its group and `facts`, which override them. Raises `ConfigError`."""
+    name = f"[{host}]" if ":" in host else host
+    scheme = "https" if group.tls else "http"
+    return pod_at(f"{scheme}://{name}:{port}", name, group, facts)
+
+
+def pod_at(url: str, host: str, group: DiscoveredPods, facts: Facts) -> PodConfig:
+    """The same for a URL; `host` replaces `{host}` in the endpoints of KV events."""
+    known = {**{name: getattr(group, name) for name in group.model_fields_set}, **facts, "url": url}
+    if known.get("role", Role.BOTH) != Role.BOTH and not known.get("handoff"):
+        known["handoff"] = DEFAULT_HANDOFFS.get(known.get("engine", "vllm"), "")
+    events = known.get("kv_events")
+    if isinstance(events, KvEvents):
+        replay = events.replay_endpoint
+        known["kv_events"] = KvEvents(
+            endpoint=events.endpoint.replace(HOST, host), replay_endpoint=replay and replay.replace(HOST, host)
+        )
+    try:
+        return PodConfig.model_validate(known)
+    except ValidationError as error:
+        raise ConfigError(explain_mistakes(error, PodConfig, known, lambda _: (url, 0))) from None

@@ -1,0 +1,44 @@
+"""The state of a discovery source, for the log and the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+log = structlog.get_logger()
+
+
+class SourceStatus:
+    """Whether the pods of a source are up to date. The log gets a line when an error appears, when another one replaces
+    it, and when it is over."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.error = ""
+        """Why the pods may be outdated; empty if they are not."""
+        self.resync_differences = 0
+        """Pods that a watch had lost and a full list has corrected."""
+        self._confirmed_s: float | None = None
+
+    def confirm(self) -> None:
+        """The pods are up to date."""
+        self._confirmed_s = _now_s()
+        if self.error:
+            log.info("pod source available again", source=self.source)
+            self.error = ""
+
+    def fail(self, error: str) -> None:
+        """The pods cannot be read. Those that were read before stay in use."""
+        if error != self.error:
+            log.error("pod source unavailable; its last pods stay in use", source=self.source, error=error)
+            self.error = error
+
+    @property
+    def age_s(self) -> float:
+        """Time since the pods were last up to date; 0 if they were never read."""
+        return 0.0 if self._confirmed_s is None else _now_s() - self._confirmed_s
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,120 @@
+"""Finds the pods that a file lists, and reads it again when it changes.
+
+The file may be replaced atomically, written in place, or be a mounted ConfigMap, whose folder is a link that Kubernetes
+replaces. A file that is missing or wrong changes nothing: its last pods stay in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from pydantic import ValidationError
+
+from router.config.discovery_schema import TargetFile, TargetGroup
+from router.config.load import Document, plain, read_document
+from router.config.mistakes import Location, explain_mistakes
+from router.config.pod_schema import PodConfig
+from router.errors import ConfigError
+from router.feeds.discovery.membership import ListedPod
+from router.feeds.discovery.pod_facts import Facts, pod_at
+from router.feeds.discovery.source_status import SourceStatus
+
+INTERVAL_S, STEADY_S = 1.0, 0.2
+"""Time between checks, and how long the file must be unchanged before it is read: it may still be written."""
+MAX_FILE_BYTES = 1024 * 1024
+_UNREAD: Final = object()
+
+
+class FilePods:
+    """The pods of one file."""
+
+    def __init__(
+        self, entry: TargetFile, status: SourceStatus, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._entry = entry
+        self._path = Path(entry.path)
+        self.status = status
+        self._sleep = sleep
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
+        read: object = _UNREAD
+        while True:
+            stamp = await asyncio.to_thread(self._stamp)
+            if stamp == read:
+                self._confirm()
+            elif read is _UNREAD or await self._is_steady(stamp):
+                read = stamp
+                pods = await self._read()
+                if pods is not None:
+                    yield pods
+            await self._sleep(INTERVAL_S)
+
+    async def _is_steady(self, stamp: object) -> bool:
+        await self._sleep(STEADY_S)
+        return await asyncio.to_thread(self._stamp) == stamp
+
+    async def _read(self) -> list[ListedPod] | None:
+        """The pods; None if the file is wrong."""
+        try:
+            pods = await asyncio.to_thread(read_targets, self._entry)
+        except ConfigError as error:
+            self.status.fail(str(error))
+            return None
+        self.status.confirm()
+        return pods
+
+    def _confirm(self) -> None:
+        if not self.status.error:
+            self.status.confirm()
+
+    def _stamp(self) -> object:
+        """A value that changes with the content or the target of a link. None if there is no file."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+
+
+def read_targets(entry: TargetFile) -> list[ListedPod]:
+    """The pods in the file. Raises `ConfigError` with file, line and key of every mistake."""
+    path = Path(entry.path)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if size > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; split it into several files")
+    document = read_document(path)
+    data = plain(document.data)
+    if not isinstance(data, list):
+        raise ConfigError(f"{path}:1: must be a list such as `- targets: [10.0.0.7:8000]`; write [] for no pods")
+    pods, mistakes = [], []
+    for number, given in enumerate(data):
+        try:
+            group = TargetGroup.model_validate(given)
+        except ValidationError as error:
+            where = partial(_place, document, number)
+            mistakes.append(explain_mistakes(error, TargetGroup, given, where))
+            continue
+        facts = {name: getattr(group, name) for name in group.model_fields_set - {"targets"}}
+        pods += [ListedPod(_pod(target, entry, facts)) for target in group.targets]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return pods
+
+
+def _place(document: Document, number: int, keys: Location) -> tuple[str, int]:
+    return document.place_of((number, *keys))
+
+
+def _pod(target: str, entry: TargetFile, facts: Facts) -> PodConfig:
+    scheme = "https" if entry.pod.tls else "http"
+    url = target if "://" in target else f"{scheme}://{target}"
+    host = urlsplit(url).hostname or ""
+    return pod_at(url, f"[{host}]" if ":" in host else host, entry.pod, facts)
