@@ -46,9 +46,9 @@ from router.cli.child_processes import (
     mock_fleet,
     router_config,
 )
-from router.cli.figures import cached_share
 from router.cli.load_driver import DriveResults, RequestResult, drive
 from router.sim.chat_workload import sessions
+from router.sim.virtual.outcome import cached_share
 from router.stores.redis_connection import RedisConnection
 from tests.redis_process import RedisProcess, address_of, redis_process
 

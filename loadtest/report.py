@@ -19,8 +19,8 @@ import msgspec
 import typer
 
 from loadtest.record import Record, RecordError, Run, read_record
-from loadtest.summary import LEGEND, cells, judged, objective, warnings
-from router.cli.figures import Figures, Objective, cached_share
+from loadtest.summary import cells, judged, objective, warnings
+from router.cli.figures import ONE_RUN, Figures, Objective
 from router.report import (
     PlotAxes,
     PlotsUnavailable,
@@ -28,6 +28,7 @@ from router.report import (
     Series,
     bars,
     cdf,
+    definitions,
     dots,
     lines,
     page,
@@ -35,6 +36,7 @@ from router.report import (
     table,
     warning,
 )
+from router.sim.virtual.outcome import cached_share
 
 Judged: TypeAlias = Sequence[tuple[Run, Figures]]
 
@@ -53,14 +55,16 @@ def _sections(scenario: str, records: Sequence[Record]) -> Iterator[Section]:
     first = records[0]
     record = msgspec.structs.replace(first, runs=[run for one in records for run in one.runs])
     rows = judged(record)
+    columns = list(cells(*rows[0])) if rows else []
     yield Section(
         scenario,
         [
             paragraph(record.about),
             paragraph(f"{objective(record).capitalize()}. Made {', '.join(one.made_at for one in records)}."),
             *map(warning, warnings(rows)),
-            table(list(cells(*rows[0])) if rows else [], [list(cells(*row).values()) for row in rows]),
-            paragraph(LEGEND),
+            table(columns, [list(cells(*row).values()) for row in rows]),
+            paragraph(ONE_RUN),
+            definitions(columns),
             *(paragraph(f"Again: {one.command}") for one in records),
         ],
     )

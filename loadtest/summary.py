@@ -9,30 +9,11 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from loadtest.record import Record, Run
-from router.cli.figures import Figures
-from router.report import text_table
+from router.cli.figures import ONE_RUN, Figures
+from router.report import legend, text_table
 
-LEGEND = (
-    "Times count from when a request was due. cached: prompt tokens that were not computed; of ideal: relative to an "
-    "infinite cache. TPOT: time per output token after the first. good: share of requests within the objective, and "
-    "their number per second. peak: computed prompt and output tokens of the busiest pod relative to the mean. late: "
-    "lateness of the client's sends, p99. unsent: later turns of sessions that failed."
-)
-_NARROW = {
-    "policy": "policy",
-    "rate/s": "rate",
-    "cached": "cached",
-    "of ideal": "ideal",
-    "TTFT p50 ms": "TTFT",
-    "TTFT p99 ms": "p99",
-    "TPOT p50 ms": "TPOT",
-    "good": "good",
-    "good/s": "/s",
-    "peak": "peak",
-    "late p99 ms": "late",
-    "errors": "errors",
-}
-"""Columns and short titles that fit into 80 columns of text."""
+_NARROW = ("policy", "rate/s", "cached", "of ideal", "p50 ms", "p99 ms", "good", "good/s", "errors")
+"""Columns that fit into 80 columns of text."""
 
 
 def cells(run: Run, figures: Figures) -> dict[str, str]:
@@ -45,15 +26,15 @@ def cells(run: Run, figures: Figures) -> dict[str, str]:
         "unsent": str(run.planned - figures.requests),
         "cached": f"{figures.cached_share:.1%}" if run.cached_known else "",
         "of ideal": "" if math.isnan(figures.ideal_share) else f"{figures.of_ideal:.0%}",
-        "TTFT p50 ms": _ms(figures.ttft_p50_ms),
-        "TTFT p90 ms": _ms(figures.ttft_p90_ms),
-        "TTFT p99 ms": _ms(figures.ttft_p99_ms),
+        "p50 ms": _ms(figures.ttft_p50_ms),
+        "p90 ms": _ms(figures.ttft_p90_ms),
+        "p99 ms": _ms(figures.ttft_p99_ms),
         "TPOT p50 ms": _ms(figures.tpot_p50_ms),
         "TPOT p99 ms": _ms(figures.tpot_p99_ms),
         "good": f"{figures.within_objective_share:.1%}",
         "good/s": "" if math.isnan(figures.goodput_per_s) else f"{figures.goodput_per_s:.1f}",
         "peak": f"{figures.max_over_mean:.2f}" if any(figures.work_by_pod) else "",
-        "late p99 ms": _ms(figures.late_p99_ms),
+        "late ms": _ms(figures.late_p99_ms),
     }
 
 
@@ -61,10 +42,10 @@ def table(record: Record) -> Table:
     """The table for a terminal."""
     rows = [cells(*row) for row in judged(record)]
     return text_table(
-        list(_NARROW.values()),
+        _NARROW,
         ([found[title] for title in _NARROW] for found in rows),
         title=f"{record.scenario}: {objective(record)}",
-        caption=LEGEND,
+        caption=legend(_NARROW, ONE_RUN),
     )
 
 

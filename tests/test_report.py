@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from router.report import (
     PlotAxes,
@@ -82,13 +84,23 @@ def test_a_table_has_a_row_for_the_header_and_one_for_each_row() -> None:
 
 
 def test_a_text_table_aligns_its_columns() -> None:
-    """The first column names the row; numbers are aligned to the right."""
-    shown = text_table(["policy", "hit"], [["cost_aware", "90%"]], title="t", caption="c")
+    """The first column names the row, and is folded rather than cut; numbers are aligned to the right."""
+    shown = text_table(["policy", "cached"], [["cost_aware", "90%"]], title="t", caption="c")
     assert [(column.header, column.justify, column.no_wrap) for column in shown.columns] == [
-        ("policy", "left", True),
-        ("hit", "right", True),
+        ("policy", "left", False),
+        ("cached", "right", True),
     ]
     assert shown.row_count == 1
+
+
+def test_a_name_that_is_too_long_is_folded_and_not_cut() -> None:
+    """It may be pasted into the next command."""
+    out = io.StringIO()
+    shown = text_table(["policy", "cached"], [["cost_aware_for_one_tenant", "90.0%"]], title="t")
+    Console(file=out, width=20).print(shown)
+    lines = out.getvalue().splitlines()
+    assert "".join(line[:12].strip() for line in lines if "cost" in line or "tenant" in line).startswith("cost_aware")
+    assert "…" not in out.getvalue() and "90.0%" in out.getvalue()
 
 
 AXES = PlotAxes(title="TTFT <p99> & more", x="rate", y="ms", caption="one run")

@@ -16,14 +16,12 @@ from rich.table import Table
 from router.cli.load_driver import DriveResults, OnProgress, RequestResult
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.report import text_table
+from router.report import legend, text_table
+from router.sim.virtual.outcome import cached_share
 from router.sim.virtual.traffic import IdealCache, hashed_request
 
-LEGEND = (
-    "cached: prompt tokens that needed no compute; of ideal: relative to an infinite cache. "
-    "p50, p99: time to first token. work: computed prompt and output tokens of each pod; "
-    "peak: the busiest pod relative to the mean. exact: requests whose cached tokens were predicted exactly."
-)
+COLUMNS = ("policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors")
+ONE_RUN = "Each row is one run: a small difference between rows is chance."
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -141,12 +139,6 @@ def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -
     return found
 
 
-def cached_share(served: Iterable[RequestResult]) -> float:
-    """Cached share of the prompt tokens."""
-    served = list(served)
-    return sum(result.cached_tokens for result in served) / max(sum(result.prompt_tokens for result in served), 1)
-
-
 def ttfts_ms(served: Iterable[RequestResult]) -> list[float]:
     """Times to first token."""
     return [result.ttft_s * 1000 for result in served if result.ttft_s is not None]
@@ -167,10 +159,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 def table(rows: Sequence[Figures], title: str) -> Table:
     """The comparison of policies, in at most 80 columns."""
     shown = text_table(
-        ["policy", "cached", "of ideal", "p50 ms", "p99 ms", "work", "peak", "exact", "errors"],
+        COLUMNS,
         map(_cells, rows),
         title=title,
-        caption=LEGEND,
+        caption=legend(COLUMNS, ONE_RUN),
     )
     ideal_share = max((row.ideal_share for row in rows if not math.isnan(row.ideal_share)), default=math.nan)
     if not math.isnan(ideal_share):

@@ -37,9 +37,9 @@ from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.report import text_table
+from router.report import legend, text_table
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
-from router.sim.virtual.capacity_plan import PlanResult, Variant, plan_variant, variants
+from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.scenario import FleetSpec
@@ -177,10 +177,13 @@ def _run_first(setup: Experiment, settings: Sequence[Setting], jobs: int) -> lis
         return []
     started_s = time.monotonic()
     first = _run(setup, settings[0])
-    all_s = (time.monotonic() - started_s) * len(settings) / jobs
-    shown = f"{all_s / 60:.0f} minutes" if all_s > 90 else f"{max(all_s, 1):.0f} s"
+    shown = _about((time.monotonic() - started_s) * len(settings) / jobs)
     print(f"{len(settings)} runs in {jobs} processes, about {shown}", file=sys.stderr)
     return [first]
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{max(seconds, 1):.0f} s"
 
 
 def map_in_processes(
@@ -320,23 +323,39 @@ def plan_command(options: PlanOptions) -> None:
     for name in (*names, options.policy):
         choose_policy(dict(setup.policies), name)
     chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
-    plan = partial(plan_variant, setup, target=options.target, max_pods=options.max_pods)
+    search = PlanSearch.of(setup, options.target, options.max_pods)
+    plan = partial(search.plan, known=_run_first_size(search, chosen, options.jobs))
     results = map_in_processes(plan, chosen, options.jobs, "variants of the fleet")
     Console().print(_plan_table(setup, chosen, results, options))
     raise SystemExit(0 if any(results) else 1)
+
+
+def _run_first_size(search: PlanSearch, chosen: Sequence[Variant], jobs: int) -> PlanResult:
+    """Run the first variant alone, on the smallest fleet, and print how many runs all take, and how long."""
+    started_s = time.monotonic()
+    first = search.run(chosen[0], search.first_size(chosen[0]))
+    fewest, most = search.run_bounds(chosen)
+    shortest, longest = (_about((time.monotonic() - started_s) * runs / jobs) for runs in (fewest, most))
+    print(
+        f"{len(chosen)} variants of the fleet in {jobs} processes: {fewest} to {most} runs, about {shortest}"
+        + (f" to {longest}" if longest != shortest else ""),
+        file=sys.stderr,
+    )
+    return first
 
 
 def _plan_table(
     setup: Experiment, chosen: Sequence[Variant], results: Sequence[PlanResult | None], options: PlanOptions
 ) -> Table:
     slo = setup.fleet.slo
+    columns = ("variant", "pods", "GPUs", "GPU-hours", "SLO", "p99 ms", "cached", "computed", "saved")
     missed = [f"> {options.max_pods}", *[""] * 7]
     share = f"{options.target:.0%}"
     return text_table(
-        ["", "pods", "GPUs", "GPU-hours", "in SLO", "p99", "hit", "prefill Mtok", "saved"],
+        columns,
         (_plan_row(one) if one else [variant.name, *missed] for variant, one in zip(chosen, results, strict=True)),
         title=f"Fewest pods with {share} within {slo.ttft_ms:g} ms to the first token, {slo.tpot_ms:g} ms a token",
-        caption="prefill: computed prompt tokens in millions; saved: cached prompt tokens in millions.",
+        caption=legend(columns, "One run for each size."),
     )
 
 
@@ -349,7 +368,7 @@ def _plan_row(one: PlanResult) -> Sequence[str]:
         str(one.gpus),
         f"{one.gpu_hours:,.1f}",
         f"{figures.slo_share:.1%}",
-        f"{figures.ttft_p99_ms:,.0f} ms",
+        f"{figures.ttft_p99_ms:,.0f}",
         f"{figures.cached_share:.1%}",
         f"{one.computed_tokens / 1e6:,.1f}",
         f"{figures.cached_tokens / 1e6:,.1f}",

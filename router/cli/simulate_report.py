@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from router.report import PlotAxes, Section, Series, bars, cdf, lines, page, paragraph, table, text_table
-from router.sim.virtual.compare import Measure, Result, grouped, mean_of, ranks
+from router.report import (
+    PlotAxes,
+    Section,
+    Series,
+    bars,
+    cdf,
+    definitions,
+    legend,
+    lines,
+    page,
+    paragraph,
+    table,
+    text_table,
+)
+from router.sim.virtual.compare import Measure, Result, Spread, best_policies, grouped, spread_of
 from router.sim.virtual.outcome import RunFigures, Slo
 from router.sim.virtual.scenario import FleetSpec
 
@@ -28,49 +42,95 @@ MEASURES: dict[str, Measure] = {
     "share of SLO misses": lambda f: 1 - f.slo_share,
 }
 OURS = "cost_aware"
-TOLERANCE = 0.01
-"""A smaller relative difference counts as equal."""
 MAX_LINES = 8
 """Lines in one plot that a reader can distinguish: the best policies, and ours."""
-_COLUMNS: tuple[tuple[str, Callable[[RunFigures], str]], ...] = (
-    ("hit", lambda f: f"{f.cached_share:.1%}"),
-    ("ideal", lambda f: f"{f.of_ideal:.0%}"),
-    ("mean", lambda f: _duration(f.ttft_mean_ms)),
-    ("p50", lambda f: _duration(f.ttft_p50_ms)),
-    ("p99", lambda f: _duration(f.ttft_p99_ms)),
-    ("SLO", lambda f: f"{f.slo_share:.1%}"),
-    ("peak", lambda f: f"{f.peak_over_mean:.2f}"),
-    ("regret", lambda f: _duration(f.regret_mean_ms)),
-)
-LEGEND = (
-    "hit: cached share of the prompt tokens; ideal: relative to a cache that never evicts. mean, p50, p99: time to "
-    "first token. SLO: requests within {ttft} ms to the first token and {tpot} ms per token after it; refused requests "
-    "are misses. peak: computed tokens of the busiest pod relative to the mean. regret: how much earlier the best pod "
-    "would have sent the first token."
+MAX_NAMES = 3
+"""Tied policies that a sentence names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FigureColumn:
+    """A figure of the tables. The page shows the range over seeds of those that are `ranged`."""
+
+    title: str
+    value: Measure
+    shown: Callable[[float], str]
+    ranged: bool = False
+
+    def cell(self, runs: Sequence[Result], *, ranged: bool = False) -> str:
+        """The mean over seeds, with the range if asked for; empty if a run has no such figure."""
+        spread = spread_of(runs, self.value)
+        if math.isnan(spread.mean):
+            return ""
+        return self.shown(spread.mean) + (f" ({self.range(spread)})" if ranged and self.ranged else "")
+
+    def range(self, spread: Spread) -> str:
+        """Lowest and highest value."""
+        low, high = self.shown(spread.low), self.shown(spread.high)
+        return low if low == high else f"{low}\u2013{high}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+_MEAN = FigureColumn("mean ms", lambda f: f.ttft_mean_ms, _whole, ranged=True)
+_COLUMNS = (
+    FigureColumn("cached", lambda f: f.cached_share, _percent, ranged=True),
+    FigureColumn("of ideal", lambda f: f.of_ideal, "{:.0%}".format),
+    _MEAN,
+    FigureColumn("p50 ms", lambda f: f.ttft_p50_ms, _whole),
+    FigureColumn("p99 ms", lambda f: f.ttft_p99_ms, _whole, ranged=True),
+    FigureColumn("SLO", lambda f: f.slo_share, _percent, ranged=True),
+    FigureColumn("peak", lambda f: f.peak_over_mean, "{:.2f}".format),
+    FigureColumn("regret", lambda f: f.regret_mean_ms, _whole),
 )
 
 
-def _duration(ms: float) -> str:
-    if math.isnan(ms):
+def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
+    """A table for each load and pod count: means over seeds, without the runs with wrong coefficients.
+
+    With several seeds, the range of the mean takes the place of the median, so that 80 columns suffice."""
+    exact = _with_exact_priors(results)
+    several = len({result.setting.seed for result in exact}) > 1
+    figures = [result.figures for result in exact]
+    shown = [
+        column
+        for column in _COLUMNS
+        if not (several and column.title == "p50 ms") and not all(math.isnan(column.value(one)) for one in figures)
+    ]
+    titles = ["policy", *(column.title for column in shown)]
+    at = titles.index("p99 ms")
+    titles[at:at] = ["range ms"] * several
+    parts: list[RenderableType] = []
+    for (load, pods), by_policy in _groups(results).items():
+        rows = []
+        for policy, runs in by_policy.items():
+            row = [policy, *(column.cell(runs) for column in shown)]
+            row[at:at] = [_MEAN.range(spread_of(runs, _MEAN.value))] * several
+            rows.append(row)
+        parts.append(text_table(titles, rows, title=f"load {load:g}; {pods} pods"))
+        if len(by_policy) > 1:
+            parts.append(Text(f"{_verdict(by_policy, 'TTFT mean')}.\n"))
+    return Group(*parts, Text(legend(titles, f"{_slo(slo)} {_seeds(exact)}".strip())))
+
+
+def _slo(slo: Slo) -> str:
+    return f"The SLO: {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token after it."
+
+
+def _seeds(results: Sequence[Result]) -> str:
+    """How far to trust a difference between policies."""
+    if len({result.setting.policy for result in results}) < 2:
         return ""
-    return f"{ms:.0f} ms" if ms < 1e4 else f"{ms / 1e3:,.0f} s"
-
-
-def summary(results: Sequence[Result], slo: Slo) -> Table:
-    """A row for each policy, load and pod count: means over seeds, without the runs with wrong coefficients.
-
-    A load or pod count that is the same in all rows is in the title only."""
-    rows = _rows(results)
-    loads, pods = sorted({row[1] for row in rows}), sorted({row[2] for row in rows})
-    names = ["policy", "load", "pods", *(name for name, _ in _COLUMNS)]
-    constant = ({1} if len(loads) == 1 else set()) | ({2} if len(pods) == 1 else set())
-    kept = [at for at in range(len(names)) if at not in constant]
-    return text_table(
-        [names[at] for at in kept],
-        ([row[at] for at in kept] for row in rows),
-        title=f"load {', '.join(loads)}; {', '.join(pods)} pods",
-        caption=LEGEND.format(ttft=f"{slo.ttft_ms:g}", tpot=f"{slo.tpot_ms:g}"),
-    )
+    seeds = len({result.setting.seed for result in results})
+    if seeds == 1:
+        return "One run each: a small difference may be chance; --seeds 3 shows the spread."
+    return f"Means over {seeds} seeds. Policies whose ranges over the seeds overlap are tied."
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
@@ -85,68 +145,82 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
 def _flat(of: RunFigures) -> dict[str, object]:
     values = asdict(of)
     by_kind = values.pop("cached_share_by_kind")
-    return {**values, "cached_share": of.cached_share} | {
-        f"cached_share_{kind}": share for kind, share in by_kind.items()
-    }
+    return values | {f"cached_share_{kind}": share for kind, share in by_kind.items()}
 
 
 def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
     """One HTML page."""
     plain = _with_exact_priors(results)
-    title = f"{traffic} on {fleet.model}"
+    columns = ["policy", "load", "pods", *(column.title for column in _COLUMNS)]
+    notes = [paragraph(note) for note in (_seeds(plain), _slo(fleet.slo)) if note]
     sections = [
-        Section("Summary", [paragraph(line) for line in verdicts(results)]),
-        Section("Figures", [table(["policy", "load", "pods", *(name for name, _ in _COLUMNS)], _rows(results))]),
+        Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
+        Section("Figures", [table(columns, _rows(results)), definitions(columns)]),
         *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
-        Section("Stability of the ranking", _stability(results)),
+        *_robustness(results),
     ]
-    path.write_text(page(title, sections), encoding="utf-8")
+    path.write_text(page(f"{traffic} on {fleet.model}", sections), encoding="utf-8")
 
 
 def verdicts(results: Sequence[Result]) -> list[str]:
-    """The best policy by each measure, and the comparison with `OURS`."""
+    """The best policies by each measure, and the comparison with `OURS`."""
     lines = []
-    for (load, pods), group in _groups(results).items():
-        for name, measure in MEASURES.items():
-            means = sorted((mean_of(runs, measure), policy) for policy, runs in _by_policy(group).items())
-            (best, winner), ours = means[0], {policy: mean for mean, policy in means}.get(OURS)
-            equal = sum(mean == best for mean, _ in means[1:])
-            winners = f"{winner} and {equal} others have" if equal else f"{winner} has"
-            verdict = f"Load {load:g}, {pods} pods: {winners} the best {name}, {_shown(name, best)}"
-            if ours is not None and ours > best:
-                same = ours <= best * (1 + TOLERANCE)
-                verdict += f"; {OURS} has {_shown(name, ours)}, which is {'as good' if same else 'behind'}"
-            lines.append(f"{verdict}.")
-        lines += _hit_rate_note(load, pods, group)
+    for (load, pods), by_policy in _groups(results).items():
+        where = f"Load {load:g}, {pods} pods"
+        lines += [f"{where}: {_verdict(by_policy, name)}." for name in MEASURES]
+        lines += [f"{where}: {note}" for note in _cached_share_note(by_policy)]
     return lines
 
 
-def _hit_rate_note(load: float, pods: int, group: Sequence[Result]) -> list[str]:
-    """A sentence if the policy with the highest hit rate is not the fastest."""
-    hits = [
-        (mean_of(runs, lambda f: f.cached_share), mean_of(runs, _ttft_mean_ms), policy)
-        for policy, runs in _by_policy(group).items()
-    ]
-    (hit, slow_ms, highest), (fast_ms, fastest) = max(hits), min((ms, policy) for _, ms, policy in hits)
-    if highest == fastest or slow_ms <= fast_ms * (1 + TOLERANCE):
+def _verdict(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
+    """Which policies are best by a measure, with its range, and where `OURS` is if it is not among them."""
+    best = best_policies(by_policy, MEASURES[name])
+    low, high = min(one.low for one in best.values()), max(one.high for one in best.values())
+    shown = _shown(name, Spread(low, low, high))
+    if len(best) == 1:
+        verdict = f"{name}: {next(iter(best))} is best, {shown}"
+    else:
+        named = sorted(best, key=lambda policy: policy != OURS)[:MAX_NAMES]
+        others = f" and {more} more" if (more := len(best) - len(named)) else ""
+        verdict = f"{name}: {', '.join(named)}{others} are tied, {shown}"
+    if OURS in by_policy and OURS not in best:
+        verdict += f"; {OURS} is behind with {_shown(name, spread_of(by_policy[OURS], MEASURES[name]))}"
+    return verdict
+
+
+def _cached_share_note(by_policy: Mapping[str, Sequence[Result]]) -> list[str]:
+    """A sentence if the policy with the highest cached share is not among the fastest."""
+    highest, computed = next(iter(best_policies(by_policy, lambda f: 1 - f.cached_share).items()))
+    fastest = best_policies(by_policy, _ttft_mean_ms)
+    if highest in fastest:
         return []
+    first, fast = next(iter(fastest.items()))
+    times = spread_of(by_policy[highest], _ttft_mean_ms).mean / fast.mean
     return [
-        f"Load {load:g}, {pods} pods: {highest} has the highest hit rate, {hit:.1%}, at {slow_ms / fast_ms:.1f} "
-        f"times the mean TTFT of {fastest}."
+        f"{highest} has the highest cached share, {1 - computed.mean:.1%}, at {times:.1f} times the mean TTFT of "
+        f"{first}."
     ]
 
 
-def _shown(measure: str, value: float) -> str:
-    return f"{value:.1%}" if measure == "share of SLO misses" else f"{value:,.0f} ms"
+def _shown(measure: str, spread: Spread) -> str:
+    percent = measure == "share of SLO misses"
+    low, high = ((f"{value:.1%}" if percent else f"{value:,.0f}") for value in (spread.low, spread.high))
+    return (low if low == high else f"{low} to {high}") + ("" if percent else " ms")
 
 
 def _with_exact_priors(results: Iterable[Result]) -> list[Result]:
     return [result for result in results if not result.setting.misjudged]
 
 
-def _groups(results: Sequence[Result]) -> dict[tuple[float, int], list[Result]]:
-    """By load and number of pods, ascending."""
-    return dict(sorted(grouped(_with_exact_priors(results), lambda setting: (setting.load, setting.pods)).items()))
+def _groups(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list[Result]]]:
+    """The runs of each policy, the lowest mean first, by load and number of pods."""
+    groups = grouped(_with_exact_priors(results), lambda setting: (setting.load, setting.pods))
+    return {where: dict(_by_mean(group)) for where, group in sorted(groups.items())}
+
+
+def _by_mean(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+    """The runs of each policy, the lowest mean time to first token first."""
+    return sorted(_by_policy(results).items(), key=lambda one: spread_of(one[1], _ttft_mean_ms).mean)
 
 
 def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
@@ -154,23 +228,12 @@ def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
-    """Means over seeds; in each group the fastest policy first."""
-    rows: list[list[str]] = []
-    for (load, pods), group in _groups(results).items():
-        ordered = sorted(_by_policy(group).items(), key=lambda one: mean_of(one[1], _ttft_mean_ms))
-        for policy, runs in ordered:
-            mean = _mean_figures([run.figures for run in runs])
-            rows.append([policy, f"{load:g}", str(pods), *(show(mean) for _, show in _COLUMNS)])
-    return rows
-
-
-def _mean_figures(many: Sequence[RunFigures]) -> RunFigures:
-    """The mean of each field; shares by kind are those of the first."""
-    fields = asdict(many[0])
-    means = {
-        name: fmean(getattr(one, name) for one in many) for name, value in fields.items() if not isinstance(value, dict)
-    }
-    return RunFigures(**{**fields, **means})
+    """Means over seeds and their ranges."""
+    return [
+        [policy, f"{load:g}", str(pods), *(column.cell(runs, ranged=len(runs) > 1) for column in _COLUMNS)]
+        for (load, pods), by_policy in _groups(results).items()
+        for policy, runs in by_policy.items()
+    ]
 
 
 # --- plots ---
@@ -189,8 +252,7 @@ def _plots(results: Sequence[Result], pods: int, slo: Slo) -> Section:
 
 
 def _chosen(results: Sequence[Result]) -> list[str]:
-    means = sorted((mean_of(runs, _ttft_mean_ms), policy) for policy, runs in _by_policy(results).items())
-    best = [policy for _, policy in means]
+    best = [policy for policy, _ in _by_mean(results)]
     return best[:MAX_LINES] if OURS not in best[MAX_LINES:] else [*best[: MAX_LINES - 1], OURS]
 
 
@@ -199,7 +261,8 @@ def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
     for policy, runs in by_policy.items():
         loads = sorted({run.setting.load for run in runs})
         at_load = grouped(runs, lambda setting: setting.load)
-        series.append(Series(policy, loads, [mean_of(at_load[load], lambda f: f.goodput_per_s) for load in loads]))
+        goodput = [spread_of(at_load[load], lambda f: f.goodput_per_s).mean for load in loads]
+        series.append(Series(policy, loads, goodput))
     caption = f"Requests per second within {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token."
     axes = PlotAxes(
         title="Goodput at the SLO", x="multiple of the traffic's own rate", y="good requests / s", caption=caption
@@ -243,25 +306,41 @@ def _regret(by_policy: dict[str, list[Result]]) -> str:
     return cdf(PlotAxes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
 
 
-def _stability(results: Sequence[Result]) -> list[str]:
-    """Ranks of each policy over seeds, loads and pod counts, and with wrong coefficients."""
-    blocks = []
-    wrong = [result for result in results if result.setting.misjudged]
-    for name, measure in MEASURES.items():
-        right, off = ranks(_with_exact_priors(results), measure), ranks(wrong, measure)
-        rows = [
-            [policy, f"{fmean(places):.1f}", _spread(places), _spread(off.get(policy, []))]
-            for policy, places in sorted(right.items(), key=lambda one: fmean(one[1]))
-        ]
-        blocks += [
-            paragraph(f"Rank by {name}; 1 is best."),
-            table(["policy", "mean rank", "best to worst", "with wrong coefficients"], rows),
-        ]
-    errors = (
-        "Wrong coefficients: the router assumes 0.7 or 1.3 times the true compute, or 0.5 or 2 times the bandwidth."
-    )
-    return [*blocks, paragraph(errors)]
+# --- robustness ---
 
 
-def _spread(places: Sequence[int]) -> str:
-    return f"{min(places)} to {max(places)}" if places else ""
+def _robustness(results: Sequence[Result]) -> list[Section]:
+    """In how many settings each policy is best or tied, and what wrong coefficients cost it. Needs several settings."""
+    groups, wrong = _groups(results), [result for result in results if result.setting.misjudged]
+    if len(groups) < 2 and not wrong:
+        return []
+    best = {
+        name: [best_policies(by_policy, measure) for by_policy in groups.values()] for name, measure in MEASURES.items()
+    }
+    rows = []
+    for policy, runs in _by_mean(_with_exact_priors(results)):
+        counts = (sum(policy in one for one in found) for found in best.values())
+        errors = _changes(runs, [result for result in wrong if result.setting.policy == policy])
+        rows.append([policy, *(f"{count} of {len(groups)}" for count in counts), *([errors] if wrong else [])])
+    notes = [
+        paragraph("In how many combinations of load and pods a policy is best or tied with the best, by each measure.")
+    ]
+    if wrong:
+        notes.append(
+            paragraph(
+                "Wrong coefficients: change of the mean TTFT if the router assumes 0.7 or 1.3 times the true compute, "
+                "or 0.5 or 2 times the bandwidth; one seed."
+            )
+        )
+    columns = ["policy", *(f"best {name}" for name in MEASURES), *(["wrong coefficients"] if wrong else [])]
+    return [Section("Robustness", [*notes, table(columns, rows)])]
+
+
+def _changes(exact: Sequence[Result], wrong: Sequence[Result]) -> str:
+    """Lowest and highest change of the mean time to first token, from the run with the true coefficients."""
+    true_ms = {result.setting: _ttft_mean_ms(result.figures) for result in exact}
+    changes = [
+        _ttft_mean_ms(result.figures) / true_ms[replace(result.setting, compute=1.0, bandwidth=1.0)] - 1
+        for result in wrong
+    ]
+    return f"{min(changes):+.0%} to {max(changes):+.0%}" if changes else ""

@@ -93,6 +93,15 @@ def test_an_unknown_ideal_leaves_its_columns_empty() -> None:
     assert list(shown.columns[2].cells) == [""]
 
 
+def test_the_table_fits_into_80_columns_and_explains_each() -> None:
+    """With the longest name of the demo's policies."""
+    row = figures("ring_bounded_load", DriveResults((served("pod-0", 100, 50, 0.1),), 1.0), 50, ["pod-0"])
+    shown, out = table([row], "t"), io.StringIO()
+    Console(file=out, width=80).print(shown)
+    assert "…" not in out.getvalue() and "ring_bounded_load" in out.getvalue()
+    assert all(f"{column.header}: " in str(shown.caption) for column in shown.columns[1:])
+
+
 def test_figures_without_served_requests() -> None:
     """Shares are zero and times are unknown."""
     row = figures("cost_aware", DriveResults((), 1.0), 0, ["pod-0"])

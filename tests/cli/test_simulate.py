@@ -23,7 +23,7 @@ def test_a_single_run_prints_one_row(typed: Typed, mix: Path, fleet: Path) -> No
     ended = typed("simulate", mix, "--fleet", fleet)
     assert ended.code == 0, ended.err
     assert "load 1; 2 pods" in ended.out and ended.out.count("cost_aware") == 1
-    assert "requests within 1000 ms to the first token and 100 ms per token" in " ".join(ended.out.split())
+    assert "The SLO: 1000 ms to the first token and 100 ms per token" in " ".join(ended.out.split())
     assert gc.isenabled()
 
 
@@ -39,7 +39,11 @@ def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report
     settings = {(row["policy"], row["load"], row["pods"], row["seed"]) for row in rows}
     assert len(rows) == len(settings) == 16
     assert all(float(row["ttft_mean_ms"]) > 0 and row["cached_share_chat"] for row in rows)
-    assert ended.out.count("cost_aware") == ended.out.count("round_robin") == 4
+    lines = ended.out.splitlines()
+    assert all(sum(line.strip().startswith(name) for line in lines) == 4 for name in ("cost_aware", "round_robin"))
+    assert [line.strip() for line in lines if line.startswith("load ")] == [
+        f"load {load}; {pods} pods" for load in (1, 2) for pods in (2, 3)
+    ]
     document = page.read_text()
     assert "mix.yaml on llama-3.1-70b" in document and "cost_aware" in document and "round_robin" in document
 
@@ -253,3 +257,19 @@ def test_the_number_of_runs_and_their_time_are_printed_first(typed: Typed, trace
     many = typed("simulate", trace, "--fleet", fleet, "--seeds", 4, "--jobs", 1)
     assert "2 runs in 1 processes\n" in few.err
     assert "4 runs in 1 processes, about 1 s\n" in many.err
+
+
+def test_a_plan_prints_how_many_runs_it_takes_before_it_starts(typed: Typed, mix: Path, fleet: Path) -> None:
+    """Two sizes at most: one pod, then two."""
+    asked = ("--against", "", "--dram-tokens", "0", "--max-pods", "2", "--jobs", "1")
+    ended = typed("plan", mix, "--fleet", fleet, *asked)
+    assert "1 variants of the fleet in 1 processes: 1 to 2 runs, about 1 s" in ended.err
+
+
+def test_a_plan_fits_into_80_columns(typed: Typed, mix: Path, linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name and no figure is cut; every column is explained."""
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = typed("plan", mix, "--fleet", linked, "--max-pods", "4")
+    assert "…" not in ended.out and max(map(len, ended.out.splitlines())) <= 80
+    text = " ".join(ended.out.split())
+    assert all(f"{title}: " in text for title in ("pods", "GPUs", "SLO", "p99 ms", "cached", "computed", "saved"))

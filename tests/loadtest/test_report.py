@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def test_the_warning_of_a_late_client_precedes_its_figures(make_record: Callable
     """The warning precedes the table."""
     document = report([make_record([late_run])])
     assert document.index("not reliable") < document.index("<table>")
+
+
+def test_every_column_is_explained(make_record: Callable[..., Record]) -> None:
+    """Below the table."""
+    document = report([make_record()])
+    assert re.findall("<th>(.*?)</th>", document)[1:] == re.findall("<dt>(.*?)</dt>", document)
 
 
 def test_the_page_is_one_file(tmp_path: Path, make_record: Callable[..., Record]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+
+from rich.console import Console
 
 from loadtest.record import Record, Run
 from loadtest.summary import cells, judged, objective, table, warnings
@@ -14,13 +17,19 @@ def test_a_row_has_every_figure_of_its_run(make_record: Callable[..., Record]) -
     assert (found["policy"], found["rate/s"], found["sent"], found["errors"], found["unsent"]) == (
         *("round_robin", "5", "3", "1", "1"),
     )
-    assert (found["cached"], found["TTFT p50 ms"], found["TTFT p99 ms"]) == ("60.0%", "100", "300")
+    assert (found["cached"], found["p50 ms"], found["p99 ms"]) == ("60.0%", "100", "300")
     assert (found["good"], found["good/s"], found["peak"]) == ("33.3%", "0.5", "1.00")
 
 
 def test_the_terminal_table_has_a_row_per_run(make_record: Callable[..., Record]) -> None:
-    """Two policies at two rates."""
-    assert table(make_record()).row_count == 4
+    """Two policies at two rates, in 80 columns, and what every column means."""
+    shown = table(make_record())
+    assert shown.row_count == 4
+    out = io.StringIO()
+    Console(file=out, width=80).print(shown)
+    assert "…" not in out.getvalue() and "round_robin" in out.getvalue()
+    assert all(f"{column.header}: " in str(shown.caption) for column in shown.columns[1:])
+    assert "Each row is one run" in str(shown.caption)
 
 
 def test_a_late_client_is_reported_as_unreliable(make_record: Callable[..., Record], late_run: Run) -> None:

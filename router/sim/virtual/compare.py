@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias, TypeVar
 
@@ -24,6 +24,8 @@ TrafficAt: TypeAlias = Callable[[float, int], Traffic]
 """(load, seed) -> the traffic, with arrivals `load` times as fast."""
 
 QUANTILES = 200
+TOLERANCE = 0.01
+"""A smaller relative difference counts as equal."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -121,19 +123,29 @@ def grouped(results: Iterable[Result], key: Callable[[Setting], KeyT]) -> dict[K
 
 
 Measure: TypeAlias = Callable[[RunFigures], float]
-"""A figure by which policies are ranked; lower is better."""
+"""A figure by which policies are compared: not negative, lower is better."""
 
 
-def mean_of(results: Iterable[Result], measure: Measure) -> float:
-    """The mean over seeds; NaN without results."""
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the seeds of one setting."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def spread_of(results: Iterable[Result], measure: Measure) -> Spread:
+    """Mean, lowest and highest value over seeds; NaN without results."""
     values = [measure(result.figures) for result in results]
-    return fmean(values) if values else math.nan
+    return Spread(fmean(values), min(values), max(values)) if values else Spread(math.nan, math.nan, math.nan)
 
 
-def ranks(results: Sequence[Result], measure: Measure) -> dict[str, list[int]]:
-    """By policy, its rank (1 is best) in every group of runs that differ in the policy only."""
-    ranks: dict[str, list[int]] = {}
-    for group in grouped(results, lambda setting: replace(setting, policy="")).values():
-        for rank, result in enumerate(sorted(group, key=lambda one: measure(one.figures)), start=1):
-            ranks.setdefault(result.setting.policy, []).append(rank)
-    return ranks
+def best_policies(by_policy: Mapping[str, Sequence[Result]], measure: Measure) -> dict[str, Spread]:
+    """The policy with the lowest mean, then those that are tied with it, by mean.
+
+    Policies are tied if their ranges over seeds overlap, or are less than `TOLERANCE` apart."""
+    spreads = {policy: spread_of(runs, measure) for policy, runs in by_policy.items()}
+    ordered = sorted(spreads.items(), key=lambda one: (one[1].mean, one[0]))
+    limit = ordered[0][1].high * (1 + TOLERANCE)
+    return {policy: spread for policy, spread in ordered if spread.low <= limit}

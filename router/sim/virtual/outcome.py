@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +78,7 @@ class RunFigures:
     refused: int
     prompt_tokens: int
     cached_tokens: int
+    cached_share: float
     ideal_cached_tokens: int
     ttft_mean_ms: float
     ttft_p50_ms: float
@@ -98,14 +98,28 @@ class RunFigures:
     cached_share_by_kind: Mapping[str, float]
 
     @property
-    def cached_share(self) -> float:
-        """Share of the prompt tokens that needed no compute."""
-        return self.cached_tokens / max(self.prompt_tokens, 1)
-
-    @property
     def of_ideal(self) -> float:
         """Cached tokens relative to a cache that never evicts."""
         return self.cached_tokens / self.ideal_cached_tokens if self.ideal_cached_tokens else 1.0
+
+
+class AnsweredPrompt(Protocol):
+    """A request with an answer, simulated or real."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those that were not computed: found in a cache, or pulled from one."""
+
+
+def cached_share(answered: Iterable[AnsweredPrompt]) -> float:
+    """The hit rate of all reports: cached prompt tokens divided by prompt tokens, over answered requests; 0 without
+    prompt tokens. Of metrics, `warmroute_cached_tokens_actual` and `warmroute_prompt_tokens` have the same ratio."""
+    pairs = [(one.cached_tokens, one.prompt_tokens) for one in answered]
+    return sum(cached for cached, _ in pairs) / max(sum(tokens for _, tokens in pairs), 1)
 
 
 def figures(run: Run, slo: Slo) -> RunFigures:
@@ -120,6 +134,7 @@ def figures(run: Run, slo: Slo) -> RunFigures:
         refused=len(run.outcomes) - len(good),
         prompt_tokens=sum(one.prompt_tokens for one in good),
         cached_tokens=sum(one.cached_tokens for one in good),
+        cached_share=cached_share(good),
         ideal_cached_tokens=run.ideal_cached_tokens,
         ttft_mean_ms=float(ttft_ms.mean()) if good else math.nan,
         ttft_p50_ms=_percentile(ttft_ms, 50),
@@ -142,11 +157,7 @@ def figures(run: Run, slo: Slo) -> RunFigures:
 
 
 def _cached_share_by_kind(good: Sequence[RequestOutcome]) -> dict[str, float]:
-    prompt, cached = Counter[str](), Counter[str]()
-    for one in good:
-        prompt[one.kind] += one.prompt_tokens
-        cached[one.kind] += one.cached_tokens
-    return {kind: cached[kind] / prompt[kind] for kind in sorted(prompt)}
+    return {kind: cached_share(one for one in good if one.kind == kind) for kind in sorted({one.kind for one in good})}
 
 
 def _array(values: object) -> Floats:

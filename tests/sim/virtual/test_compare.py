@@ -1,4 +1,4 @@
-"""Runs are compared over all combinations, ranked fairly and summarized."""
+"""Runs are compared over all combinations, with their spread over seeds, and summarized."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router.policy.spec import Policy
-from router.sim.virtual.compare import QUANTILES, Experiment, Result, Setting, grid, mean_of, ranks, summarize
+from router.sim.virtual.compare import QUANTILES, Experiment, Result, Setting, best_policies, grid, spread_of, summarize
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, Slo, figures
 from router.sim.virtual.scenario import Conditions, FleetSpec, PodsSpec
 from tests.sim.virtual.conftest import prior, small_mix
@@ -36,24 +36,28 @@ def test_with_wrong_coefficients_each_policy_runs_four_times_more() -> None:
     assert {(one.compute, one.bandwidth) for one in wrong} == {(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)}
 
 
-def test_policies_are_ranked_against_runs_that_differ_only_in_the_policy() -> None:
-    """1 is best: `b` wins the first group and loses the second, and is alone in the third."""
-    easy, hard = Setting("", 0.5, 4), Setting("", 2.0, 4)
-    results = [
-        result(replace(easy, policy="a"), 20.0),
-        result(replace(easy, policy="b"), 10.0),
-        result(replace(hard, policy="a"), 200.0),
-        result(replace(hard, policy="b"), 300.0),
-        result(replace(hard, policy="b", seed=1), 1.0),
-    ]
-    assert ranks(results, lambda f: f.ttft_mean_ms) == {"a": [2, 1], "b": [1, 2, 1]}
+def seeds(policy: str, *ttft_ms: float) -> list[Result]:
+    """A run of each time, with a seed of its own."""
+    return [result(Setting(policy, 1.0, 4, seed), ms) for seed, ms in enumerate(ttft_ms)]
 
 
-def test_a_mean_over_seeds_is_a_plain_mean() -> None:
-    """NaN without results."""
-    setting = Setting("a", 1.0, 1)
-    assert mean_of([result(setting, 10.0), result(replace(setting, seed=1), 30.0)], lambda f: f.ttft_mean_ms) == 20.0
-    assert math.isnan(mean_of([], lambda f: f.ttft_mean_ms))
+def test_policies_whose_ranges_over_seeds_overlap_are_tied() -> None:
+    """`b` has the lowest mean, the range of `a` reaches into its range, and that of `c` does not."""
+    by_policy = {"a": seeds("a", 18.0, 40.0), "b": seeds("b", 10.0, 20.0), "c": seeds("c", 21.0, 22.0)}
+    found = best_policies(by_policy, lambda f: f.ttft_mean_ms)
+    assert list(found) == ["b", "a"]
+    assert (found["a"].low, found["a"].mean, found["a"].high) == (18.0, 29.0, 40.0)
+
+
+def test_single_runs_are_tied_within_one_percent() -> None:
+    """They have no range; equal policies are in the order of their names."""
+    by_policy = {"c": seeds("c", 102.0), "b": seeds("b", 100.0), "a": seeds("a", 100.0), "d": seeds("d", 100.9)}
+    assert list(best_policies(by_policy, lambda f: f.ttft_mean_ms)) == ["a", "b", "d"]
+
+
+def test_a_spread_without_results_is_unknown() -> None:
+    """NaN."""
+    assert math.isnan(spread_of([], lambda f: f.ttft_mean_ms).mean)
 
 
 def test_a_result_has_figures_quantiles_work_and_regret() -> None:
