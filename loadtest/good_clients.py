@@ -17,12 +17,14 @@ from typing import cast
 import httptools
 import msgspec
 
-from loadtest.bodies import MARKER, MODEL
+from loadtest.bodies import MARKER
 
 TIMEOUT_S = 30.0
 REUSED_S = 20.0
 """A connection that was idle for longer is not used again."""
 TURNS = 5
+FILLING = "filling chat turn"
+"""Kind of the requests of `fill`."""
 LAG_INTERVAL_S = 0.02
 
 
@@ -114,7 +116,12 @@ class GoodClients:
         """Of the whole run, also between phases."""
         self._port = port
         self._rate_per_s = rate_per_s
-        self._kinds = {"stream": _bodies(streamed), "unary": _bodies(whole), "chat turn": _chat_turns(streamed)}
+        self._kinds = {
+            "stream": _bodies(streamed),
+            "unary": _bodies(whole),
+            "chat turn": _chat_turns(streamed, "chat"),
+            FILLING: _chat_turns(whole, "first chat"),
+        }
         self._idle: list[GoodConnection] = []
         self._running: set[asyncio.Task[None]] = set()
 
@@ -129,6 +136,18 @@ class GoodClients:
             task = asyncio.create_task(self._one(next(kinds), due_s, self.results))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    async def fill(self, clients: int, full: asyncio.Event) -> None:
+        """Send turns of chats as fast as they are answered, until `full`."""
+        loop = asyncio.get_running_loop()
+
+        async def chat() -> None:
+            while True:
+                await self._one(FILLING, loop.time(), None)
+                if full.is_set():
+                    return
+
+        await asyncio.gather(*(chat() for _ in range(clients)))
 
     async def watch_lag(self) -> None:
         """Record the lag of this event loop until cancelled."""
@@ -186,12 +205,13 @@ def _bodies(bodies: Sequence[bytes]) -> Iterator[bytes]:
         yield bodies[number % len(bodies)].replace(MARKER.encode(), b"%016x" % number)
 
 
-def _chat_turns(bodies: Sequence[bytes]) -> Iterator[bytes]:
+def _chat_turns(bodies: Sequence[bytes], name: str) -> Iterator[bytes]:
     """The turns of chats, each with all messages before it; one chat after another."""
     for chat in itertools.count():
-        messages = msgspec.json.decode(bodies[chat % len(bodies)])["messages"]
-        messages[0]["content"] = f"[chat {chat}] {messages[0]['content']}"
+        body = msgspec.json.decode(bodies[chat % len(bodies)])
+        messages = body["messages"]
+        messages[0]["content"] = f"[{name} {chat}] {messages[0]['content']}"
         for turn in range(TURNS):
-            yield msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 16, "stream": True})
+            yield msgspec.json.encode(body | {"messages": messages, "max_tokens": 16})
             answer = {"role": "assistant", "content": " token" * 16}
             messages = [*messages, answer, {"role": "user", "content": f"Question {turn} about it, please. " * 8}]

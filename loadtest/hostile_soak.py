@@ -2,10 +2,11 @@
 
     python loadtest/hostile_soak.py --minutes 60 --out hostile.json
 
-Phases with and without attacks alternate under the same steady load; attackers are a process of their own. Compares
-the p99 of the good requests, samples the router's memory, and reads all gauges at the end. Exit code 1 unless no good
-request failed, no p99 rose by more than 20 ms, memory grew by at most 2 % after the first quarter, and all in-flight
-gauges are 0.
+First fills the router's prompt caches, which takes a few minutes at the highest rate and half an hour at the measured
+one. Then phases with and without attacks alternate under the same steady load; attackers are a process of their own.
+Compares the p99 of the good requests, samples the router's memory, and reads all gauges at the end. Exit code 1 unless
+no good request failed, no p99 rose by more than 20 ms, memory grew by at most 2 % after the first quarter, and all
+in-flight gauges are 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
@@ -42,8 +43,13 @@ from loadtest.rig import OURS, PODS, Mocks, RunningRouter, launch_router
 from loadtest.soak import connected, left_behind
 from router.cli.child_processes import cancel_on_sigterm, free_port, logged_process
 from router.cli.mock_engine_command import mock_tokenizer
+from router.config.index_schema import Index
 
 PROMPT_TOKENS, BODIES = 500, 256
+FILLING_CLIENTS, FILLING_S = 48, 900.0
+"""Clients that fill the caches, and their timeout."""
+FULL_BYTES = 0.98 * 2 * Index().tokens_cache_bytes
+"""Of both prompt caches: they are then full."""
 WARM_UP_S, SETTLE_S = 20.0, 5.0
 """Not measured: the start of the run, and of each phase."""
 SAMPLE_S = 5.0
@@ -51,7 +57,7 @@ QUIET_S = 60.0
 MAX_DELAY_MS = 20.0
 MAX_GROWTH = 0.02
 JUDGED_MINUTES = 30
-"""A shorter run does not judge memory: caches still fill."""
+"""A shorter run does not judge memory: its last three quarters have too few phases."""
 LIMITS = {"request_timeout_s": 10, "write_timeout_s": 10, "first_byte_timeout_s": 20}
 """So that slow clients end within their phase."""
 
@@ -88,6 +94,8 @@ class Phase:
     router_cpu: float = 0.0
     """Share of a core."""
     attacks: dict[str, int] = field(default_factory=dict)
+    series: int = 0
+    """Metric series at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +125,8 @@ class HostileResult:
     left_behind: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
     series: dict[str, int] = field(default_factory=dict)
+    late_series: list[str] = field(default_factory=list)
+    """Metric series that appeared after the first quarter."""
     errors: list[str] = field(default_factory=list)
     """Of the soak itself."""
 
@@ -203,6 +213,7 @@ class HostileSoak:
         self._good = good
         self._hostile = False
         self._began_s = time.monotonic()
+        self._early_series: set[str] = set()
         self._merged: dict[bool, GoodResults] = {False: GoodResults(), True: GoodResults()}
 
     @property
@@ -210,7 +221,9 @@ class HostileSoak:
         return (time.monotonic() - self._began_s) / 60
 
     async def run(self, phase_s: float) -> None:
-        """Alternate phases until the time is over, then read what is left."""
+        """Fill caches, alternate phases until the time is over, then read what is left."""
+        await self._fill_caches()
+        self._began_s = time.monotonic()
         tasks = [asyncio.create_task(run()) for run in (self._good.run, self._good.watch_lag, self._sample)]
         self._result.series["begin"] = len(_samples(await self._metrics()))
         async with attackers(self._router.port, self._result.kinds) as attacking:
@@ -229,6 +242,21 @@ class HostileSoak:
         await self._until_quiet()
         self._summarize()
 
+    async def _fill_caches(self) -> None:
+        full, tokens_cache_bytes = asyncio.Event(), 0.0
+        filling = asyncio.create_task(self._good.fill(FILLING_CLIENTS, full))
+        try:
+            async with asyncio.timeout(FILLING_S):
+                while tokens_cache_bytes < FULL_BYTES:
+                    await asyncio.sleep(SAMPLE_S)
+                    tokens_cache_bytes = _sum(_samples(await self._metrics()), "warmroute_prompt_cache_bytes")
+                    rss_mib = self._router.rss_bytes / 2**20
+                    _say(f"filling caches: {tokens_cache_bytes / 2**20:.1f} MiB, RSS {rss_mib:.1f} MiB")
+        except TimeoutError:
+            self._result.errors.append(f"caches not full after {FILLING_S:g} s: {tokens_cache_bytes:.0f} bytes")
+        full.set()
+        await filling
+
     async def _phase(self, hostile: bool, phase_s: float, attacking: Attackers) -> None:
         phase, results = Phase(hostile, round(self._minute, 2)), GoodResults()
         self._hostile = hostile
@@ -245,11 +273,18 @@ class HostileSoak:
         phase.rss_mib = round(statistics.median(sampled), 2) if sampled else 0.0
         phase.answered, phase.failures = results.answered, dict(results.failures)
         phase.times, phase.client_lag = _times(results), Percentiles.of(results.lag_s)
+        self._observe_series(phase, _samples(await self._metrics()).keys())
         self._result.phases.append(phase)
         self._merged[hostile].extend(results)
         if hostile:
             phase.attacks = dict(sorted((await attacking.end()).items()))
         self._print(phase)
+
+    def _observe_series(self, phase: Phase, series: Iterable[str]) -> None:
+        phase.series, known = len(series := set(series)), self._early_series
+        if phase.began_minute > self._result.minutes / 4:
+            self._result.late_series += sorted(series - known)
+        known.update(series)
 
     async def _wait(self, seconds: float, results: GoodResults) -> None:
         """Print a line each minute."""
@@ -311,7 +346,7 @@ class HostileSoak:
         _say(
             f"phase at {phase.began_minute:.1f} {'with attacks' if phase.hostile else 'quiet'}: p50/p99 ms: {times}; "
             f"lag of the clients p99 {phase.client_lag.p99_ms:.1f} ms; CPU {phase.router_cpu:.0%}, "
-            f"RSS {phase.rss_mib:.1f} MiB; failed: {phase.failures or 'none'}"
+            f"RSS {phase.rss_mib:.1f} MiB, {phase.series} series; failed: {phase.failures or 'none'}"
         )
 
 
@@ -332,6 +367,11 @@ def _samples(metrics: str) -> dict[str, float]:
     """All series."""
     rows = (line.rpartition(" ") for line in metrics.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in rows}
+
+
+def _sum(samples: dict[str, float], name: str) -> float:
+    """Of a metric over its labels."""
+    return sum(value for series, value in samples.items() if series.partition("{")[0] == name)
 
 
 def _gauges(metrics: str) -> dict[str, float]:
@@ -391,6 +431,7 @@ def table(result: HostileResult) -> Table:
     rows |= {"failed": sum(result.failures.values()), "memory growth": f"{result.growth:.2%}"}
     rows |= {f"left: {name.removeprefix('warmroute_')}": value for name, value in result.left_behind.items()}
     rows |= {f"metric series, {when}": count for when, count in result.series.items()}
+    rows["metric series that appeared after the first quarter"] = len(result.late_series)
     for name, value in rows.items():
         shown.add_row(name, str(value))
     return shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,12 +116,15 @@ class MetricsPage:
     calibrator: Calibrator
     observe_cluster: Callable[[Metrics], None] | None = None
     discovery: Iterable[SourceStatus] = ()
+    prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
+    """By model."""
 
     def observe(self) -> None:
         """Update these gauges."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, time.monotonic())
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
+        self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
 

@@ -5,7 +5,6 @@ Options override the configuration file.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import resource
 import sys
@@ -97,9 +96,11 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     from router.api.server import AdminServer, DrainingServer
     from router.config.priors import all_priors
     from router.wiring.gc_tuning import tune_gc
+    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
     from router.wiring.program import Program
     from router.wiring.prompts import preloaded
 
+    tune_malloc()
     admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
     load = preloaded(config.models)  # before the fork: workers share this memory
@@ -168,10 +169,3 @@ def allow_all_open_files() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
-
-
-def release_free_memory() -> None:
-    """Return freed memory to the operating system: loading a tokenizer frees 150 MB that glibc would keep."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

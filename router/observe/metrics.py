@@ -112,6 +112,7 @@ class Metrics:
             "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
             "model",
         )
+        self.prompt_cache_bytes = Gauge(r, "warmroute_prompt_cache_bytes", "Estimated bytes of prompt caches.", "model")
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
         """Pods, their loads and their KV events."""

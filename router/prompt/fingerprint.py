@@ -113,6 +113,11 @@ class Fingerprinter:
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both caches, estimated."""
+        return self.segments.bytes + (self.incremental.cache.bytes if self.incremental is not None else 0)
+
     def forget_segments(self) -> None:
         """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""
         self._backend = self._tokenizer.backend

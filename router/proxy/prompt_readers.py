@@ -105,6 +105,11 @@ class LocalReader:
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
         """The comparison with the reference; public for tests."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the caches of texts and chats, estimated."""
+        return self._fingerprinter.cache_bytes
+
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         try:
             pending = await self._begin(request)

@@ -106,6 +106,7 @@ class Program:
             self.pods.calibrator,
             self.pods.cluster.observe if self.pods.cluster else None,
             self.pods.sources.statuses,
+            self.prompts.cache_bytes,
         )
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)

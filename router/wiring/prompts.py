@@ -96,6 +96,11 @@ class Prompts:
         except MalformedRequest:
             return None
 
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
+        readers = self.readers.items()
+        return {model: reader.cache_bytes for model, reader in readers if isinstance(reader, LocalReader)}
+
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
         if model.tokenizer == ENGINE_TOKENIZER:

@@ -42,6 +42,16 @@ class TestGoodClients:
         assert not results.failures and not good.failures
         assert 0 < min(results.ttft_s["stream"]) < min(results.e2e_s["stream"])
 
+    async def test_caches_are_filled_until_they_are_full(self, pod: int) -> None:
+        """By several clients, whose requests are not among the results."""
+        good, full = GoodClients(pod, 500, [chat(stream=True)], [chat(stream=False)]), asyncio.Event()
+        good.results = GoodResults()
+        full.set()
+        await good.fill(3, full)
+        assert len(good._idle) == 3
+        assert not good.results.e2e_s and not good.failures
+        await good.finish()
+
     @pytest.mark.parametrize(
         ("fault", "error"), [(b"500", "status 500"), (b"cut", "connection lost"), (b"garbage", "unreadable response")]
     )

