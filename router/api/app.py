@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -21,11 +21,13 @@ from router.api.http_edge import HttpEdge
 from router.api.request_target import shown
 from router.api.views import model_cards
 from router.engines.forwarded_paths import changes_engine
-from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, shortened
+from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
 
 MAX_ECHOED_CHARACTERS = 200
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+OnRefused: TypeAlias = Callable[[RouterError], None]
+"""Called with the error of each request that is refused."""
 
 
 class App:
@@ -48,9 +50,9 @@ class App:
         self.is_stopping = True
 
 
-def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan) -> FastAPI:
+def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan, on_refused: OnRefused) -> FastAPI:
     """The router's own endpoints for clients. They say nothing about pods and policies."""
-    app = bare_app(lifespan, _forwarding_hint)
+    app = bare_app(lifespan, _forwarding_hint, on_refused)
 
     @app.get("/livez")
     async def livez() -> dict[str, str]:
@@ -65,11 +67,15 @@ def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan) -
     return app
 
 
-def bare_app(lifespan: Lifespan | None = None, hint: Callable[[str], str] = lambda _path: "") -> FastAPI:
+def bare_app(
+    lifespan: Lifespan | None = None,
+    hint: Callable[[str], str] = lambda _path: "",
+    on_refused: OnRefused = lambda _error: None,
+) -> FastAPI:
     """A FastAPI application without endpoints, whose errors have OpenAI's shape. `hint` is added to the message about
     an unknown path."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    _add_error_handlers(app, hint)
+    _add_error_handlers(app, hint, on_refused)
     return app
 
 
@@ -82,28 +88,35 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
     async def model(name: str) -> Response:
         card = model_cards(fleet.snapshot.pods).get(name)
         if card is None:
-            raise HTTPException(404, f"The model `{name}` does not exist.")
+            raise UnknownModel(f"The model `{name}` does not exist.", param="model")
         return JSONResponse(card)
 
 
-def _add_error_handlers(app: FastAPI, hint: Callable[[str], str]) -> None:
+def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: OnRefused) -> None:
+    def refuse(error: RouterError) -> Response:
+        on_refused(error)
+        body = error_body(error)
+        headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
+        return Response(body, status_code=response_for(error).status, headers=headers)
+
     @app.exception_handler(RouterError)
     async def router_error(_request: Request, error: Exception) -> Response:
-        return _error_response(error)
+        assert isinstance(error, RouterError)
+        return refuse(error)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _error_response(_malformed(error))
+        return refuse(_malformed(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 405:
-            return _error_response(MethodNotAllowed(f"{shown(path)} does not support {request.method}."))
+            return refuse(MethodNotAllowed(f"{shown(path)} does not support {request.method}."))
         if error.status_code == 404 and error.detail == "Not Found":
-            return _error_response(UnknownEndpoint(f"Unknown path {shown(path)!r}.{hint(path)}"))
+            return refuse(UnknownEndpoint(f"Unknown path {shown(path)!r}.{hint(path)}"))
         body = error_object(str(error.detail), "invalid_request_error")
         return Response(body, status_code=error.status_code, media_type="application/json")
 
@@ -123,9 +136,3 @@ def _malformed(error: RequestValidationError) -> MalformedRequest:
     first = error.errors()[0]
     key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
     return MalformedRequest(f"{key or 'body'}: {first['msg']}", param=key or None)
-
-
-def _error_response(error: Exception) -> Response:
-    body = error_body(error)
-    headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
-    return Response(body, status_code=response_for(error).status, headers=headers)

@@ -171,7 +171,7 @@ class OpenAiEdge(HttpEdge):
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
             request = read or self.inference(endpoint, received.named, received.body, request_id)
         except Exception as error:
-            self._refused(endpoint, error, request_id)
+            self.refused(endpoint, error, request_id)
             raise
         given = received.named.get(b"x-request-id", b"")[:MAX_ID_CHARACTERS].decode("latin-1")
         shown_id = "" if given == request_id else given
@@ -183,10 +183,11 @@ class OpenAiEdge(HttpEdge):
         self._unrouted.ended(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, CLIENT_GONE)
 
     def standalone_error(self, error: RouterError) -> bytes:
-        self._refused(Endpoint.OTHER, error)
+        self.refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
-    def _refused(self, endpoint: Endpoint, error: Exception, request_id: str = "") -> None:
+    def refused(self, endpoint: Endpoint, error: Exception, request_id: str = "") -> None:
+        """Count and log a request that was refused before it was routed."""
         model = error.model if isinstance(error, NoReadyPod) else ""
         status = response_for(error).status
         self._unrouted.ended(

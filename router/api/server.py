@@ -2,7 +2,8 @@
 
 On SIGTERM, `/readyz` fails and each response closes its connection, so that load balancers stop sending. After a delay
 the server stops accepting connections, lets running responses finish and closes idle connections. SIGINT skips the
-delay. The admin listener is open until the last response is complete.
+delay. The admin listener is open until the last response is complete. The log gets a line when the server serves, when
+it begins to stop and when it has stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import cast
@@ -58,8 +60,8 @@ class AdminServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`.
-    `summary`: what it serves, for the log; without it, nothing is logged."""
+    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
+    log: `summary` is what it serves; without it, that is not logged; `figures` are numbers of requests."""
 
     def __init__(
         self,
@@ -68,8 +70,11 @@ class DrainingServer(uvicorn.Server):
         *,
         delay_s: float,
         summary: Callable[[], Mapping[str, object]] | None = None,
+        figures: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         super().__init__(config)
+        self._figures = figures
+        self._created_s = time.monotonic()
         self._summary = summary
         self.admin = admin
         self._delay_s = delay_s
@@ -92,12 +97,16 @@ class DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it stops."""
-        if self._drains:
-            await asyncio.sleep(self._delay_s)
+        began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0
+        log.info("draining", delay_s=delay_s, timeout_s=self.config.timeout_graceful_shutdown, **self._figures())
+        await asyncio.sleep(delay_s)
         cast(App, self.config.app).begin_stopping()
         await self._accept_pending()
         await super().shutdown(sockets)
         await self.admin.close()
+        ended_s = time.monotonic()
+        took = {"drain_s": round(ended_s - began_s, 3), "uptime_s": round(ended_s - self._created_s, 3)}
+        log.info("stopped", **took, **self._figures())
 
     async def _accept_pending(self) -> None:
         """Accept the connections in the listening queues, which would otherwise be reset. Accepting one takes two turns

@@ -133,6 +133,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         AdminServer(program.admin, admin),
         delay_s=config.limits.drain_delay_s,
         summary=None if worker and worker.number else program.summary,
+        figures=program.metrics.figures,
     )
     with suppress(KeyboardInterrupt):
         server.run([bind_port(config.listen.host, worker.port)] if worker else None)

@@ -35,8 +35,9 @@ class BearerFile:
         try:
             self._refresh()
         except OSError as error:
+            if self._stamp:
+                log.error("bearer tokens cannot be read", file=str(self._path), error=str(error))
             self._stamp, self._tokens = (), ()
-            log.error("bearer tokens cannot be read", file=str(self._path), error=str(error))
         return any(hmac.compare_digest(token, known) for known in self._tokens)
 
     def _refresh(self) -> None:

@@ -116,7 +116,6 @@ class KvFeed:
             await self._apply(payload)
 
     def _restart(self) -> None:
-        log.info("engine restarted: its cache is empty", pod=self._pod)
         self._sequence.restart()
         self._sink.restarted(self._pod)
         self._report_state()

@@ -37,17 +37,20 @@ async def supervise(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     clock: Callable[[], float] | None = None,
 ) -> None:
-    """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises."""
+    """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises. An error that
+    repeats is logged once until the feed has run for `STEADY_S`."""
     now_s = clock or asyncio.get_running_loop().time
-    wait_s = FIRST_WAIT_S
+    wait_s, logged = FIRST_WAIT_S, ""
     while True:
         started_s = now_s()
         try:
             return await feed()
-        except Exception:
+        except Exception as error:
             if now_s() - started_s >= STEADY_S:
-                wait_s = FIRST_WAIT_S
-            log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
+                wait_s, logged = FIRST_WAIT_S, ""
+            if repr(error) != logged:
+                logged = repr(error)
+                log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
         await sleep(wait_s)
         wait_s = min(wait_s * 2, MAX_WAIT_S)
 

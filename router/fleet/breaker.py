@@ -151,7 +151,8 @@ class Breaker:
             late = self._late.setdefault(pod_id, _Record())
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
-                self._eject_for_requests(pod_id, late, now_s, LATE_BACKOFF_FACTOR)
+                reason = f"{late.doubts} first tokens in a row were late"
+                self._eject_for_requests(pod_id, late, now_s, reason, LATE_BACKOFF_FACTOR)
             self._notify(pod_id)
 
     def seen_alive(self, pod_id: PodId) -> None:
@@ -165,7 +166,7 @@ class Breaker:
             record = self._record(pod_id)
             record.failed_probes += 1
             if record.failed_probes >= self._rules.failures_to_eject:
-                self._eject(pod_id, record, now_s)
+                self._eject(pod_id, record, now_s, f"{record.failed_probes} health checks in a row failed")
             self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
@@ -223,7 +224,7 @@ class Breaker:
             self._late.pop(pod_id, None)
         if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s and self._leaves_enough(status.pod):
             record.failed_probes = 0
-            self._fleet.event(pod_id, PodEvent.EJECT)
+            self._fleet.event(pod_id, PodEvent.EJECT, reason="ejected by another worker")
 
     def _notify(self, pod_id: PodId) -> None:
         if self.on_change is not None:
@@ -239,15 +240,18 @@ class Breaker:
 
     def _eject_at_limit(self, pod_id: PodId, record: _Record, now_s: float) -> None:
         """Eject at the limit."""
-        if record.failures + record.counted_doubts(self._rules, now_s) >= self._rules.failures_to_eject:
-            self._eject_for_requests(pod_id, record, now_s)
+        failures = record.failures + record.counted_doubts(self._rules, now_s)
+        if failures >= self._rules.failures_to_eject:
+            self._eject_for_requests(pod_id, record, now_s, f"{failures} requests in a row failed")
         self._notify(pod_id)
 
-    def _eject_for_requests(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
+    def _eject_for_requests(
+        self, pod_id: PodId, record: _Record, now_s: float, reason: str, factor: float = 1.0
+    ) -> None:
         """Eject the pod, or count from zero if too few pods would stay ready."""
         status = self._fleet.status(pod_id)
         if status is not None and self._leaves_enough(status.pod):
-            self._eject(pod_id, record, now_s, factor)
+            self._eject(pod_id, record, now_s, reason, factor)
             return
         record.restart()
         if self.on_refused is not None:
@@ -256,14 +260,14 @@ class Breaker:
     def _leaves_enough(self, pod: Pod) -> bool:
         return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
 
-    def _eject(self, pod_id: PodId, record: _Record, now_s: float, factor: float = 1.0) -> None:
+    def _eject(self, pod_id: PodId, record: _Record, now_s: float, reason: str, factor: float = 1.0) -> None:
         """Eject the pod. The backoff doubles each time, up to the maximum."""
         rules = self._rules
         record.restart()
         record.failed_probes = 0
         record.backoff_s = min(record.backoff_s * 2 or rules.first_backoff_s * factor, rules.max_backoff_s * factor)
         record.probe_at_s = now_s + record.backoff_s
-        self._fleet.event(pod_id, PodEvent.EJECT)
+        self._fleet.event(pod_id, PodEvent.EJECT, reason=reason)
 
     def _is_ready(self, pod_id: PodId) -> bool:
         status = self._fleet.status(pod_id)

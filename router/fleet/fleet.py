@@ -128,14 +128,17 @@ class Fleet:
                 self._put(replace(status, pod=_reconfigured(status.pod, pod)))
         self._configured = wanted
 
-    def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None) -> PodState:
-        """Apply an event to a pod. Returns the state after it. `now_s` is recorded if the pod becomes READY."""
+    def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None, reason: str = "") -> PodState:
+        """Apply an event to a pod. Returns the state after it. `now_s` is recorded if the pod becomes READY, `reason`
+        if it changes its state."""
         known = self._statuses.get(pod_id)
         if known is None:
             return PodState.GONE
         state = transition(known.state, event)
         if state is not known.state:
             self._state_reasons.pop(pod_id, None)
+            if reason:
+                self._state_reasons[pod_id] = reason
         if state is PodState.GONE:
             self._remove(known)
         elif state is not known.state:

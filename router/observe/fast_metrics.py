@@ -95,6 +95,10 @@ class _Labelled(Generic[_Child]):
     def labels(self, *values: str) -> _Child:
         return self._children[values]
 
+    def items(self) -> Iterable[tuple[Labels, _Child]]:
+        """The series by label values."""
+        return self._children.items()
+
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
         """Remove the series whose label values match."""
         for values in [values for values in self._children if matches(values)]:

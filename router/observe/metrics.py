@@ -6,12 +6,13 @@ Names start with `warmroute_` and end with their unit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Metric
 
+from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
+from router.observe.exposition import pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PHASES
@@ -28,10 +29,6 @@ _LAG_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
-PIECE_SAMPLES = 200
-"""Samples that are rendered at once, in a millisecond or less."""
-HEADER_LINES = 2
-"""HELP and TYPE of a family."""
 
 
 class Metrics:
@@ -156,7 +153,7 @@ class Metrics:
             "Seconds since the pods of a discovery source were last up to date.",
             "source",
         )
-        self.resync_differences = Gauge(
+        self.resync_differences = Counter(
             r,
             "warmroute_discovery_resync_differences",
             "Changes of pods since the start that a watch had lost and a full list corrected, by source.",
@@ -164,7 +161,7 @@ class Metrics:
         )
 
     def observe_discovery(self, sources: Mapping[str, tuple[float, int]]) -> None:
-        """Set the gauges of each source: age in seconds, and differences."""
+        """Set the metrics of each source: age in seconds, and differences."""
         self.discovery_age_s.replace({(name,): age_s for name, (age_s, _) in sources.items()})
         self.resync_differences.replace({(name,): count for name, (_, count) in sources.items()})
 
@@ -328,6 +325,13 @@ class Metrics:
     def is_serving(self) -> bool:
         return self.in_flight.value > 0
 
+    def figures(self) -> dict[str, int]:
+        """Requests that ended, those of them that the router cut off because it stopped, and those in flight."""
+        found = [(labels[-1], count.value) for labels, count in self.requests.items()]
+        cut = sum(value for result, value in found if result == Stopping.code)
+        ended = sum(value for _, value in found)
+        return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
+
     def observe_request(self, ended: Outcome) -> None:
         """Count one request that ended. A pod serves its model, or did."""
         model = ended.model
@@ -371,30 +375,12 @@ class Metrics:
 
     def render(self, families: Iterable[Metric] | None = None) -> bytes:
         """The exposition text of the registry, or of `families`."""
-        return b"".join(self._pieces(families))
+        return b"".join(pieces(self.registry.collect() if families is None else families))
 
     async def render_in_turns(self, families: Iterable[Metric] | None = None) -> bytes:
         """The same in pieces, one in each turn of the event loop: all metrics of 100 pods take more than 10 ms."""
         texts: list[bytes] = []
-        for text in self._pieces(families):
+        for text in pieces(self.registry.collect() if families is None else families):
             texts.append(text)
             await asyncio.sleep(0)
         return b"".join(texts)
-
-    def _pieces(self, families: Iterable[Metric] | None) -> Iterator[bytes]:
-        """The text in pieces of at most `PIECE_SAMPLES`, with one header for each family."""
-        for family in self.registry.collect() if families is None else families:
-            samples, header = family.samples, b""
-            for first in range(0, max(len(samples), 1), PIECE_SAMPLES):
-                family.samples = samples[first : first + PIECE_SAMPLES]
-                text = generate_latest(_OneFamily(family))
-                yield text.removeprefix(header)
-                header = b"".join(text.splitlines(keepends=True)[:HEADER_LINES])
-
-
-class _OneFamily(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._family

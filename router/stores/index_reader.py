@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import structlog
 
+from router.errors import shortened
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
 from router.stores.redis_connection import RedisConnection
@@ -33,6 +34,9 @@ SCAN_BLOCKS = 2048
 GENERATION_TTL_S = 3600.0
 """A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
+MAX_LOGGED, MAX_LOGGED_CHARACTERS = 100, 500
+"""Different errors that are logged."""
+
 Raw = TypeVar("Raw")
 T = TypeVar("T")
 
@@ -46,12 +50,13 @@ class IndexReader:
         self._redis = connection.client
         self._max_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys
+        self._skipped: set[str] = set()
 
     async def generations(self) -> list[Generation]:
         """All generations with a recent heartbeat."""
         oldest = time.time() - GENERATION_TTL_S
         members = await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf")
-        return [found for member in members if (found := _decoded(decode_generation, member))]
+        return [found for member in members if (found := self._decoded(decode_generation, member))]
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
         """All holders of a generation that have not expired."""
@@ -63,7 +68,7 @@ class IndexReader:
     async def row(self, generation: Generation, holder: HolderId) -> HolderRow | None:
         """One holder; None if it has expired."""
         fields = await self._redis.hgetall(self._keys.holder(scope_of(generation), holder))
-        return _decoded(decode_row, fields, holder=holder) if fields else None
+        return self._decoded(decode_row, fields, holder=holder) if fields else None
 
     async def blocks(
         self, generation: Generation, holder: HolderId, row: HolderRow
@@ -110,12 +115,15 @@ class IndexReader:
         wait_ms = min(wait_ms, self._max_wait_ms)
         response = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
         entries = response[0][1] if response else []
-        return [(entry_id, _decoded(decode_entry, fields)) for entry_id, fields in entries]
+        return [(entry_id, self._decoded(decode_entry, fields)) for entry_id, fields in entries]
 
-
-def _decoded(decode: Callable[[Raw], T], raw: Raw, **context: str) -> T | None:
-    try:
-        return decode(raw)
-    except Unreadable as error:
-        log.warning("skipping unreadable index entry", error=str(error), **context)
-        return None
+    def _decoded(self, decode: Callable[[Raw], T], raw: Raw, **context: str) -> T | None:
+        """None if it is unreadable. Each error is logged once: generations are read again and again."""
+        try:
+            return decode(raw)
+        except Unreadable as error:
+            line = shortened(f"{error} {context}", MAX_LOGGED_CHARACTERS)
+            if line not in self._skipped and len(self._skipped) < MAX_LOGGED:
+                self._skipped.add(line)
+                log.warning("skipping unreadable index entry", error=str(error), **context)
+            return None

@@ -6,6 +6,7 @@ Stores and other cache tiers are added through sources.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.http_client import get, open_client
 from router.feeds.kv_zmq import KvStreams
+from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules
@@ -37,7 +39,7 @@ from router.publisher.publisher_metrics import PublisherMetrics
 from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.types import Generation, Pod, PodSpeed, PodState, Tier
+from router.types import Generation, Pod, PodSpeed, Tier
 from router.wiring.cluster_member import redis_address
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import source_of
@@ -70,13 +72,13 @@ class Agent:
         self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, tier_ttl_s)
         self.metrics = PublisherMetrics()
         self.fleet = Fleet()
+        self.fleet.listen(log_changes(self.fleet))  # first, so that lines are in the order of the changes
         self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
         self._client = open_client()
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
         self._membership.check(published.pods)
-        self.fleet.listen(self._on_change)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
         self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
@@ -92,8 +94,12 @@ class Agent:
             async with running({"probe": probe.run, **self._membership.feeds, **self._sources}):
                 yield
         finally:
+            began_s, holders = time.monotonic(), self.publisher.holders
+            written_blocks = sum(holder.written_blocks for holder in holders)
             await self._streams.stop()
             await self.publisher.stop()
+            stop_s = round(time.monotonic() - began_s, 3)
+            log.info("stopped", holders=len(holders), written_blocks=written_blocks, stop_s=stop_s)
             await self._client.aclose()
             await self._connection.close()
 
@@ -168,9 +174,6 @@ class Agent:
             rank=-1 if pod.dp_rank is None else pod.dp_rank,
             source=pod.engine,
         )
-
-    def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
-        log.info("pod state changed", pod=pod.id, old=old.value, new=new.value)
 
 
 def _with_router_id(pod: PodConfig) -> PodConfig:

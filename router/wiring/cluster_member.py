@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -35,6 +35,8 @@ WORK_TTL_S = 1.0
 
 CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
+
+MAX_LOGGED_GENERATIONS = 100
 
 log = structlog.get_logger()
 
@@ -62,6 +64,30 @@ def _secret(file: str | None, variable: str | None, value: str) -> Secret | None
     if file or variable:
         return Secret(file=file, variable=variable)
     return Secret(value=value) if value else None
+
+
+class ReadableGenerations:
+    """Whether blocks of a publisher's generation can match prompts of this router. `ours`: its generations by model.
+    One that differs is logged once."""
+
+    def __init__(self, ours: Mapping[str, Generation]) -> None:
+        self._ours = ours
+        self._logged: set[Generation] = set()
+
+    def __call__(self, generation: Generation) -> bool:
+        ours = self._ours.get(generation.model)
+        if ours is None:
+            return False
+        expected, found = ((one.tokenizer, one.block_size_tokens) for one in (ours, generation))
+        if expected != found and generation not in self._logged and len(self._logged) < MAX_LOGGED_GENERATIONS:
+            self._logged.add(generation)
+            log.warning(
+                "ignoring publisher: tokenizer or block size differs",
+                model=generation.model,
+                router=expected,
+                publisher=found,
+            )
+        return expected == found
 
 
 class ClusterMember:

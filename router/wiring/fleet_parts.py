@@ -15,6 +15,7 @@ from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, SelfTestTiming
 from router.feeds.supervise import Feeds
@@ -26,7 +27,7 @@ from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Pod, PodId, PodState, PrefixTrust
+from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 from router.workers.supervisor import WorkerIdentity
@@ -55,6 +56,7 @@ class FleetParts:
         self._prompts = prompts
         self._pools = pools
         self.fleet = fleet
+        fleet.listen(log_changes(fleet))  # first, so that lines are in the order of the changes
         self.ledger = Ledger()
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
@@ -68,14 +70,15 @@ class FleetParts:
         shared = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
-        fleet.listen(self._on_change)
+        fleet.listen(self._remove_gone)
 
     def _join_cluster(self, worker: WorkerIdentity | None) -> ClusterMember | None:
         if self._config.index.redis is None:
             return None
-        from router.wiring.cluster_member import ClusterMember  # imports redis: 6 MiB
+        from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
-        return ClusterMember(self._config.index.redis, self.ledger, self._is_readable, worker)
+        readable = ReadableGenerations(self._prompts.generations)
+        return ClusterMember(self._config.index.redis, self.ledger, readable, worker)
 
     def feeds(self, share: ScrapeShare | None) -> Feeds:
         """Background tasks. `share`: this worker's turns in scraping loads."""
@@ -103,21 +106,6 @@ class FleetParts:
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id)
-
-    def _is_readable(self, generation: Generation) -> bool:
-        """Whether blocks of a publisher's generation can match prompts of this router."""
-        ours = self._prompts.generations.get(generation.model)
-        if ours is None:
-            return False
-        expected, found = ((one.tokenizer, one.block_size_tokens) for one in (ours, generation))
-        if expected != found:
-            log.warning(
-                "ignoring publisher: tokenizer or block size differs",
-                model=generation.model,
-                router=expected,
-                publisher=found,
-            )
-        return expected == found
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
@@ -148,8 +136,7 @@ class FleetParts:
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
 
-    def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
-        log.info("pod state changed", pod=pod.id, old=old.value, new=new.value)
+    def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
             self.kv_streams.leave(pod.id)
             self.store.forget(pod.id)

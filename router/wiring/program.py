@@ -38,7 +38,7 @@ from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.spec import Policy
-from router.types import Pod, PodId, PodState
+from router.types import Endpoint, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
@@ -111,7 +111,10 @@ class Program:
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
-        self.app = App(self._edge, public_app(self.fleet, lambda: self._readiness()[0], self._run), build_gate(config))
+        own = public_app(
+            self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
+        )
+        self.app = App(self._edge, own, build_gate(config))
         self.admin = self._admin_app()
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:

@@ -14,6 +14,7 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App, public_app
 from router.api.http_edge import HttpEdge
 from router.config.schema import Limits
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
 from router.types import Pod
 from tests.api.test_admin import POD, SMALL, SPEED, error_of
@@ -28,7 +29,8 @@ class PublicEndpoints:
         self.fleet = Fleet()
         self.fleet.sync([POD, SMALL])
         self.is_ready = False
-        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan)
+        self.refused: list[RouterError] = []
+        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append)
         self.app = App(HttpEdge(Limits()), own, AdmissionGate())
 
     @asynccontextmanager
@@ -85,7 +87,7 @@ async def test_models_are_merged_over_all_pods(router: PublicEndpoints) -> None:
     assert cards["lora"]["parent"] == "m" and "parent" not in cards["m"]
     assert (await router.call("GET", "/v1/models/lora")).json() == cards["lora"]
     answer = await router.call("GET", "/v1/models/nobody")
-    assert (answer.status_code, error_of(answer)["code"]) == (404, None)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
     assert error_of(answer)["message"] == "The model `nobody` does not exist."
 
 
@@ -114,3 +116,21 @@ async def test_an_unknown_path_names_the_key_that_adds_it(router: PublicEndpoint
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
     assert path in error_of(answer)["message"] and key in error_of(answer)["message"]
     assert len((await router.call("GET", "/" + "a" * 10_000)).content) < 1000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/nothing", UnknownEndpoint),
+        ("POST", "/livez", MethodNotAllowed),
+        ("GET", "/v1/models/unknown", UnknownModel),
+    ],
+)
+async def test_a_refused_request_is_reported(
+    router: PublicEndpoints, method: str, path: str, expected: type[RouterError]
+) -> None:
+    """For its log line, with the code of the response. A probe of a router that is not ready is no such request."""
+    assert (await router.call("GET", "/readyz")).status_code == 503
+    answer = await router.call(method, path)
+    assert [type(error) for error in router.refused] == [expected]
+    assert error_of(answer)["code"] == expected.code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.config.bearer_file import BearerFile
 from router.errors import ConfigError
@@ -29,6 +30,20 @@ def test_the_file_is_read_again_when_it_changes(file: Path) -> None:
     assert not bearer.accepts(b"third")
     file.write_text("third")
     assert bearer.accepts(b"third")
+
+
+def test_a_file_that_is_away_is_logged_once(file: Path) -> None:
+    """Not for each admin call; again when it has been there in between."""
+    file.write_text("first")
+    bearer = BearerFile(str(file), "admin.bearer_file")
+    with capture_logs() as lines:
+        for _ in range(2):
+            file.unlink()
+            for _ in range(3):
+                assert not bearer.accepts(b"first")
+            file.write_text("first")
+            assert bearer.accepts(b"first")
+    assert [line["event"] for line in lines] == ["bearer tokens cannot be read"] * 2
 
 
 @pytest.mark.parametrize("text", [None, "", "\n \n"])

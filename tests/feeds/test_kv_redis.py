@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from router.feeds.kv_redis import COPY_BLOCKS, IndexFeed
 from router.index.cluster import ClusterIndex, EntryKind
@@ -251,13 +252,23 @@ async def test_unreadable_rows_are_skipped(scene: Scene, running: Running) -> No
     """Other holders and generations are read."""
     await scene.publishing("a", [1])
     scope = scope_of(GENERATION)
-    scene.redis.zadd(KEYS.scopes, {"nonsense": 0, "{}": 1})
+    scene.redis.zadd(KEYS.scopes, {"nonsense": time.time(), "{}": time.time()})
     scene.redis.zadd(KEYS.holders(scope), {b"\xff": 0, "b": 0, "gone": 0})
     scene.redis.hset(KEYS.holder(scope, "b"), mapping={"epoch": "1", "facts": "{"})
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
 
         assert [known.id for known in scene.index.holders] == ["a"]
+
+
+async def test_an_unreadable_generation_is_logged_once(scene: Scene) -> None:
+    """Generations are read again and again."""
+    scene.redis.zadd(KEYS.scopes, {"nonsense": time.time(), "{}": time.time()})
+    reader = IndexReader(scene.connection, KEYS)
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert await reader.generations() == []
+    assert [line["event"] for line in lines] == ["skipping unreadable index entry"] * 2
 
 
 # --- a large holder ---

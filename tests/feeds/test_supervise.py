@@ -26,7 +26,7 @@ class StopTest(BaseException):
 
 
 async def test_a_failing_feed_restarts_with_growing_waits() -> None:
-    """The wait doubles up to a limit; each failure is logged with its trace."""
+    """The wait doubles up to a limit; an error that repeats is logged once, with its trace."""
     slept: list[float] = []
 
     async def feed() -> None:
@@ -41,7 +41,28 @@ async def test_a_failing_feed_restarts_with_growing_waits() -> None:
         await supervise("probe of a", feed, sleep=sleep)
     assert slept[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
     assert slept[-2:] == [MAX_WAIT_S, MAX_WAIT_S]
-    assert [(log["feed"], log["exc_info"]) for log in logs] == [("probe of a", True)] * 9
+    assert [(log["feed"], log["exc_info"]) for log in logs] == [("probe of a", True)]
+
+
+async def test_a_failing_feed_logs_each_new_error() -> None:
+    """Also the same one after the feed has run for long in between."""
+    errors = iter(["a", "a", "b", "b", "steady", "b"])
+    clock_s = 0.0
+
+    async def feed() -> None:
+        nonlocal clock_s
+        error = next(errors, None)
+        if error is None:
+            raise StopTest
+        clock_s += STEADY_S if error == "steady" else 0.0
+        raise RuntimeError("b" if error == "steady" else error)
+
+    async def at_once(_seconds: float) -> None:
+        """No wait."""
+
+    with capture_logs() as logs, pytest.raises(StopTest):
+        await supervise("probe of a", feed, sleep=at_once, clock=lambda: clock_s)
+    assert len(logs) == 3
 
 
 async def test_a_feed_that_ran_for_long_restarts_with_the_first_wait() -> None:

@@ -90,6 +90,7 @@ def test_what_only_grows_is_a_counter() -> None:
     assert {
         "warmroute_index_holders_read",
         "warmroute_index_dropped_blocks",
+        "warmroute_discovery_resync_differences",
         "warmroute_publisher_written_blocks",
         "warmroute_publisher_reloads",
         "warmroute_publisher_orphans",

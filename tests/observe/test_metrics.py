@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from router.observe.exposition import PIECE_SAMPLES
 from router.observe.fast_metrics import dump_metrics
-from router.observe.metrics import PIECE_SAMPLES, Metrics
+from router.observe.metrics import Metrics
 from router.types import FleetSnapshot, PodLoad, PodState, PodStatus
 from tests.policy.scenes import pod
 

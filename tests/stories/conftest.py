@@ -218,7 +218,7 @@ async def listening(
         timeout_graceful_shutdown=drain_timeout_s,
     )
     admin = AdminServer(program.admin, bind_port("127.0.0.1", 0))
-    server = DrainingServer(config, admin, delay_s=delay_s)
+    server = DrainingServer(config, admin, delay_s=delay_s, figures=program.metrics.figures)
     running = asyncio.create_task(server.serve())
     try:
         while not server.started:

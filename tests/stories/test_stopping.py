@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from router.config.schema import Limits
 from router.sim.mock.faults import Fault, FaultKind
@@ -77,6 +78,29 @@ async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy)
         assert b'result="stopping"} 1.0' in deployment.program.metrics.render()
         assert not deployment.program.pods.ledger.inflight()
         await deployment.until(lambda: not deployment.engines[0].load.running)
+
+
+async def test_the_log_says_what_the_stop_cost(deploy: Deploy) -> None:
+    """Requests in flight when it began, requests served, streams cut off, and the time that it took."""
+    with capture_logs() as lines:
+        async with deploy(pods=1, engine=SLOW, drain_timeout_s=1) as deployment:
+            await deployment.chat(opening("before"), max_tokens=1)
+            streaming, answer = await begun(deployment, max_tokens=5000)
+            signal.raise_signal(signal.SIGTERM)
+            await answer.aread()
+            await streaming.__aexit__(None, None, None)
+    [began, ended] = [line for line in lines if line["event"] in ("draining", "stopped")]
+    assert began == {
+        "event": "draining",
+        "log_level": "info",
+        "delay_s": 0.0,
+        "timeout_s": 1,
+        "requests": 1,
+        "cut": 0,
+        "in_flight": 1,
+    }
+    assert (ended["event"], ended["requests"], ended["cut"], ended["in_flight"]) == ("stopped", 2, 1, 0)
+    assert 1 <= ended["drain_s"] <= ended["uptime_s"]
 
 
 async def test_a_drained_pod_completes_its_requests_and_gets_no_new_ones(deploy: Deploy) -> None:

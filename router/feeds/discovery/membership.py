@@ -221,7 +221,7 @@ class Membership:
             reason = self._listed[pod.url].drain_reason
             if reason:
                 self._drained_by_source.add(pod.id)
-                self._fleet.event(pod.id, PodEvent.DRAIN)
+                self._fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
                 self._fleet.explain_state(pod.id, reason)
             elif pod.id in self._drained_by_source:
                 self._drained_by_source.discard(pod.id)
@@ -233,8 +233,7 @@ class Membership:
             self._drained_by_source.discard(pod.id)
             self._drained_by_admin.discard(pod.id)
         elif new is PodState.JOINING and pod.id in self._drained_by_source:
-            self._fleet.event(pod.id, PodEvent.DRAIN)
-            self._fleet.explain_state(pod.id, self._listed[pod.url].drain_reason)
+            self._fleet.event(pod.id, PodEvent.DRAIN, reason=self._listed[pod.url].drain_reason)
 
 
 def _ids(config: PodConfig) -> list[PodId]:

@@ -1,0 +1,59 @@
+"""Each change of a pod is one log line with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from router.feeds.pod_log import log_changes
+from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.fleet import Fleet, PodEvent
+from router.types import Pod
+
+
+@pytest.fixture
+def fleet(make_pod: Callable[..., Pod]) -> Fleet:
+    """One ready pod, whose changes are logged from now on."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a"), make_pod("b")])
+    for name in ("a", "b"):
+        fleet.event(name, PodEvent.PROBE_OK)
+    fleet.listen(log_changes(fleet))
+    return fleet
+
+
+def logged(change: Callable[[], object]) -> dict[str, Any]:
+    """The only line that a change causes."""
+    with capture_logs() as lines:
+        change()
+    [line] = lines
+    return dict(line)
+
+
+def test_a_drain_has_the_reason_of_its_source(fleet: Fleet) -> None:
+    line = logged(lambda: fleet.event("a", PodEvent.DRAIN, reason="not ready in Kubernetes"))
+    assert (line["log_level"], line["new"], line["reason"]) == ("info", "draining", "not ready in Kubernetes")
+    assert logged(lambda: fleet.event("b", PodEvent.DRAIN))["reason"] == "admin call"
+
+
+def test_an_ejection_is_a_warning_with_the_failures_that_caused_it(fleet: Fleet) -> None:
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, min_ready_share=0.0))
+    breaker.failure("a", 0.0)
+    line = logged(lambda: breaker.failure("a", 0.0))
+    assert (line["log_level"], line["reason"]) == ("warning", "2 requests in a row failed")
+    assert fleet.state_reason("a") == "2 requests in a row failed"
+
+
+def test_a_restart_is_no_change_of_state(fleet: Fleet) -> None:
+    line = logged(lambda: fleet.restarted("a"))
+    assert line["event"] == "pod restarted; its cache is empty"
+
+
+def test_an_event_that_changes_nothing_is_no_line(fleet: Fleet) -> None:
+    with capture_logs() as lines:
+        fleet.event("a", PodEvent.PROBE_OK)
+        fleet.event("a", PodEvent.UNDRAIN)
+    assert not lines

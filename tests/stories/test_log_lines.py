@@ -1,0 +1,129 @@
+"""The log: each change of a pod is one line, and no line is repeated without a change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from router.config.index_schema import Index, RedisIndex
+from router.config.load import shipped
+from router.config.pod_schema import PodConfig
+from router.config.priors import ModelPrior
+from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.prompt.tokenizer import Tokenizer
+from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
+from router.wiring.program import Program
+from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deploy, Deployment, serving
+from tests.stories.test_pod_reasons import free_port
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+PERIOD_S = 0.02
+FLAPS = 2
+Line = Mapping[str, Any]
+
+
+def subject_of(line: Line) -> Any:
+    """What a line is about: a pod, a call of Redis, a feed, or its event alone."""
+    return next((line[name] for name in ("pod", "call", "feed") if name in line), line["event"])
+
+
+def repeated(lines: list[Line]) -> list[Line]:
+    """The lines that equal the previous line about the same subject."""
+    last: dict[Any, Line] = {}
+    found = []
+    for line in lines:
+        if last.get(subject_of(line)) == line:
+            found.append(line)
+        last[subject_of(line)] = line
+    return found
+
+
+async def test_dead_and_flapping_pods_and_a_dead_redis_repeat_no_line(
+    engine_config: Callable[..., MockEngineConfig], tokenizer: Tokenizer, priors: dict[str, ModelPrior]
+) -> None:
+    """Over hundreds of probes, scrapes and attempts to reach Redis."""
+    with capture_logs() as lines:
+        async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
+            urls = {"a": engines[0].url, "b": engines[1].url, "dead": f"http://127.0.0.1:{free_port()}"}
+            redis = RedisIndex(url=SecretStr(f"redis://127.0.0.1:{free_port()}/0"), ready_timeout_s=0.1, timeout_s=0.1)
+            config = RouterConfig(
+                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
+                pods=tuple(PodConfig(url=url, id=name, speed=SPEED) for name, url in urls.items()),
+                probes=Probes(health_interval_s=PERIOD_S, load_interval_s=PERIOD_S, self_test_interval_s=PERIOD_S),
+                index=Index(redis=redis),
+            )
+            program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
+            async with serving(program) as (client, admin, url):
+                deployment = Deployment(engines, program, client, admin, url)
+                await deployment.until(partial(has, lines, 1, pod="b", new="ready"))
+                for times in range(1, FLAPS + 1):
+                    engines[1].inject(Fault(kind=FaultKind.REFUSE))
+                    await deployment.until(partial(has, lines, times, pod="b", new="ejected"))
+                    await engines[1].heal()
+                    await deployment.until(partial(has, lines, times + 1, pod="b", new="ready"))
+    assert not repeated(list(lines))
+    assert count(lines, pod="dead", event="pod cannot be used") == 1
+    ejected = [line for line in lines if line.get("new") == "ejected"]
+    assert {(line["log_level"], line["reason"]) for line in ejected} == {("warning", "3 health checks in a row failed")}
+    ready = [line for line in lines if line.get("new") == "ready"]
+    assert {(line["log_level"], line["reason"]) for line in ready} == {("info", "health check passed")}
+
+
+def has(lines: list[Any], number: int, **fields: str) -> bool:
+    """Whether this number of lines, or more, have these fields."""
+    return count(lines, **fields) >= number
+
+
+def count(lines: list[Any], **fields: str) -> int:
+    """Number of lines with these fields."""
+    return sum(fields.items() <= line.items() for line in lines)
+
+
+async def test_draining_and_removal_of_a_pod_are_info(deploy: Deploy) -> None:
+    """With the reason, one line each."""
+    with capture_logs() as lines:
+        async with deploy(pods=1) as deployment:
+            [pod] = [one["id"] for one in await deployment.pods()]
+            await deployment.admin.post(f"/admin/pods/{pod}/drain")
+            await deployment.admin.post(f"/admin/pods/{pod}/undrain")
+            await deployment.until(lambda: count(lines, new="ready") == 2)
+            await deployment.admin.delete(f"/admin/pods/{pod}")
+    changes = [line for line in lines if line["event"] == "pod state changed"]
+    assert {line["log_level"] for line in changes} == {"info"}
+    assert [(line["new"], line["reason"]) for line in changes] == [
+        ("joining", "found"),
+        ("ready", "health check passed"),
+        ("draining", "admin call"),
+        ("joining", "undrained"),
+        ("ready", "health check passed"),
+        ("gone", "removed, or no longer listed"),
+    ]
+
+
+async def test_every_refused_request_has_a_line_and_a_count(deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the web framework refuses it."""
+    async with deploy(pods=1) as deployment:
+        await deployment.client.get("/nothing")
+        await deployment.client.post("/livez")
+        await deployment.client.get("/v1/models/unknown")
+        await deployment.client.get("/v1/chat/completions")
+        text = (await deployment.admin.get("/metrics")).text
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"request"' in line]
+    assert [(line["endpoint"], line["status"], line["result"]) for line in lines] == [
+        ("other", 404, "unknown_url"),
+        ("other", 405, "method_not_allowed"),
+        ("other", 404, "model_not_found"),
+        ("/v1/chat/completions", 405, "method_not_allowed"),
+    ]
+    assert all(line["error"] for line in lines)
+    assert 'warmroute_requests_total{endpoint="other",model="",result="unknown_url"} 1.0' in text
