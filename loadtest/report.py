@@ -62,9 +62,9 @@ def _sections(scenario: str, records: Sequence[Record]) -> Iterator[Section]:
             paragraph(record.about),
             paragraph(f"{objective(record).capitalize()}. Made {', '.join(one.made_at for one in records)}."),
             *map(warning, warnings(rows)),
+            definitions(columns),
             table(columns, [list(cells(*row).values()) for row in rows]),
             paragraph(ONE_RUN),
-            definitions(columns),
             *(paragraph(f"Again: {one.command}") for one in records),
         ],
     )

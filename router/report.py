@@ -37,8 +37,10 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--faint); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-figure { margin: 1.6rem 0; } figure svg { max-width: 100%; height: auto; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--ground); }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem .9rem; max-width: 46rem; }
+dt { font-weight: 600; } dd { margin: 0; }
+figure { margin: 1.6rem 0; } figure svg { width: 100%; min-width: 34rem; max-width: 44rem; height: auto; }
 figcaption { max-width: 46rem; }
 .warning { border-left: 4px solid var(--warn); padding: .1rem .9rem; }
 """
@@ -297,4 +299,7 @@ def _as_html(document: str, axes: PlotAxes) -> str:
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
     title, caption = html.escape(axes.title), html.escape(axes.caption)
     svg = svg.replace("<svg", f'<svg role="img" aria-label="{title}"', 1)
-    return f"<figure>\n<figcaption><strong>{title}</strong> {caption}</figcaption>\n{svg}\n</figure>"
+    return (
+        f"<figure>\n<figcaption><strong>{title}</strong> {caption}</figcaption>\n"
+        f'<div class="scroll">{svg}</div>\n</figure>'
+    )

@@ -83,6 +83,14 @@ def test_a_table_has_a_row_for_the_header_and_one_for_each_row() -> None:
     assert (tags.count("tr"), tags.count("th"), tags.count("td")) == (3, 2, 4)
 
 
+def test_wide_content_scrolls_within_itself_on_a_narrow_screen() -> None:
+    """The page itself does not: tables and plots have a container that scrolls, and names stay in view."""
+    document = page("t", [Section("s", [table(["policy", "cached"], [["a", "1"]]), lines(AXES, [ONE])])])
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in document
+    assert document.count('<div class="scroll"><table>') == document.count('<div class="scroll"><svg') == 1
+    assert ".scroll { overflow-x: auto; }" in document and "position: sticky" in document
+
+
 def test_a_text_table_aligns_its_columns() -> None:
     """The first column names the row, and is folded rather than cut; numbers are aligned to the right."""
     shown = text_table(["policy", "cached"], [["cost_aware", "90%"]], title="t", caption="c")

@@ -53,7 +53,8 @@ def page(found: Explained, unfinished: str = "not finished") -> RenderableType:
     parts: list[RenderableType] = [
         printable(f"{explanation.request_id}  model {explanation.model}  policy {policy}"),
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
-        _table(explanation, receipt),
+        _choices(explanation.columns, receipt),
+        Padding(_table(explanation, receipt), (1, 0, 0, 0)),
     ]
     effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
     if terms := [note for note in explanation.terms if note.name in effective]:
@@ -77,13 +78,22 @@ def _left_out(found: Sequence[LeftOut]) -> Iterator[str]:
 # --- the table ---
 
 
+def _choices(columns: Sequence[Column], receipt: Receipt) -> Table:
+    """The pods of each candidate in full, so that their names can be copied."""
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for at, column in enumerate(columns):
+        table.add_row(_title(at, column, receipt), printable(column.plan.choice))
+    return table
+
+
 def _table(explanation: Explanation, receipt: Receipt) -> Table:
     columns = explanation.columns
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
     for at, column in enumerate(columns):
-        title = Text(_title(at, column, receipt) + "\n").append(printable(column.plan.choice))
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(_title(at, column, receipt), justify="right", overflow="fold")
     for label, cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
     table.add_row()

@@ -20,7 +20,9 @@ import typer
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from router.cli.explain_command import printable
 from router.config.load import ENGINE_TOKENIZER, load
 from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
@@ -33,7 +35,7 @@ from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, scope_of
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation, InferenceRequest, Tier
 from router.wiring.cluster_member import redis_address
 from router.wiring.prompts import fingerprinter, source_of
 from router.wiring.tokenizer_files import load_tokenizer
@@ -101,7 +103,7 @@ def stats_command(config: ConfigOption, redis: RedisOption = None, model: ModelO
 
 async def _stats(index: _Index, model: str | None) -> int:
     rows = await index.rows(model)
-    table = Table("model", "revision", "holders", "blocks", "log entries", "scope")
+    table = _table("model", "revision", "holders", "blocks", "log entries", "scope")
     for generation in dict.fromkeys(generation for generation, _, _ in rows):
         own = [row for each, _, row in rows if each == generation]
         scope = scope_of(generation)
@@ -137,17 +139,30 @@ async def _holders(index: _Index, model: str | None) -> int:
     rows = await index.rows(model)
     if not rows:
         return _print_empty(index, model)
-    columns = ("holder", "model", "address", "gpu", "cpu", "disk", "remote", "complete", "heartbeat", "epoch started")
-    table, now_s = Table(*columns), time.time()
+    table, now_s = _table("holder, model, address", "blocks", "complete", "heartbeat", "epoch started"), time.time()
     for generation, holder, row in rows:
         address = f"store for {row.facts.reach}" if row.facts.reach else row.facts.url
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.epoch / 1e6))
+        started = time.strftime("%Y-%m-%d\n%H:%M:%S", time.localtime(row.epoch / 1e6))
         name = f"{generation.model} {generation.revision}".strip()
-        counts = (f"{blocks:,}" for blocks in row.blocks)
         complete = "yes" if row.complete else "[red]no[/red]"
-        table.add_row(holder, name, address, *counts, complete, f"{max(now_s - row.beat_s, 0):.0f} s ago", started)
+        names = Text("\n").join(map(printable, (holder, name, address)))
+        table.add_row(names, _blocks(row), complete, f"{max(now_s - row.beat_s, 0):.0f} s ago", started)
     Console().print(table)
     return 0
+
+
+def _blocks(row: HolderRow) -> str:
+    """The blocks of each tier that has any."""
+    held = (f"{tier.name.lower()} {blocks:,}" for tier, blocks in zip(Tier, row.blocks, strict=True) if blocks)
+    return "\n".join(held) or "0"
+
+
+def _table(*columns: str) -> Table:
+    """A table whose cells are folded where the terminal is too narrow, never cut: names are for other commands."""
+    table = Table(show_lines=True)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _print_empty(index: _Index, model: str | None) -> int:
@@ -184,12 +199,12 @@ def lookup_command(
 
 async def _lookup(index: _Index, request: InferenceRequest) -> int:
     prefix = _fingerprinter(index.config, request.model).fingerprint(request)
-    table = Table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote")
+    table = _table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote")
     for generation, hashes in hashes_by_generation(prefix, await index.reader.generations()):
         for holder, row in sorted((await index.reader.rows(generation)).items()):
             run = await index.reader.leading_run(generation, holder, row, hashes)
             if any(run):
-                table.add_row(holder, generation.revision, str(sum(run)), *map(str, run))
+                table.add_row(printable(holder), generation.revision, str(sum(run)), *map(str, run))
     print(f"{prefix.token_count} tokens, {len(prefix.hashes)} blocks of {prefix.block_size_tokens}")
     if not table.rows:
         print("No holder has the first block. `warmroute index holders` lists all holders and their models.")
@@ -231,11 +246,11 @@ async def _verify(index: _Index, model: str | None) -> int:
             )
             for generation, holder, row in rows
         ]
-    table = Table("holder", "in the index", "announced", "missing", "stale", "result")
+    table = _table("holder", "in the index", "announced", "missing", "stale", "result")
     for result in results:
         stale = "unknown" if result.stale is None else f"{result.stale:,}"
         counts = (f"{count:,}" for count in (result.indexed, result.announced, result.missing))
-        table.add_row(result.holder, *counts, stale, _summary(result))
+        table.add_row(printable(result.holder), *counts, stale, _summary(result))
     Console().print(table)
     return 0 if all(result.agrees or result.note for result in results) else 1
 

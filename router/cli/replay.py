@@ -93,26 +93,34 @@ def page(found: Review) -> RenderableType:
 
 
 def _times(found: Review) -> Table:
-    table = Table("expected time to first token, ms", title_justify="left", box=None)
+    table = _folded("expected time to first token, ms")
     for name in ("mean", "p50", "p99"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for label, times in (("recorded", found.before), (f"with {found.policy}", found.after)):
         table.add_row(label, *(f"{ms:,.2f}" for ms in msgspec.structs.astuple(times)))
     return table
 
 
+def _folded(*columns: str) -> Table:
+    """A table whose names are folded where the terminal is too narrow, never cut: they are for other commands."""
+    table = Table(box=None)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
 def _moves(found: Review) -> Table:
-    table = Table("moves from", "to", box=None)
-    table.add_column("requests", justify="right")
+    table = _folded("moves from", "to")
+    table.add_column("requests", justify="right", no_wrap=True)
     for move in found.moves:
         table.add_row(printable(move.was), printable(move.now), f"{move.requests:,}")
     return table
 
 
 def _largest(found: Review) -> Table:
-    table = Table("largest changes", "from", "to", box=None)
+    table = _folded("largest changes", "from", "to")
     for name in ("recorded, ms", "new, ms"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found.largest:
         names = (one.request_id, one.was or "refused", one.now or "refused")
         table.add_row(*map(printable, names), _ms(one.was_ms), _ms(one.now_ms))

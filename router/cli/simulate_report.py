@@ -155,7 +155,7 @@ def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffi
     notes = [paragraph(note) for note in (_seeds(plain), _slo(fleet.slo)) if note]
     sections = [
         Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
-        Section("Figures", [table(columns, _rows(results)), definitions(columns)]),
+        Section("Figures", [definitions(columns), table(columns, _rows(results))]),
         *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
         *_robustness(results),
     ]

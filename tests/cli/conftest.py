@@ -45,7 +45,7 @@ Typed: TypeAlias = Callable[..., Ended]
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
     """Run `warmroute` with these arguments through its entry point, on a wide terminal."""
-    monkeypatch.setenv("COLUMNS", "220")
+    monkeypatch.setenv("COLUMNS", "220")  # a test may set another width before the command
 
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["warmroute", *map(str, arguments)])

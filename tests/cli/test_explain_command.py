@@ -71,6 +71,17 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "waiting at engine" not in text  # it is 0 everywhere
 
 
+def test_long_names_are_printed_in_full_within_80_columns() -> None:
+    """One line a candidate, so that they can be copied."""
+    names = [f"decode-pool-llama-70b-{number}.inference.svc.cluster.local:8000" for number in range(4)]
+    lines = printed(explained(kept(scene(*ready(*map(pod, names))), POLICIES["cost_aware"])), 80)
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    listed = [
+        line.split()[-1] for line in lines if line.split() and line.split()[0] in ("chosen", "runner-up", "third")
+    ]
+    assert set(names) >= {name for name in listed if ":" in name} and sum(":" in name for name in listed) == 3
+
+
 def test_the_effect_of_a_filter_is_one_line() -> None:
     """It names the excluded pods, or says that the filter was ignored."""
     full = tuple(PodStatus(one.pod, one.state, PodLoad(waiting=9)) for one in ready(*(pod(f"a{n}") for n in range(6))))

@@ -48,6 +48,18 @@ def test_another_policy_is_compared_in_tables(typed: Typed, receipts: Path) -> N
     assert ended.out.count("req-") == 3
 
 
+def test_names_and_request_ids_are_never_cut(typed: Typed, receipts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns they are folded: a request id is for `warmroute explain`."""
+    request_id = "chatcmpl-0123456789abcdef0123456789abcdef-0"
+    pod_id = "decode-pool-llama-70b-0.inference.svc.cluster.local:8000"
+    text = receipts.read_text().replace("req-", request_id).replace('"a"', f'"{pod_id}"')
+    receipts.write_text(text)
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = typed("replay", receipts, "--policy", "least_load", "--limit", 3)
+    assert ended.code == 0, ended.err
+    assert "…" not in ended.out and max(map(len, ended.out.splitlines())) <= 80, ended.out
+
+
 def test_a_policy_may_be_a_file_and_the_answer_json(typed: Typed, receipts: Path, tmp_path: Path) -> None:
     """One of your own, before it goes anywhere."""
     mine = tmp_path / "mine.yaml"

@@ -96,7 +96,7 @@ async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment)
 async def test_index_commands_inspect_the_cluster_index(
     cluster: ClusterDeployment, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """stats, holders, lookup and verify, with the configuration of the routers; and without Redis."""
+    """stats, holders, lookup and verify, with the configuration of the routers, in 80 columns; and without Redis."""
     monkeypatch.setattr("router.cli.index.load_tokenizer", lambda source, *, fast: tokenizer)
     router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
@@ -118,6 +118,9 @@ async def test_index_commands_inspect_the_cluster_index(
     assert all(str(engine.url)[-5:] in holders for engine in cluster.engines)
     verified = await run("verify", "--config", str(config))
     assert verified.exit_code == 0 and verified.output.count("equal") == 2, verified.output
+    for command in ("stats", "holders", "verify"):
+        shown = (await run(command, "--config", str(config), columns=80)).output
+        assert "…" not in shown and max(map(len, shown.splitlines())) <= 80, shown
     for command in ("holders", "verify"):
         empty = await run(command, "--config", str(config), "--model", "nobody")
         assert empty.exit_code == 1 and "No holders of model 'nobody' in the index" in empty.output
@@ -126,9 +129,9 @@ async def test_index_commands_inspect_the_cluster_index(
     assert lost.exit_code == 3 and "Redis does not answer" in lost.output
 
 
-async def run(*arguments: str) -> Result:
-    """Run a `warmroute index` command."""
-    runner = CliRunner(env={"COLUMNS": "200"})
+async def run(*arguments: str, columns: int = 200) -> Result:
+    """Run a `warmroute index` command on a terminal of this width."""
+    runner = CliRunner(env={"COLUMNS": str(columns)})
     return await asyncio.to_thread(runner.invoke, index_app, [*arguments])
 
 

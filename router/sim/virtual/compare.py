@@ -136,8 +136,8 @@ class Spread:
 
 
 def spread_of(results: Iterable[Result], measure: Measure) -> Spread:
-    """Mean, lowest and highest value over seeds; NaN without results."""
-    values = [measure(result.figures) for result in results]
+    """Mean, lowest and highest value over the seeds that have one; NaN without any."""
+    values = [value for result in results if not math.isnan(value := measure(result.figures))]
     return Spread(fmean(values), min(values), max(values)) if values else Spread(math.nan, math.nan, math.nan)
 
 

@@ -55,8 +55,9 @@ def test_single_runs_are_tied_within_one_percent() -> None:
     assert list(best_policies(by_policy, lambda f: f.ttft_mean_ms)) == ["a", "b", "d"]
 
 
-def test_a_spread_without_results_is_unknown() -> None:
-    """NaN."""
+def test_a_spread_covers_the_seeds_that_have_the_figure() -> None:
+    """Without any it is NaN."""
+    assert spread_of(seeds("a", 10.0, math.nan, 30.0), lambda f: f.ttft_mean_ms).mean == 20.0
     assert math.isnan(spread_of([], lambda f: f.ttft_mean_ms).mean)
 
 
