@@ -18,8 +18,11 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import DIALECTS
@@ -45,6 +48,10 @@ WATCH_INTERVAL_S = 0.25
 MAX_PREFILL_BYTES = 64 * 1024 * 1024
 """A longer prefill response is a failure: it has one token, transfer parameters, and the tokens of the prompt."""
 
+EDITED_INLINE_BYTES = 1024 * 1024
+"""Larger bodies are edited in a thread."""
+_Edited = TypeVar("_Edited", bytes, bytes | None)
+
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
 
@@ -53,6 +60,20 @@ def is_same_epoch(fleet: Fleet, pod: Pod) -> bool:
     """Whether the pod is present, not ejected, and has not restarted since `pod` was read: it still has its KV."""
     status = fleet.status(pod.id)
     return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
+
+
+class LargeEdits:
+    """Edits large bodies in a thread, one at a time: 32 MiB hold the interpreter for 15 ms."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def run(self, body: bytes, edit: Callable[[], _Edited]) -> _Edited:
+        """The result of `edit`, which edits `body`."""
+        if len(body) <= EDITED_INLINE_BYTES:
+            return edit()
+        async with self._turn:
+            return await asyncio.to_thread(edit)
 
 
 @dataclass(slots=True)
@@ -85,16 +106,23 @@ class SplitAttempt:
             self.context.handed_over_cached_tokens = handoff.cached_tokens
         return handoff
 
-    def decode_body(self, offered: Handoff | None, fleet: Fleet) -> bytes:
-        """The body for the decode pod, to be sent now: the client's own where no handoff was offered, or where it was
-        used or is too old, so that the decode pod computes the prompt."""
+    def body_after(self, offered: Handoff | None) -> bytes:
+        """The body for the decode pod with this handoff, if there is one."""
+        request = self.context.request
+        if offered is None:
+            return request.body
+        return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
+
+    def decode_body(self, offered: Handoff | None, fleet: Fleet, edited: bytes) -> bytes:
+        """The body for the decode pod, to be sent now: `edited`, or the client's own where no handoff was offered, or
+        where it was used or is too old, so that the decode pod computes the prompt."""
         request, in_time = self.context.request, time.monotonic() < self.began_s + self.dialect.hold_s
         if offered is None or self.sent_handoff or not in_time or not is_same_epoch(fleet, self.pair.prefill):
             self.result = "dropped" if offered else "not_offered"
             self.context.handed_over_cached_tokens = None
             return request.body
         self.sent_handoff = True
-        return self.dialect.decode_body(request.endpoint, request.body, self.pair, offered)
+        return edited
 
     def decode_failed(self, why: str, *, caused_by: PodId = "", doubtful: bool = False) -> None:
         """Record that the decode pod failed. Raises `HandoffFailed` if the handoff may be the cause and a candidate is
@@ -136,6 +164,7 @@ class SplitExecutor:
         self._facts = needs.handoff_facts
         self._metrics = needs.metrics
         self._calibrator = needs.calibrator
+        self._edits = LargeEdits()
 
     def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
         """Why this plan cannot serve the request; None if it can."""
@@ -171,7 +200,8 @@ class SplitExecutor:
     async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
-        reply = await self._sender.send_once(attempt.context.inbound, pod, attempt.prefill_body)
+        body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
+        reply = await self._sender.send_once(attempt.context.inbound, pod, lambda: body)
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, MAX_PREFILL_BYTES))
         if response.status == 200:
             attempt.booking.handed_over()
@@ -234,7 +264,8 @@ class SplitExecutor:
     ) -> DecodeReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         inbound, pod = attempt.context.inbound, attempt.pair.decode
-        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(offered, self._fleet))
+        edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
+        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(offered, self._fleet, edited))
         attempt.reply = reply
         first = await self._first_piece(attempt, reply)
         if not prefill.done():
@@ -297,12 +328,14 @@ class PullExecutor:
     def __init__(self, needs: ProxyDependencies, sender: UpstreamSender) -> None:
         self._needs = needs
         self._sender = sender
+        self._edits = LargeEdits()
 
     async def open(self, context: RequestContext, pod: Pod, holder: PodId, *, last: bool) -> Reply:
         """The pod's response. Raises `UpstreamError`."""
-        body = self._body(context.request.body, pod, holder)
+        own = context.request.body
+        body = await self._edits.run(own, partial(self._body, own, pod, holder))
         if body is None:
-            return await self._sender.send(context.inbound, pod, context.request.body)
+            return await self._sender.send(context.inbound, pod, own)
         pull_body = body
         reply = await self._sender.send_once(context.inbound, pod, lambda: pull_body)
         if reply.status >= 400 and reply.status not in RETRY_STATUSES and not last:

@@ -36,7 +36,7 @@ def held(fleet: Fleet, age_s: float = 0.0) -> SplitAttempt:
 
 
 def is_sent(attempt: SplitAttempt, fleet: Fleet, offered: Handoff | None = OFFERED) -> bool:
-    return attempt.decode_body(offered, fleet) != BODY
+    return attempt.decode_body(offered, fleet, attempt.body_after(offered)) != BODY
 
 
 def test_a_handoff_is_sent_once(fleet: Fleet) -> None:

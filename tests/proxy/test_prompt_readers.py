@@ -216,7 +216,7 @@ async def test_very_long_prompts_delay_no_shorter_ones(tokenizer: Tokenizer) -> 
     reading, gate = Reading(tokenizer, context_tokens=1_000_000), threading.Event()
     watched = reading.watch(gate)
     watched.word = "slow"
-    texts = [f"slow {n} " + TEXT * 13_000 for n in range(2 * READ_THREADS)]
+    texts = [f"slow {n} " * 40_000 for n in range(2 * READ_THREADS)]
     very_long = [asyncio.ensure_future(reading.reader.read(completion(text))) for text in texts]
     async with asyncio.timeout(10):
         while not watched.threads:

@@ -22,6 +22,7 @@ Opaque = dict[str, msgspec.Raw]
 _FOR_DECODE = ("kv_transfer_params", "prompt_token_ids", "token_ids")
 """Fields that the router requested, not the client."""
 
+_NUMBERS = tuple(b"[%d" % digit for digit in range(10))
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _EMPTY: Mapping[str, Any] = {}
 
@@ -76,13 +77,18 @@ class PrefillResponse(msgspec.Struct):
         """Prompt tokens that were in the prefill pod's own cache."""
         return self.usage.cached_tokens if self.usage else None
 
-    def token_ids(self) -> list[int] | None:
-        """The prompt's tokens. Their place differs by endpoint; TensorRT-LLM has one list per prompt."""
-        for place in (bytes(self.prompt_token_ids), bytes(self.choice.prompt_token_ids)):
-            one = decode(place, list[int]) or next(iter(decode(place, list[list[int]]) or ()), None)
-            if one:
-                return one
+    def token_ids(self) -> msgspec.Raw | None:
+        """The prompt's tokens, undecoded: there may be a million. Their place differs by endpoint; TensorRT-LLM has one
+        list per prompt."""
+        for place in (self.prompt_token_ids, self.choice.prompt_token_ids):
+            lists = decode(bytes(place), list[msgspec.Raw]) if _begins(place, b"[[") else [place]
+            if lists and _begins(lists[0], _NUMBERS):
+                return lists[0]
         return None
+
+
+def _begins(value: msgspec.Raw, first: bytes | tuple[bytes, ...]) -> bool:
+    return b"".join(bytes(memoryview(value)[:64]).split()).startswith(first)
 
 
 class _RawChoices(msgspec.Struct):

@@ -44,7 +44,7 @@ class Handoff:
     cache: the number that the client receives, or None where the pod does not report it."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: msgspec.Raw | None = None
     cached_tokens: int | None = None
     response: bytes | None = None
     """The client's whole unstreamed response, where the prefill request already completed it."""
@@ -88,18 +88,27 @@ class Dialect:
         return None
 
 
+_NULL = msgspec.Raw(b"null")
+_MAX_VALUE_BYTES = 64
+"""Of a number or a flag, as in every body that the router reads."""
+
+
 class _SplitFields(msgspec.Struct):
-    """Parsed as leniently as the engines do."""
+    """Decoded after the body, so that a repeated field is decoded once."""
 
-    n: int | None = None
-    best_of: int | None = None
-    use_beam_search: bool | None = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    prompt: msgspec.Raw = msgspec.Raw(b"null")
+    n: msgspec.Raw = _NULL
+    best_of: msgspec.Raw = _NULL
+    use_beam_search: msgspec.Raw = _NULL
+    echo: msgspec.Raw = _NULL
+    prompt_logprobs: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
 
 
-_SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields, strict=False)
+_SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields)
+# As lenient as the engines.
+_COUNT = msgspec.json.Decoder(int | None, strict=False)
+_FLAG = msgspec.json.Decoder(bool | None, strict=False)
+_ONE_PROMPT = msgspec.json.Decoder(tuple[msgspec.Raw])
 
 
 def split_refusal(endpoint: Endpoint, body: bytes) -> str:
@@ -109,20 +118,34 @@ def split_refusal(endpoint: Endpoint, body: bytes) -> str:
         return "Only chats and completions decode tokens."
     try:
         fields = _SPLIT_FIELDS.decode(body)
+        choices = [_small(_COUNT, fields.n), _small(_COUNT, fields.best_of)]
+        beam, echo = _small(_FLAG, fields.use_beam_search), _small(_FLAG, fields.echo)
+        logprobs = _small(_COUNT, fields.prompt_logprobs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "The body cannot be read."
-    if max(fields.n or 1, fields.best_of or 1) > 1 or fields.use_beam_search:
+    if max(count or 1 for count in choices) > 1 or beam:
         return "Several choices would each need the KV, which can be read only once."
     if _has_several_prompts(fields.prompt):
         return "Several prompts in one request would each need a handoff."
-    if fields.echo or fields.prompt_logprobs is not None:
+    if echo or logprobs is not None:
         return "Logprobs and echoes of the prompt exist only where it was computed."
     return ""
 
 
+def _small(decoder: msgspec.json.Decoder[Any], value: msgspec.Raw) -> Any:
+    """The value. Raises `DecodeError` if it is long: that would take milliseconds."""
+    if len(memoryview(value)) > _MAX_VALUE_BYTES:
+        raise msgspec.DecodeError("the value is too long")
+    return decoder.decode(value)
+
+
 def _has_several_prompts(prompt: msgspec.Raw) -> bool:
-    """A list of token ids is one prompt, and is not decoded: it may be long."""
+    """Neither a list of token ids, which is one prompt, nor a list of prompts is decoded to its end: it may be long."""
     head = bytes(memoryview(prompt)[:64])
     if not head.startswith(b"[") or head[1:].lstrip()[:1].isdigit():
         return False
-    return len(msgspec.json.decode(prompt, type=list[msgspec.Raw])) > 1
+    try:
+        _ONE_PROMPT.decode(prompt)
+    except msgspec.ValidationError:
+        return head[1:].lstrip() != b"]"
+    return False

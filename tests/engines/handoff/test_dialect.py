@@ -163,6 +163,8 @@ def test_accepted_requests_can_be_handed_over(dialect: Dialect, fields: dict[str
         {"echo": True},
         {"prompt_logprobs": 0},
         {"n": "many"},
+        {"best_of": "1" * 65},
+        {"prompt_logprobs": "1" * 65},
     ],
 )
 def test_a_request_that_needs_more_than_one_handoff_is_refused(fields: dict[str, Any]) -> None:
@@ -188,6 +190,12 @@ def test_a_request_that_needs_more_than_one_handoff_is_refused(fields: dict[str,
 def test_one_prompt_and_one_answer_are_not_refused(fields: dict[str, Any]) -> None:
     """In any notation."""
     assert split_refusal(COMPLETIONS, completion(**fields)) == ""
+
+
+def test_only_the_last_of_a_repeated_field_is_decoded() -> None:
+    """An integer of 4,000 digits takes 60 us."""
+    body = completion(best_of=1)[:-1] + b',"best_of":[%b],"best_of":1}' % (b"1" * 4_000)
+    assert split_refusal(COMPLETIONS, body) == ""
 
 
 def test_a_chat_is_split_and_an_embedding_is_not() -> None:

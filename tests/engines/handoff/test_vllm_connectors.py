@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from router.engines.handoff.dialect import Handoff, Order
@@ -98,7 +99,7 @@ def test_a_chat_carries_the_prompts_tokens_where_the_release_reads_them() -> Non
 
 
 def test_cached_tokens_are_the_prefill_pods() -> None:
-    assert (nixl_handoff().cached_tokens, nixl_handoff().prompt_token_ids) == (16, [7, 8])
+    assert (nixl_handoff().cached_tokens, nixl_handoff().prompt_token_ids) == (16, msgspec.Raw(b"[7,8]"))
 
 
 @pytest.mark.parametrize(
