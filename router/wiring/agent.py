@@ -39,7 +39,7 @@ from router.publisher.publisher_metrics import PublisherMetrics
 from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.types import Generation, Pod, PodSpeed, Tier
+from router.types import Generation, Pod, PodSpeed, PodState, Tier
 from router.wiring.cluster_member import redis_address
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import source_of
@@ -79,6 +79,7 @@ class Agent:
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
         self._membership.check(published.pods)
+        self.fleet.listen(self._remove_gone)
         self.standard = StandardIntake()
         self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
         self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
@@ -145,6 +146,11 @@ class Agent:
         self._sources[f"lmcache {store.model}"] = partial(expire_servers, coordinator)
 
     # --- pods ---
+
+    def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
+        if new is PodState.GONE:
+            self._streams.leave(pod.id)
+            self.publisher.end(pod.id)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Follow the events of a pod that has answered its first probe."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 from typer.testing import CliRunner, Result
 
 from router.cli.index import index_app
@@ -63,6 +64,25 @@ async def test_readiness_and_metrics_of_a_publisher(cluster: ClusterDeployment) 
         metrics = (await client.get("/metrics")).text
         assert 'model="demo",state="publishing"} 1.0' in metrics and 'model="demo",state="standby"} 0.0' in metrics
         assert "warmroute_publisher_written_blocks_total{" in metrics and "warmroute_requests" not in metrics
+
+
+async def test_a_pod_that_is_gone_leaves_the_index_and_the_metrics(cluster: ClusterDeployment) -> None:
+    """Its blocks cannot be read any more."""
+    agent = cluster.agents[0]
+    stays, leaves = (status.pod for status in agent.fleet.snapshot.pods)
+    async with publisher_client(agent) as client, Redis.from_url(cluster.redis.url) as connection:
+
+        async def published() -> bool:
+            return bool([key async for key in connection.scan_iter(f"*:holder:{leaves.id}")])
+
+        async def removed() -> bool:
+            return not await published()
+
+        await until(published)
+        agent.fleet.sync([stays])
+        assert [holder.id for holder in agent.publisher.holders] == [stays.id]
+        await until(removed)
+        assert leaves.id not in (await client.get("/metrics")).text
 
 
 async def test_a_revision_is_replaced_over_http(cluster: ClusterDeployment) -> None:
