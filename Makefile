@@ -11,7 +11,9 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: demo test quick redis live fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis live fuzz mutants lint format lock clean
+
+install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
 demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
@@ -30,6 +32,9 @@ redis:                      ## Redis 7 beside the Valkey that comes as a wheel; 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
+	$(BIN)/python -m tests.tour
 
 mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)

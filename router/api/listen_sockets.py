@@ -7,20 +7,24 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from router.config.schema import AdminListen
+from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
+
+ALL_ADDRESSES = "::"
+"""All addresses of this machine, IPv6 and IPv4. The wildcard 0.0.0.0 has only the latter."""
 
 
 def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "listen") -> socket.socket:
-    """A socket bound to the address, not listening yet. Unless `exclusive`, other workers can bind it as well. Raises
-    `ConfigError`, which names the section of router.yaml."""
+    """A socket bound to the address, not listening yet; for a name with several addresses, to an IPv4 one. Unless
+    `exclusive`, other workers can bind it as well. Raises `ConfigError`, which names the section of router.yaml."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         with ExitStack() as on_error:
             bound = on_error.enter_context(socket.socket(family, kind, protocol))
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, host != ALL_ADDRESSES)
             if not exclusive:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             bound.bind(address)
@@ -61,9 +65,9 @@ def _listen_unix(path: str) -> socket.socket:
     return bound
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: socket.socket, *, tls: bool = False) -> str:
     """The address as a URL, or as `unix:PATH`."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"

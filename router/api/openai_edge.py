@@ -29,7 +29,8 @@ from router.api.parse import (
     read_other,
     without_engine_fields,
 )
-from router.config.schema import Edge, Limits
+from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
     BodyTooLarge,

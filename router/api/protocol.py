@@ -29,6 +29,7 @@ from router.api.request_target import read_target
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
 from router.proxy.headers import HeaderList, first_values
 
+IPV4_IN_IPV6 = "::ffff:"
 MAX_COMPARED = 128
 """Connections that are compared to close one of them. Comparing thousands for each new one would cost milliseconds."""
 LINGER_S = 0.2
@@ -76,7 +77,9 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._host = self.client[0] if self.client else ""
+        if self.client:  # an IPv4 client of a listener for IPv6 and IPv4 has the address ::ffff:a.b.c.d
+            self.client = self.client[0].removeprefix(IPV4_IN_IPV6), self.client[1]
+            self._host = self.client[0]
         self._connection = ClientConnection(
             transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.body_memory
         )

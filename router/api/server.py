@@ -92,7 +92,9 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         await self.admin.open()
         if self._summary and self.started:
-            url = ",".join(address_of(sock) for server in self.servers for sock in server.sockets)
+            url = ",".join(
+                address_of(sock, tls=self.config.is_ssl) for server in self.servers for sock in server.sockets
+            )
             log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

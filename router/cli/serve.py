@@ -18,9 +18,10 @@ import structlog
 import typer
 
 from router.cli.options import configured, with_options
+from router.config.listen_schema import Listen
 from router.config.load import shipped, validate_options
 from router.config.router_file import load_router
-from router.config.schema import Listen, RouterConfig
+from router.config.schema import RouterConfig
 from router.observe.log import bind_worker, configure_logging
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     gc.enable()
     release_free_memory()
     worker = _fork(config.listen) if config.listen.workers > 1 else None
+    public = bind_port(config.listen.host, worker.port if worker else config.listen.port, exclusive=worker is None)
     if worker:
         bind_worker(worker.number)
     program = Program(config, policies, priors, load, worker=worker)
@@ -116,8 +118,6 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     allow_all_open_files()
     settings = uvicorn.Config(
         program.app,
-        host=config.listen.host,
-        port=config.listen.port,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",
@@ -128,6 +128,8 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         timeout_keep_alive=75,
         timeout_graceful_shutdown=ceil(config.limits.drain_timeout_s),
     )
+    if certificate := program.certificate:
+        settings.ssl_context_factory = lambda *_: certificate.context
     server = DrainingServer(
         settings,
         AdminServer(program.admin, admin),
@@ -136,7 +138,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         figures=program.metrics.figures,
     )
     with suppress(KeyboardInterrupt):
-        server.run([bind_port(config.listen.host, worker.port)] if worker else None)
+        server.run([public])
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
 

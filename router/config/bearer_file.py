@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from router.config.schema import AdminListen
+from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from pathlib import Path
 
 import structlog
 
+from router.config.certificates import Stamp, load_certificate, stamp_of
 from router.errors import ConfigError
 from router.types import PodTls
 
@@ -16,25 +16,15 @@ log = structlog.get_logger()
 
 def read_tls(files: PodTls) -> ssl.SSLContext:
     """A context with the authority and the client certificate in the files. Raises `ConfigError`."""
-    for path in filter(None, (files.ca_file, files.cert_file, files.key_file)):
-        if not Path(path).is_file():
-            raise ConfigError(f"tls: cannot read {path}: no such file")
     try:
         context = ssl.create_default_context(cafile=files.ca_file or None)
+    except ssl.SSLError:
+        raise ConfigError(f"tls.ca_file: {files.ca_file} does not contain a certificate in PEM") from None
     except OSError as error:
-        raise ConfigError(f"tls.ca_file: {files.ca_file} holds no certificate that can be read: {error}") from error
+        raise ConfigError(f"tls.ca_file: cannot read {files.ca_file}: {error.strerror}") from None
     if files.cert_file:
-        _load_client_certificate(context, files)
+        load_certificate(context, files.cert_file, files.key_file)
     return context
-
-
-def _load_client_certificate(context: ssl.SSLContext, files: PodTls) -> None:
-    try:
-        # Without a password OpenSSL would ask for one on the terminal.
-        context.load_cert_chain(files.cert_file, files.key_file or None, password="")
-    except OSError as error:
-        key = files.key_file or files.cert_file
-        raise ConfigError(f"tls.cert_file: {files.cert_file} and the key in {key} cannot be used: {error}") from error
 
 
 class PodTlsContext:
@@ -43,15 +33,15 @@ class PodTlsContext:
     def __init__(self, files: PodTls) -> None:
         self._files = files
         self._context: ssl.SSLContext | None = None
-        self._changed_ns: tuple[int, ...] | None = None
+        self._stamp: Stamp = ()
 
     def current(self) -> ssl.SSLContext:
         """The context; read again if a file has changed. Called for each new connection. Raises `ConfigError` if the
         files were never readable."""
-        changed_ns = tuple(_changed_ns(path) for path in (self._files.ca_file, self._files.cert_file))
-        if self._context is None or changed_ns != self._changed_ns:
+        stamp = stamp_of(self._files.ca_file, self._files.cert_file, self._files.key_file)
+        if self._context is None or stamp != self._stamp:
             self._context = self._read()
-            self._changed_ns = changed_ns
+            self._stamp = stamp
         return self._context
 
     def _read(self) -> ssl.SSLContext:
@@ -62,13 +52,6 @@ class PodTlsContext:
                 raise
             log.error("TLS files for pods not readable; the last ones stay in use", error=str(error))
             return self._context
-
-
-def _changed_ns(path: str) -> int:
-    try:
-        return Path(path).stat().st_mtime_ns if path else 0
-    except OSError:
-        return 0
 
 
 tls_of = cache(PodTlsContext)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from router.config.bearer_file import admin_tokens
+from router.config.certificates import ListenCertificate
 from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
@@ -104,6 +105,9 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
     check_keys(mistakes, config)
     with mistakes.at("admin", "bearer_file"):
         admin_tokens(config.admin)
+    if config.listen.tls:
+        with mistakes.at("listen", "tls"):
+            ListenCertificate(config.listen.tls)
     tls = config.index.redis.tls if config.index.redis else None
     read: dict[Location, str | None] = {
         ("models", number, "chat_template"): model.chat_template for number, model in enumerate(config.models)

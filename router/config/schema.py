@@ -5,100 +5,30 @@ A change of these settings needs a restart; settings that change at run time are
 
 from __future__ import annotations
 
-import re
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from router.config.discovery_schema import Discovery
+from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
+from router.config.listen_schema import AdminListen, Listen
 from router.config.load import FilePath, Strict, TokenizerPlace
 from router.config.log_schema import Log, Receipts, ReceiptsOrFile
 from router.config.mistakes import wrong_at
-from router.config.pod_schema import PodConfig, SocketPath
-from router.engines.forwarded_headers import unforwardable
-from router.engines.forwarded_paths import changes_engine, unusable_path
+from router.config.pod_schema import PodConfig
 from router.types import Generation, Role
 
-
-def _extra_path(path: str) -> str:
-    if changes_engine(path):
-        raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
-    return _control_path(path)
-
-
-def _control_path(path: str) -> str:
-    if why := unusable_path(path):
-        raise ValueError(why)
-    return path
-
-
-def _forwarded_header(name: str) -> str:
-    if why := unforwardable(name):
-        raise ValueError(why)
-    return name
-
-
-def _cors_origin(value: str) -> str:
-    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
-        raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
-    return value
-
-
-Port = Annotated[int, Field(ge=0, le=65535)]
-ExtraPath = Annotated[str, AfterValidator(_extra_path)]
-ControlPath = Annotated[str, AfterValidator(_control_path)]
-ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
-CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
-
-
-class Listen(Strict):
-    """The address that clients connect to."""
-
-    host: str = "127.0.0.1"
-    port: Port = 8080
-    workers: PositiveInt = 1
-    """Processes that serve as one router, with one view of the fleet. Each uses one core."""
-
-
-class AdminListen(Strict):
-    """The listener for operators: /metrics, /admin and the detailed /readyz. All workers share it."""
-
-    host: str = "127.0.0.1"
-    port: Port = 9480
-    socket: SocketPath = ""
-    """A Unix socket to listen on instead. Only the router's own user can connect."""
-    bearer_file: FilePath | None = Field(default=None, validate_default=True)
-    """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
-    loopback address. Without it, only processes of this machine are served."""
-
-    @field_validator("bearer_file")
-    @classmethod
-    def _others_need_a_token(cls, value: str | None, info: ValidationInfo) -> str | None:
-        host = info.data.get("host", "127.0.0.1")
-        if value is None and not info.data.get("socket") and not is_loopback(host):
-            raise ValueError(f"required, because `host: {host}` is not a loopback address; name a file with a token")
-        return value
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to the host."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+VERSION = 1
+"""The version of the format, for files that an older or newer release reads."""
 
 
 class CostPrior(Strict):
@@ -136,30 +66,6 @@ class ModelConfig(Strict):
             kv_dtype=self.kv_dtype,
             block_size_tokens=self.block_size_tokens,
         )
-
-
-class Edge(Strict):
-    """Headers of responses, and what clients may send."""
-
-    route_headers: bool = True
-    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses. Off: messages of errors name
-    no pods either."""
-    trust_engine_fields: bool = False
-    """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
-    adapters by path (the tables of router/engines/steering.py). Off: strip them."""
-    forward_headers: tuple[ForwardedHeader, ...] = ()
-    """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
-    authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
-    extra_paths: tuple[ExtraPath, ...] = ()
-    """Paths to forward by model besides those of the inference APIs, such as /tokenize. Each is compared exactly.
-    Engines do not authenticate paths outside /v1."""
-    control_paths: tuple[ControlPath, ...] = ()
-    """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They
-    are never forwarded unless they are named here; a request changes one pod only."""
-    cors_origins: tuple[CorsOrigin, ...] = ()
-    """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_header: str = "x-session-id"
-    tenant_header: str = "x-tenant-id"
 
 
 class Limits(Strict):
@@ -232,6 +138,8 @@ class Probes(Strict):
 class RouterConfig(Strict):
     """`config/router.yaml`."""
 
+    version: int = VERSION
+    """Version of this format."""
     listen: Listen = Listen()
     admin: AdminListen = AdminListen()
     policy: str = "cost_aware"
@@ -255,6 +163,18 @@ class RouterConfig(Strict):
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
     receipts: ReceiptsOrFile = Receipts()
     """`receipts: FILE` is short for `receipts: {file: FILE}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _version_is_known(cls, data: Any) -> Any:
+        """Checked before the other keys, which another version may name differently."""
+        if isinstance(data, dict) and data.get("version", VERSION) != VERSION:
+            raise wrong_at(
+                ("version",),
+                f"must be {VERSION}, the only version that this release reads; "
+                "install the release for which the file was written, or change it as CHANGELOG.md says",
+            )
+        return data
 
     @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:

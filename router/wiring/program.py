@@ -21,6 +21,7 @@ from router.api.http_edge import HttpEdge
 from router.api.openai_edge import OpenAiEdge
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.config.bearer_file import admin_tokens
+from router.config.certificates import ListenCertificate
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
 IDLE_SWEEP_S = 1.0
+CERTIFICATE_CHECK_S = 1.0
 MAX_ADMIN_CONNECTIONS = 128
 WORKERS_TIMEOUT_S = 10.0
 """Longest wait until the pods that are ready in other workers are ready here."""
@@ -111,6 +113,7 @@ class Program:
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
+        self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         own = public_app(
             self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
         )
@@ -187,6 +190,7 @@ class Program:
             **self.pods.feeds(sync.scrape_share if sync else None),
             **(sync.feeds if sync else {}),
             **self.records.feeds,
+            **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
@@ -198,6 +202,11 @@ class Program:
         while True:
             await asyncio.sleep(IDLE_SWEEP_S)
             self._pools.expire_idle()
+
+    async def _renew(self, certificate: ListenCertificate) -> None:
+        while True:
+            await asyncio.sleep(CERTIFICATE_CHECK_S)
+            certificate.refresh()
 
     async def _review(self, old: PolicySet, new: PolicySet) -> str | None:
         return await self.records.review(old, new)

@@ -22,7 +22,8 @@ from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.config.schema import Edge, Limits
+from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.unrouted_requests import UnroutedRequests

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 from pydantic import ValidationError
 
-from router.config.schema import Edge
+from router.config.edge_schema import Edge
 from router.proxy import attempt
 from tests.api.edge_to_pod import Chain, chain
 

@@ -20,7 +20,8 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.config.schema import Edge, Limits
+from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.observe.unrouted_requests import UnroutedRequests
 from tests.proxy.pods import CHAT, LONGER_S, Behaviour, ScriptedPod, Town
 from tests.proxy.steps import Pipe, StepLoop

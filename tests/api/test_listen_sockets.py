@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from router.api.listen_sockets import address_of, bind_admin, bind_port
-from router.config.schema import AdminListen
+from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
 
 pytestmark = pytest.mark.net

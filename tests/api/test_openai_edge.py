@@ -12,7 +12,8 @@ import pytest
 from router.api import openai_edge
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
-from router.config.schema import Edge, Limits
+from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.engines.steering import STEERING_FIELDS
 from router.errors import (
     BodyTooLarge,

@@ -22,7 +22,8 @@ from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
 from router.api.parse import without_engine_fields
 from router.api.protocol import EdgeProtocol
-from router.config.schema import Edge, Limits
+from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError

@@ -18,11 +18,12 @@ from router.api.listen_sockets import address_of, bind_port
 from router.api.protocol import EdgeProtocol
 from router.api.server import AdminServer, DrainingServer
 from router.cli.child_processes import JSON_CALL
+from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.log_schema import Receipts
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
-from router.config.schema import Edge, Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
 from router.prompt import segments
 from router.prompt.cuts import find_cuts
 from router.prompt.template import ChatTemplate

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from router.config.schema import Edge
+from router.config.edge_schema import Edge
 from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Chat, Deploy, Deployment
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.config.schema import Edge
+from router.config.edge_schema import Edge
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock_engine import MockEngine
 from tests.stories.conftest import Deploy

@@ -72,7 +72,16 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
     assert context.current() is second
 
 
+def test_a_renewed_key_alone_is_noticed(tmp_path: Path) -> None:
+    """The certificate may be written first."""
+    files = tls_material(tmp_path)
+    context = PodTlsContext(PodTls(str(files.ca), str(files.certificate), str(files.key)))
+    first = context.current()
+    os.utime(files.key, ns=(1, 1))
+    assert context.current() is not first
+
+
 def test_unreadable_files_are_an_error_at_the_start(tmp_path: Path) -> None:
     """The file is named."""
-    with pytest.raises(ConfigError, match=r"tls: cannot read .*/ca\.crt"):
+    with pytest.raises(ConfigError, match=r"tls\.ca_file: cannot read .*/ca\.crt"):
         PodTlsContext(PodTls(str(tmp_path / "ca.crt"))).current()

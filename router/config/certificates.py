@@ -1,0 +1,126 @@
+"""Loads certificates with their keys from PEM files, and finds what is wrong with them."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import structlog
+
+from router.config.listen_schema import ListenTls
+from router.errors import ConfigError
+
+log = structlog.get_logger()
+
+Stamp = tuple[tuple[int, ...], ...]
+
+
+def stamp_of(*paths: str | None) -> Stamp:
+    """Changes when one of the files does. Empty paths and missing files count as well."""
+    return tuple(_stamp(path) for path in paths)
+
+
+def _stamp(path: str | None) -> tuple[int, ...]:
+    try:
+        found = Path(path).stat() if path else None
+    except OSError:
+        return ()
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
+
+
+def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+    """Use the certificate and key in new connections of the context. Raises `ConfigError`, and then the context keeps
+    what it has."""
+    key_file = key_file or cert_file
+    for key, path in ("tls.cert_file", cert_file), ("tls.key_file", key_file):
+        _check_readable(key, path)
+    trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(trial, cert_file, key_file)
+    _check_validity(trial, cert_file)
+    _load(context, cert_file, key_file)
+
+
+def _check_readable(key: str, path: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
+
+
+def _load(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
+    try:
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert_file, key_file, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(f"tls.key_file: {key_file} is not the key of the certificate in {cert_file}") from None
+        certificate = _is_certificate(cert_file)
+        key, path, expected = (
+            ("key_file", key_file, "a private key without a password")
+            if certificate
+            else ("cert_file", cert_file, "a certificate")
+        )
+        raise ConfigError(f"tls.{key}: {path} does not contain {expected} in PEM") from None
+
+
+def _is_certificate(path: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _check_validity(server: ssl.SSLContext, cert_file: str) -> None:
+    """Raises `ConfigError` if the certificate is not valid today: a client that trusts it refuses a handshake in
+    memory."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cert_file)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (*ends, *ends):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            if error.verify_code in _INVALID_TODAY:
+                raise ConfigError(
+                    f"tls.cert_file: {cert_file}: {error.verify_message}; renew it, or set the clock"
+                ) from None
+            return
+        except ssl.SSLError:
+            return
+
+
+_INVALID_TODAY = (9, 10)
+"""OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+
+
+class ListenCertificate:
+    """The TLS context of the public listener. Raises `ConfigError` if its files cannot be used."""
+
+    def __init__(self, files: ListenTls) -> None:
+        self._files = files
+        self._stamp = self._current_stamp()
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.set_alpn_protocols(["http/1.1"])
+        load_certificate(self.context, files.cert_file, files.key_file)
+
+    def refresh(self) -> None:
+        """Read the files again if they have changed. If they cannot be used, the last certificate stays in use."""
+        stamp = self._current_stamp()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            load_certificate(self.context, self._files.cert_file, self._files.key_file)
+            log.info("certificate of the listener read again", file=self._files.cert_file)
+        except ConfigError as error:
+            log.error("certificate of the listener not usable; the last one stays in use", error=f"listen.{error}")
+
+    def _current_stamp(self) -> Stamp:
+        return stamp_of(self._files.cert_file, self._files.key_file)

@@ -1,0 +1,66 @@
+"""The key `edge` of `config/router.yaml`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from router.config.load import Strict
+from router.engines.forwarded_headers import unforwardable
+from router.engines.forwarded_paths import changes_engine, unusable_path
+
+
+def _extra_path(path: str) -> str:
+    if changes_engine(path):
+        raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
+    return _control_path(path)
+
+
+def _control_path(path: str) -> str:
+    if why := unusable_path(path):
+        raise ValueError(why)
+    return path
+
+
+def _forwarded_header(name: str) -> str:
+    if why := unforwardable(name):
+        raise ValueError(why)
+    return name
+
+
+def _cors_origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
+        raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
+    return value
+
+
+ExtraPath = Annotated[str, AfterValidator(_extra_path)]
+ControlPath = Annotated[str, AfterValidator(_control_path)]
+ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
+CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
+
+
+class Edge(Strict):
+    """Headers of responses, and what clients may send."""
+
+    route_headers: bool = True
+    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses. Off: messages of errors name
+    no pods either."""
+    trust_engine_fields: bool = False
+    """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
+    adapters by path (the tables of router/engines/steering.py). Off: strip them."""
+    forward_headers: tuple[ForwardedHeader, ...] = ()
+    """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
+    authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
+    extra_paths: tuple[ExtraPath, ...] = ()
+    """Paths to forward by model besides those of the inference APIs, such as /tokenize. Each is compared exactly.
+    Engines do not authenticate paths outside /v1."""
+    control_paths: tuple[ControlPath, ...] = ()
+    """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They
+    are never forwarded unless they are named here; a request changes one pod only."""
+    cors_origins: tuple[CorsOrigin, ...] = ()
+    """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
+    session_header: str = "x-session-id"
+    tenant_header: str = "x-tenant-id"

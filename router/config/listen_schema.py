@@ -1,0 +1,62 @@
+"""The keys `listen` and `admin` of `config/router.yaml`: the listeners of the router."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+
+from router.config.load import FilePath, Strict
+from router.config.pod_schema import SocketPath
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ListenTls(Strict):
+    """The certificate that clients see. Both files are read again when they change."""
+
+    cert_file: FilePath
+    """The certificate, followed by those of intermediate authorities, in PEM."""
+    key_file: FilePath | None = None
+    """Its key, without a password. Default: it is in `cert_file`."""
+
+
+class Listen(Strict):
+    """The address that clients connect to."""
+
+    host: str = "127.0.0.1"
+    """"::" is all addresses of the machine, IPv4 and IPv6; 0.0.0.0 those of IPv4."""
+    port: Port = 8080
+    tls: ListenTls | None = None
+    """TLS for clients. The admin listener has none."""
+    workers: PositiveInt = 1
+    """Processes that serve as one router, with one view of the fleet. Each uses one core."""
+
+
+class AdminListen(Strict):
+    """The listener for operators: /metrics, /admin and the detailed /readyz. All workers share it."""
+
+    host: str = "127.0.0.1"
+    port: Port = 9480
+    socket: SocketPath = ""
+    """A Unix socket to listen on instead. Only the router's own user can connect."""
+    bearer_file: FilePath | None = Field(default=None, validate_default=True)
+    """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
+    loopback address. Without it, only processes of this machine are served."""
+
+    @field_validator("bearer_file")
+    @classmethod
+    def _others_need_a_token(cls, value: str | None, info: ValidationInfo) -> str | None:
+        host = info.data.get("host", "127.0.0.1")
+        if value is None and not info.data.get("socket") and not is_loopback(host):
+            raise ValueError(f"required, because `host: {host}` is not a loopback address; name a file with a token")
+        return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

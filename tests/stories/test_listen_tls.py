@@ -1,0 +1,113 @@
+"""`warmroute serve` on a TLS listener, and on all addresses of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.cli.child_processes import Child, child, free_port
+from router.config.certificates import ListenCertificate
+from router.config.listen_schema import ListenTls
+from tests.redis_servers.server import TlsFiles, tls_material
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.anyio,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
+]
+DEADLINE_S = 60.0
+
+
+def material(folder: Path) -> TlsFiles:
+    """A new authority with a certificate, in a folder of its own."""
+    folder.mkdir()
+    return tls_material(folder)
+
+
+async def is_live(url: str, verify: ssl.SSLContext | bool = False) -> bool:
+    """Whether the router answers over a new connection."""
+    try:
+        async with httpx.AsyncClient(trust_env=False, verify=verify) as client:
+            return (await client.get(f"{url}/livez")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def until_live(url: str, verify: ssl.SSLContext | bool = False) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not await is_live(url, verify):
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def serving(folder: Path, listen: str) -> AsyncIterator[tuple[int, Child]]:
+    """A router with this `listen` section, and its port."""
+    port = free_port()
+    (folder / "router.yaml").write_text(f"listen: {listen.replace('PORT', str(port))}\n")
+    with child("router", ["serve", "--config", str(folder / "router.yaml"), "--admin-port", "0"], folder) as router:
+        yield port, router
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, workers: int) -> None:
+    """By every worker; an unusable one is not used."""
+    old, new = material(tmp_path / "old"), material(tmp_path / "new")
+    used = TlsFiles(tmp_path / "ca", tmp_path / "tls.crt", tmp_path / "tls.key")
+    shutil.copy(old.certificate, used.certificate)
+    shutil.copy(old.key, used.key)
+    listen = f"{{port: PORT, workers: {workers}, tls: {{cert_file: tls.crt, key_file: tls.key}}}}"
+    trusts_old, trusts_new = (ssl.create_default_context(cafile=files.ca) for files in (old, new))
+    async with serving(tmp_path, listen) as (port, _):
+        url = f"https://localhost:{port}"
+        await until_live(url, trusts_old)
+        shutil.copy(new.certificate, used.certificate)
+        shutil.copy(new.key, used.key)
+        await until_live(url, trusts_new)
+        used.key.write_text("no key")
+        assert await is_live(url, trusts_new)
+        assert not await is_live(url.replace("https", "http"))
+
+
+def test_a_certificate_without_its_key_is_not_used(tmp_path: Path) -> None:
+    """Until the key follows, the last pair stays in use."""
+    old, new = material(tmp_path / "old"), material(tmp_path / "new")
+    listener = ListenCertificate(ListenTls(cert_file=str(old.certificate), key_file=str(old.key)))
+    shutil.copy(new.certificate, old.certificate)
+    listener.refresh()
+    assert _presented(listener.context, tls_authority=new) is None
+    shutil.copy(new.key, old.key)
+    listener.refresh()
+    assert _presented(listener.context, tls_authority=new)
+
+
+def _presented(server: ssl.SSLContext, tls_authority: TlsFiles) -> bytes | None:
+    """The certificate that a client of this authority gets in a handshake; None if it refuses it."""
+    client = ssl.create_default_context(cafile=tls_authority.ca)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server, server_hostname="localhost")
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for end in (asking, answering, asking):
+        try:
+            end.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError:
+            return None
+    return asking.getpeercert(binary_form=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_two_colons_are_all_addresses_of_both_families(tmp_path: Path, workers: int) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    async with serving(tmp_path, f"{{host: '::', port: PORT, workers: {workers}}}") as (port, _):
+        await until_live(f"http://127.0.0.1:{port}")
+        await until_live(f"http://[::1]:{port}")

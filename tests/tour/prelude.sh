@@ -1,0 +1,55 @@
+# Begins the script of a tour. File descriptor 3 is the report, one line for each block.
+set -eE
+shopt -s expand_aliases
+failed() { local code=$?; echo "FAILED (exit code $code): $1" >&2; echo "$1" > failed; exit 1; }
+trap 'failed "$BASH_COMMAND"' ERR
+exec 3>&1
+declare -A pids=()
+declare -A first_line=([mock-engine]='"url"' [serve]='"event": "serving"' [publish]='"event"')
+
+# A server runs in the background once it is ready, until another one of its kind replaces it.
+warmroute() {
+  case $1 in
+    mock-engine | serve | publish) in_background "$@" ;;
+    *) command warmroute "$@" ;;
+  esac
+}
+
+in_background() {
+  local log=logs/$1
+  stop "$1"
+  : > "$log"
+  command warmroute "$@" > "$log" 2>&1 3>&- &
+  pids[$1]=$!
+  for _ in {1..300}; do
+    if grep -q "${first_line[$1]}" "$log" && is_ready "$1"; then cat "$log"; return; fi
+    kill -0 "${pids[$1]}" 2> /dev/null || break
+    sleep 0.2
+  done
+  cat "$log"
+  return 1
+}
+
+is_ready() { [ "$1" != serve ] || command curl --silent --fail localhost:8080/readyz > /dev/null; }
+
+stop() {
+  [ -z "${pids[$1]}" ] || { kill "${pids[$1]}" 2> /dev/null || true; wait "${pids[$1]}" || true; }
+  unset "pids[$1]"
+}
+
+stop_all() { for kind in "${!pids[@]}"; do stop "$kind"; done; }
+trap stop_all EXIT
+
+curl() { command curl --fail-with-body --silent --show-error "$@"; }
+
+make() { command make $MAKE_OPTIONS "$@"; }
+
+# Mock engines for a page that installs the router without what they need.
+engines() { PATH=$PWD/.venv/bin:$PATH in_background mock-engine "$@"; }
+
+# Number and place of a block: what it prints goes to a file of its own.
+block() {
+  exec > "output-$1" 2>&1
+  echo "$(date +%T) $2" >&3
+  last_block=$1
+}
