@@ -81,6 +81,9 @@ class FakeTransport(asyncio.Transport):
 
     resume_reading = pause_reading
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Ignored."""
 

@@ -22,11 +22,11 @@ class HttpEdge:
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self.cors: CorsPolicy | None = None
 
-    def is_proxied(self, path: str) -> bool:
-        """Whether a request becomes an `Exchange`."""
-        return False
+    def methods(self, path: str) -> frozenset[str]:
+        """The methods of a path whose requests become an `Exchange`; empty for other paths."""
+        return frozenset()
 
-    def refusal(self, received: ReceivedRequest) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""
         return None
 

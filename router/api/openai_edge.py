@@ -91,14 +91,14 @@ class OpenAiEdge(HttpEdge):
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
 
-    def is_proxied(self, path: str) -> bool:
-        """Whether requests to this path are for pods."""
-        return bool(self._paths.methods(path))
+    def methods(self, path: str) -> frozenset[str]:
+        """The methods that pods support; empty if the path is not forwarded."""
+        return self._paths.methods(path)
 
-    def refusal(self, received: ReceivedRequest) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
-        if received.method not in self._paths.methods(received.path):
+        if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)
@@ -119,8 +119,9 @@ class OpenAiEdge(HttpEdge):
         request_id = checked_id(client.received.named)
         self._serving += 1
         try:
-            read = await self._read_large(client.received, request_id)
-            await self._forwarder.forward(self.admit(client.received, request_id, read), client)
+            received = client.received
+            read = await self._read_large(received, request_id) if self._takes_long(received) else None
+            await self._forwarder.forward(self.admit(received, request_id, read), client)
         except asyncio.CancelledError:
             if not client.disconnected:
                 self._fail(client, Stopping("The router is stopping."), request_id)
@@ -133,6 +134,10 @@ class OpenAiEdge(HttpEdge):
         finally:
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+
+    def _takes_long(self, received: ReceivedRequest) -> bool:
+        """Whether the body may be large or a form."""
+        return received.named.get(b"content-type") != _JSON or self._large_bodies.are_checked(received.body)
 
     async def _read_large(self, received: ReceivedRequest, request_id: str) -> InferenceRequest | None:
         """The request, if its body is large; else let `admit` read it. Also let `admit` refuse a body that would take
@@ -174,8 +179,8 @@ class OpenAiEdge(HttpEdge):
         except Exception as error:
             self.refused(endpoint, error, request_id)
             raise
-        given = received.named.get(b"x-request-id", b"")[:MAX_ID_CHARACTERS].decode("latin-1")
-        shown_id = "" if given == request_id else given
+        given = received.named.get(b"x-request-id")
+        shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
         inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer, shown_id)
         return RequestContext(request, inbound, phases)
 
@@ -245,7 +250,9 @@ class OpenAiEdge(HttpEdge):
 
 def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
     """The value of a header; empty if it is absent. `MalformedRequest` if it is too long to keep."""
-    value = named.get(header, b"")
+    value = named.get(header)
+    if not value:
+        return ""
     if len(value) > MAX_NAME_CHARACTERS:
         name = header.decode()
         raise MalformedRequest(
@@ -257,8 +264,8 @@ def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
 def checked_id(named: Mapping[bytes, bytes]) -> str:
     """The client's request id if it is harmless, else a new one. Engines build their own ids from it, and vLLM's P2P
     connector reads the addresses of pods from an id with `___prefill_addr_HOST:PORT`."""
-    given = named.get(b"x-request-id", b"")
-    return given.decode() if _SAFE_ID.fullmatch(given) else f"req-{getrandbits(128):032x}"
+    given = named.get(b"x-request-id")
+    return given.decode() if given and _SAFE_ID.fullmatch(given) else f"req-{getrandbits(128):032x}"
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

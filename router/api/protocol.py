@@ -61,6 +61,7 @@ class EdgeProtocol(HttpToolsProtocol):
         assert isinstance(config.app, App)
         self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
+        self._max_headers = self._limits.max_headers
         self._serving: Exchange | None = None
         """The exchange that is served or was served last; later ones wait in the pipeline."""
         self._proxies = _proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
@@ -157,7 +158,8 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _drop_served(self) -> None:
         """Free the last request, if it is complete and so is its response."""
-        if self.cycle is not None and self.cycle.response_complete and not self.cycle.more_body:
+        cycle = self.cycle
+        if cycle is not None and cycle.response_complete and not cycle.more_body:
             self.cycle = self._serving = None
             self.scope = None  # type: ignore[assignment]
 
@@ -232,8 +234,9 @@ class EdgeProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
-        if len(self.headers) > self._limits.max_headers:
+        headers = self.headers
+        headers.append((name.lower(), value))
+        if len(headers) > self._max_headers:
             raise too_many_headers(self._limits)
 
     def on_headers_complete(self) -> None:
@@ -274,27 +277,29 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._unread_bytes, self._receiving, self._boundary_seen = 0, False, True
-        if isinstance(self.cycle, Exchange):
-            self.cycle.complete_request()
+        cycle = self.cycle
+        if isinstance(cycle, Exchange):
+            cycle.complete_request()
         else:
             super().on_message_complete()
-            self.cycle.more_body = False  # uvicorn leaves it where the response was complete earlier
-        self._drop_served()
+            cycle.more_body = False  # uvicorn leaves it where the response was complete earlier
+        if cycle.response_complete:
+            self._drop_served()
 
     # --- exchanges ---
 
     def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
         """Whether a pod, or a refusal, answers the request. Sets its peer and refusal."""
-        is_proxied = self._edge.is_proxied(received.path)
+        methods = self._edge.methods(received.path)
         if fault:
             received.refusal = MalformedRequest(fault)
-        elif is_proxied or received.path.startswith("/v1/"):
+        elif methods or received.path.startswith("/v1/"):
             if b"x-forwarded-for" in received.named:
                 received.peer = self._forwarded_for(received.headers)
             received.refusal = self._served.gate.refusal(received.path, received.named, received.peer)
-            if is_proxied and received.refusal is None:
-                received.refusal = self._edge.refusal(received)
-        return is_proxied or received.refusal is not None
+            if methods and received.refusal is None:
+                received.refusal = self._edge.refusal(received, methods)
+        return bool(methods) or received.refusal is not None
 
     def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:
         keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()

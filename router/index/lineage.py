@@ -120,7 +120,8 @@ class Lineage:
             depth_markers[marker] = NO_ENDS
             depth >>= 1
         last, after = hashes[deepest - 1], len(hashes) - deepest
-        depth_markers[last] = _both(depth_markers[last], (after, after))
+        nearest, farthest = depth_markers[last]
+        depth_markers[last] = min(nearest, after), max(farthest, after)
         if len(depth_markers) > MAX_DEPTH_MARKERS // 2:
             self._older_depth_markers, self._depth_markers = depth_markers, {}
 

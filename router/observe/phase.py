@@ -7,6 +7,7 @@ The same seven words are function names, histogram labels, log fields and headin
 
 from __future__ import annotations
 
+from itertools import compress
 from operator import sub
 from time import perf_counter
 
@@ -30,8 +31,11 @@ class Phases:
     def end(self) -> None:
         """End the last phase."""
         phases, began_s = zip(*self._entered, strict=True)
-        for phase, seconds in zip(phases, map(sub, (*began_s[1:], perf_counter()), began_s), strict=True):
-            self.taken_s[phase] = self.taken_s.get(phase, 0.0) + seconds
+        seconds = list(map(sub, (*began_s[1:], perf_counter()), began_s))
+        self.taken_s.update(zip(phases, seconds, strict=True))
+        if len(self.taken_s) < len(phases):  # one was entered again
+            for phase in self.taken_s:
+                self.taken_s[phase] = sum(compress(seconds, map(phase.__eq__, phases)))
 
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""

@@ -20,7 +20,7 @@ from router.errors import ContextTooLong
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
-from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader, IncrementalText
+from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -48,12 +48,11 @@ class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `render` and `look_up`: the text behind a cached prefix, a whole text with its pieces, or the
-    client's tokens."""
+    """A whole prompt between `render` and `look_up`: its text with its pieces, or the client's tokens."""
 
     generation: Generation
     seed: BlockHash
-    prompt: IncrementalText | str | array[int]
+    prompt: str | array[int]
     pieces: list[str] = []
     framed: bool = False
 
@@ -135,7 +134,7 @@ class Fingerprinter:
             found = self.incremental.find(request.prompt)
         return OpenedPrompt(request, generation, seed, self.segments, found)
 
-    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt:
+    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
         `context_tokens`: the longest context of the pods, if they report it.
 
@@ -144,21 +143,22 @@ class Fingerprinter:
         generation, seed, segments = opened.generation, opened.seed, opened.segments
         if opened.found is not None:
             assert self.incremental is not None
-            rendered = self.incremental.render(opened.found, segments)
+            rendered = self.incremental.render(opened.found, generation, seed, segments)
             if rendered is not None:
                 self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
-                return RenderedPrompt(generation, seed, rendered)
+                return rendered
         prompt, framed = self._prompt(opened.request)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
         return RenderedPrompt(generation, seed, prompt, pieces, framed)
 
-    def look_up(self, rendered: RenderedPrompt) -> AnyPendingPrompt:
+    def look_up(self, rendered: RenderedPrompt | IncrementalPrompt) -> AnyPendingPrompt:
         """Look up the known segments of a text."""
-        generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
-        if isinstance(prompt, IncrementalText):
+        if isinstance(rendered, IncrementalPrompt):
             assert self.incremental is not None
-            return self.incremental.look_up(prompt, generation, seed, self.segments)
+            self.incremental.look_up(rendered, self.segments)
+            return rendered
+        generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
             lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
             return PendingPrompt(generation, seed, lookup, framed)
@@ -234,6 +234,8 @@ class Fingerprinter:
         """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
         `Unrenderable` if it is too long to be encoded."""
         limit, is_text = context_tokens or self._max_prompt_tokens, isinstance(prompt, str)
+        if len(prompt) <= limit:
+            return
         self._check_fits(len(prompt), is_text, limit, endpoint)
         if is_text and len(prompt) > limit * CHARACTERS_PER_TOKEN:
             raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")

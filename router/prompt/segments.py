@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 
 import msgspec
 import xxhash
@@ -25,6 +26,7 @@ from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import BlockHash
 
+_NO_TOKENS = token_array()
 SEGMENT_BYTES = 280
 """Size of a segment in CPython without its tokens and hashes: key, slot, object headers."""
 SHORT_PIECE = 32
@@ -106,7 +108,7 @@ class SegmentCache:
                 raise MalformedRequest(f"the prompt contains a lone surrogate: {error}") from error
         return [text] if framed and self._frame is None else self.cuts.pieces(text)
 
-    def look_up(self, text: str, *, framed: bool = False, pieces: list[str] | None = None) -> Lookup:
+    def look_up(self, text: str, *, framed: bool = False, pieces: Sequence[str] | None = None) -> Lookup:
         """The known segments of `text`, and its other pieces. With `framed`, the tokenizer's special tokens are put
         around the text. `pieces`: the result of `pieces`, which is else called here."""
         self._insert_fresh()
@@ -140,7 +142,7 @@ class SegmentCache:
         if lookup.cold:
             self._fresh.append((lookup, segments[len(lookup.known) :]))
 
-    def _follow(self, root: int, pieces: list[str]) -> tuple[Segment, ...]:
+    def _follow(self, root: int, pieces: Sequence[str]) -> tuple[Segment, ...]:
         """The longest known path, marked as used: the end first, so that ends are evicted before their parents."""
         known: list[Segment] = []
         keys: list[int] = []
@@ -182,7 +184,7 @@ class SegmentCache:
 
 def all_cold(text: str, pieces: list[str]) -> Lookup:
     """A text that continues one which ended at a cut and is cached elsewhere: all its pieces must be encoded."""
-    return Lookup(text, 0, (), tuple(pieces), False, token_array(), token_array())
+    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS)
 
 
 def _size_bytes(segment: Segment) -> int:

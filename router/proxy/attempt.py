@@ -69,7 +69,8 @@ class Attempts:
                         raise
                     candidate = following
         finally:
-            self._count_doubts(context)
+            if context.suspects:
+                self._count_doubts(context)
 
     async def attempt(self, context: RequestContext, candidate: Candidate, client: Downstream) -> None:
         """Try one candidate. Its leases are booked before the first await, and released in any case."""
@@ -120,7 +121,8 @@ class Attempts:
             booking.first_token()
             predictions.first_token(reply.pod)
             self._breaker.seen_alive(reply.pod)
-            self._count_failures(context, candidate.plan)
+            if context.suspects:
+                self._count_failures(context, candidate.plan)
             if context.request.stream and not context.prefill_pod:
                 context.drop_prompt()
 
@@ -202,7 +204,8 @@ class Attempts:
         context.result = result_of_status(reply.status)
         self._metrics.sent.labels(reply.pod, context.result).inc()
         if reply.status < 400:
-            self._count_failures(context, plan)
+            if context.suspects:
+                self._count_failures(context, plan)
             self._breaker.success(reply.pod)
         elif reply.status in RETRY_STATUSES or reply.status == DOUBTFUL_STATUS:
             context.suspects = (*context.suspects, reply.pod)

@@ -136,7 +136,10 @@ class Connection(asyncio.Protocol):
     def send(self, message: Message) -> None:
         """Begin an exchange: write the whole request."""
         self._reset()
-        for piece in (message,) if isinstance(message, bytes) else message:
+        if isinstance(message, bytes):
+            self._transport.write(message)
+            return
+        for piece in message:
             self._transport.write(piece)
 
     async def head(self) -> None:

@@ -22,7 +22,8 @@ from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable
-from router.prompt.fingerprint import AnyPendingPrompt, Fingerprinter, OpenedPrompt
+from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
+from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -111,32 +112,30 @@ class LocalReader:
         return self._fingerprinter.cache_bytes
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+        fingerprinter = self._fingerprinter
         try:
-            pending = await self._begin(request)
-            prefix = await self._finish(pending)
+            opened = fingerprinter.open(request)
+            rendered = fingerprinter.render(opened) if _is_short(opened) else await self._render_long(opened)
+            pending = fingerprinter.look_up(rendered)
+            is_fast = self._tokenizer.backend != REFERENCE
+            if pending.cold_characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
+                prefix = fingerprinter.finish(pending)
+            else:
+                prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
             self._unread(request.model, error.reason, str(error))
             return None
         self.check.sample(request, pending, prefix)
         return prefix
 
-    async def _begin(self, request: InferenceRequest) -> AnyPendingPrompt:
-        fingerprinter = self._fingerprinter
-        opened = fingerprinter.open(request)
-        if _is_short(opened):
-            return fingerprinter.look_up(fingerprinter.render(opened))
+    async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
+        request = opened.request
         new_bytes = opened.found.new_bytes if opened.found else len(request.body)
         context_tokens = self._context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
-            await self._threads.run(new_bytes, fingerprinter.check_undecoded, request, context_tokens)
+            await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
-        return fingerprinter.look_up(await self._threads.run(new_bytes, fingerprinter.render, opened, context_tokens))
-
-    async def _finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
-        fast = self._tokenizer.backend != REFERENCE
-        if pending.cold_characters <= (INLINE_CHARACTERS if fast else REFERENCE_CHARACTERS):
-            return self._fingerprinter.finish(pending)
-        return await self._threads.run(pending.cold_characters, self._fingerprinter.finish, pending)
+        return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
 
 
 def _is_short(opened: OpenedPrompt) -> bool:

@@ -51,10 +51,10 @@ class Edge:
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
     cors: None = None
 
-    def is_proxied(self, path: str) -> bool:
-        return path.startswith("/v1/") and path != "/v1/models"
+    def methods(self, path: str) -> frozenset[str]:
+        return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
 
-    def refusal(self, received: ReceivedRequest) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, _methods: frozenset[str]) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 

@@ -48,17 +48,8 @@ class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
         return sum(map(len, self.messages[len(self.prefix.roles) :]))
 
 
-class IncrementalText(msgspec.Struct, frozen=True, gc=False):
-    """The text behind a cached prefix, as it is encoded."""
-
-    prefix: CachedPrefix
-    text: str
-    pieces: list[str]
-    entry: PendingEntry | None
-
-
-class IncrementalPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `look_up` and `finish`: a cached prefix, and the text behind it."""
+class IncrementalPrompt(msgspec.Struct, gc=False):
+    """A prompt between `render` and `finish`: a cached prefix, and the text behind it."""
 
     generation: Generation
     seed: BlockHash
@@ -113,9 +104,11 @@ class IncrementalReader:
             messages, boundaries, EMPTY_PREFIX if prefix is None else prefix, prefix is not None, self.cache
         )
 
-    def render(self, found: FoundPrefix, segments: SegmentCache) -> IncrementalText | None:
-        """The text behind the prefix; None if the whole prompt must be read. Safe in any thread. `MalformedRequest` as
-        from `SegmentCache.pieces`."""
+    def render(
+        self, found: FoundPrefix, generation: Generation, seed: BlockHash, segments: SegmentCache
+    ) -> IncrementalPrompt | None:
+        """The prompt, all of whose text must be encoded unless it is looked up; None if the whole prompt must be read.
+        Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
         prefix, messages = found.prefix, found.messages
         first = len(prefix.roles)
         new = plain_messages(messages[first:] if first else messages)
@@ -139,15 +132,12 @@ class IncrementalReader:
             text = prefix.rest + "".join(parts[:-2])
             entry = PendingEntry(found.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
         text = prefix.rest + "".join(parts)
-        return IncrementalText(prefix, text, segments.pieces(text), entry)
+        return IncrementalPrompt(generation, seed, prefix, all_cold(text, segments.pieces(text)), entry)
 
-    def look_up(
-        self, rendered: IncrementalText, generation: Generation, seed: BlockHash, segments: SegmentCache
-    ) -> IncrementalPrompt:
-        """The prompt with the known segments of its text."""
-        prefix, text, pieces = rendered.prefix, rendered.text, rendered.pieces
-        lookup = segments.look_up(text, pieces=pieces) if prefix is EMPTY_PREFIX else all_cold(text, pieces)
-        return IncrementalPrompt(generation, seed, prefix, lookup, rendered.entry)
+    def look_up(self, rendered: IncrementalPrompt, segments: SegmentCache) -> None:
+        """Look up the segments of a whole prompt. What follows a cached prefix is new."""
+        if rendered.prefix is EMPTY_PREFIX:
+            rendered.lookup = segments.look_up(rendered.text, pieces=rendered.lookup.cold)
 
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
         """Encode the new text and hash the new blocks."""
