@@ -13,8 +13,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of mallopt(3)."""
 LARGE_BYTES = 4 << 20
 """Blocks from this size on are returned when they are freed, and cleared by the kernel when they are allocated, which
-takes 300 us per MiB. Longer than the text of any ordinary prompt."""
-KEPT_BYTES = 16 << 20
+takes up to 300 us per MiB. Longer than the text of any ordinary prompt."""
+KEPT_BYTES = 8 << 20
 """Free memory at the end of a heap that is kept for the next requests."""
 
 
