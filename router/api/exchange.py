@@ -112,8 +112,9 @@ class Exchange(msgspec.Struct, eq=False):
             self._begin()
 
     def add_body(self, piece: bytes, max_bytes: int) -> None:
-        """Buffer a piece of the body. If that exceeds a limit, drop the body and refuse the request."""
-        if self.received.refusal is not None:
+        """Buffer a piece of the body. If that exceeds a limit, drop the body and refuse the request. The body of a
+        request that is refused, or was, is dropped."""
+        if self._served or self.received.refusal is not None:
             return
         memory, size_bytes = self._connection.body_memory, len(piece)
         if self.buffered_bytes + size_bytes > max_bytes:

@@ -115,6 +115,7 @@ class Chain:
     writer: asyncio.StreamWriter
     pod: RecordingPod
     own: list[AtPod]
+    edge: OpenAiEdge
 
     async def answer(self) -> tuple[bytes, bytes]:
         """Head and body of the next response."""
@@ -148,7 +149,7 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         server = await loop.create_server(lambda: EdgeProtocol(config, ServerState(), {}), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
-            yield Chain(reader, writer, pod, own)
+            yield Chain(reader, writer, pod, own, edge_to_pod)
         finally:
             writer.close()
             server.close()

@@ -277,3 +277,16 @@ async def test_what_is_wrong_is_named() -> None:
         async with chain() as client:
             client.writer.write(REFUSED[vector])
             assert words in (await client.answer())[1]
+
+
+@pytest.mark.parametrize("expects", [b"", b"expect: 100-continue\r\n"])
+async def test_the_body_of_a_request_that_was_refused_is_dropped(expects: bytes) -> None:
+    """Its bytes would count against `limits.max_held_bytes` for as long as the router runs."""
+    async with chain() as client:
+        for _ in range(3):
+            client.writer.write(b"POST /v1/%%2e HTTP/1.1\r\nhost: h\r\n%bcontent-length: 20000\r\n\r\n" % expects)
+            assert (await client.answer())[0].startswith(b"HTTP/1.1 400")
+            client.writer.write(b"x" * 20_000)
+        client.writer.write(b"GET /v1/files HTTP/1.1\r\nhost: h\r\n\r\n")
+        await client.answer()
+        assert client.edge.body_memory.bytes == 0
