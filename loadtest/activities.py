@@ -27,7 +27,7 @@ import numpy as np
 import zmq
 
 from loadtest.bodies import MODEL
-from loadtest.hostile_bodies import HOSTILE_BODIES
+from loadtest.hostile_bodies import CONTENT_TYPES, HOSTILE_BODIES
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
 from router.cli.child_processes import JSON_CALL, all_pods_trusted, free_port, router_config
@@ -241,10 +241,10 @@ async def admin(target: Target) -> AsyncIterator[Action]:
 async def hostile_body(name: str, target: Target) -> AsyncIterator[Action]:
     """Send a body that costs as much as possible."""
     path, make = HOSTILE_BODIES[name]
-    body = make()
+    body, headers = make(), {"content-type": CONTENT_TYPES.get(path, b"application/json").decode()}
 
     async def action() -> None:
-        response = await target.client.post(f"http://127.0.0.1:{target.port}{path}", content=body)
+        response = await target.client.post(f"http://127.0.0.1:{target.port}{path}", content=body, headers=headers)
         assert response.status_code < 500, response.text
 
     yield action

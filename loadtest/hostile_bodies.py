@@ -11,12 +11,16 @@ from loadtest.bodies import MODEL
 
 MIB = 1024 * 1024
 MAX_BYTES = 32 * MIB - 1024
-CHAT, COMPLETIONS, EMBEDDINGS, OTHER = (
+CHAT, COMPLETIONS, EMBEDDINGS, OTHER, FORM = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
     "/v1/rerank",
+    "/v1/audio/transcriptions",
 )
+BOUNDARY = b"b"
+CONTENT_TYPES = {FORM: b"multipart/form-data; boundary=" + BOUNDARY}
+"""Of the bodies that are not JSON, by path."""
 _SPACES = b" " * MAX_BYTES
 _SEED = b'"seed":%b' % (b"1" * 4_000)
 _MESSAGE = b'{"role":"user","content":"x"}'
@@ -68,6 +72,15 @@ def _tools(size_bytes: int) -> bytes:
     return _chat(_MESSAGE, b',"tools":[%b]' % tool)
 
 
+def _user(text: bytes) -> bytes:
+    return _chat(_MESSAGE, b',"user":"%b"' % text)
+
+
+def _form(*contents: bytes) -> bytes:
+    head = b'--%b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n' % BOUNDARY
+    return b"".join(b"%b%b\r\n" % (head, content) for content in contents) + b"--%b--\r\n" % BOUNDARY
+
+
 HOSTILE_BODIES: Mapping[str, tuple[str, Callable[[], bytes]]] = {
     "spaces-10": (CHAT, lambda: _says("a" + " " * 10 * MIB + "b")),
     "spaces-32": (CHAT, lambda: _says("a" + " " * (MAX_BYTES - 200) + "b")),
@@ -106,5 +119,13 @@ HOSTILE_BODIES: Mapping[str, tuple[str, Callable[[], bytes]]] = {
     "escapes-ok": (CHAT, lambda: _says("", b',"tools":[{"a":"%b"}]' % (b"\\u65e5" * 3_000_000))),
     "arguments": (CHAT, lambda: _calls(b"[%b]" % _repeated(b"{}", 7 * MIB))),
     "arguments-ok": (CHAT, lambda: _calls(b"[%b]" % _repeated(b"{}", 250_000))),
+    "text-field": (CHAT, lambda: _user(("a" * 20 + "日").encode() * (MAX_BYTES // 24))),
+    "text-field-ok": (CHAT, lambda: _user(("a" * 20 + "日").encode() * (4 * MIB // 24))),
+    "text-repeated": (CHAT, lambda: _chat(_MESSAGE, b",%b" % _repeated(b'"user":"%b"' % ("é" * MIB).encode()))),
+    "steer-32": (CHAT, lambda: _says("a" * (MAX_BYTES - 200), b',"priority":1')),
+    "form": (FORM, lambda: _form(b"x" * (MAX_BYTES - 200))),
+    "form-lines": (FORM, lambda: _form(b"\r\n--" * (MAX_BYTES // 4 - 200))),
+    "form-parts": (FORM, lambda: _form(*[b"x"] * 1_000)),
+    "form-too-many": (FORM, lambda: _form(*[b""] * 300_000)),
 }
 """Path and body by name."""
