@@ -23,6 +23,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.hotpath import CHUNKS, LOADS, Load, send, write_bodies
@@ -62,7 +64,9 @@ def main(
     share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the router's maximum rate.")] = 0.5,
     at: Annotated[float | None, typer.Option(min=1.0, help="Requests per second, instead of a share.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the results of every round here, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results of every round here, as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Compare the latency that routers add."""
     chosen = {name: LOADS[name] for name in loads.split(";")}

@@ -34,6 +34,7 @@ from loadtest.runs import first_model
 from router.cli.child_processes import ChildError
 from router.cli.figures import Objective
 from router.cli.mock_engine_command import TOKENIZER_PACKAGE
+from router.cli.options import writable, writable_report
 from router.report import PlotsUnavailable
 
 TAIL_LINES = 15
@@ -312,8 +313,12 @@ def main(
     trace: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mooncake JSONL (aiperf).")] = None,
     speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 1.0,
     ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 1000.0,
-    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
+    ] = None,
 ) -> None:
     """Run one client. Exit code 1 if a request failed."""
     try:

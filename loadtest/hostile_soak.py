@@ -33,6 +33,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, chat_bodies, warm_chats
@@ -396,7 +398,9 @@ def main(
     ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Good requests per second.")] = 150,
     kind: Annotated[list[str] | None, typer.Option(help="Only attacks of this kind. Can be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write results and samples here, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results and samples here, as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Run the soak test."""
     result = HostileResult(minutes, rate, kind or ())

@@ -26,6 +26,8 @@ import httpx
 import msgspec
 import typer
 
+from router.cli.options import writable, writable_report
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import Chat, SourceText, fresh_chats, pack, warm_chats
@@ -100,8 +102,10 @@ def main(
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the results of every round here, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a bar chart here, as SVG.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results of every round here, as JSON.", callback=writable)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a bar chart here, as SVG.", callback=writable_report)] = None,
 ) -> None:
     """Compare CPU per request."""
     names, chosen = routers.split(","), {name: LOADS[name] for name in loads.split(";")}

@@ -29,6 +29,7 @@ from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
 from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.cli.options import writable, writable_report
 from router.errors import ConfigError
 from router.report import PlotsUnavailable
 from router.sim.mock.vocabulary import WORDS
@@ -139,8 +140,12 @@ def main(
     jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread of each arrival, in trace time.")] = 3.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per response.")] = 64,
     ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 5000.0,
-    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
+    ] = None,
 ) -> None:
     """Replay a trace. Exit code 1 if a request failed."""
     lines = read_trace(trace, requests)

@@ -32,6 +32,7 @@ from router.cli.child_processes import ChildError, cancel_on_sigterm
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, OnProgress, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.cli.options import writable, writable_report
 from router.errors import ConfigError
 from router.report import PlotsUnavailable
 from router.sim.chat_workload import ChatSession
@@ -60,8 +61,12 @@ def main(
     rate: Annotated[str, typer.Option(help="Sessions per second, one or several: 10,20,30.")] = "",
     duration_s: Annotated[float | None, typer.Option(min=0.1, help="Seconds during which new sessions start.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sessions.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write results as JSON, with one row per request.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
+    ] = None,
 ) -> None:
     """Run a scenario. Exit code 1 if a request failed."""
     console = Console()

@@ -33,6 +33,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MARKER, SourceText, chat_bodies, warm_chats
@@ -270,7 +272,9 @@ def main(
     bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
     requests: Annotated[int, typer.Option(min=100)] = 1_000_000,
     router: Annotated[str, typer.Option(help="Router to test; only ours has the gauges.")] = OURS,
-    out: Annotated[Path | None, typer.Option(help="Write results and samples here, as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write results and samples here, as JSON.", callback=writable)
+    ] = None,
 ) -> None:
     """Run the soak test."""
     with TemporaryDirectory(prefix="warmroute-soak-") as temporary:

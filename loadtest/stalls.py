@@ -31,6 +31,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.activities import ACTIVITIES, PODS, SETUPS, Target, running_target
@@ -132,7 +134,7 @@ def main(
     callbacks: Annotated[
         bool, typer.Option(help="Run the router on asyncio's own loop, and time each callback.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.", callback=writable)] = None,
 ) -> None:
     """Run the activities one after the other."""
     wanted = [name for name in ACTIVITIES if name in activities.split(",")]

@@ -30,6 +30,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, pack, warm_chats
@@ -106,7 +108,7 @@ def main(
     bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
     routers: Annotated[str, typer.Option(help=f"Of {', '.join((DIRECT, *PEERS))}.")] = "direct,nginx,warmroute",
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams.")] = "1000,10000",
-    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.", callback=writable)] = None,
 ) -> None:
     """Hold streams and measure probes."""
     most = streams_allowed(allow_all_open_files())

@@ -27,6 +27,8 @@ import typer
 import uvloop
 from rich.console import Console
 
+from router.cli.options import writable
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
@@ -66,7 +68,9 @@ def main(
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace.")] = 300,
     speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 2.0,
-    out: Annotated[Path | None, typer.Option(help="Write the results as JSON here, and a table as Markdown.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the results as JSON here, and a table as Markdown.", callback=writable)
+    ] = None,
 ) -> None:
     """Compare routers. Exit code 1 if a request failed."""
     if install_peers:

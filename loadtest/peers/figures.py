@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from router.report import GLOSSARY, text_table
 
 _COUNTER = re.compile(r"^vllm:(prompt_tokens|prefix_cache_hits|generation_tokens)_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -74,65 +75,53 @@ def imbalance(pods: Sequence[PodTokens]) -> float:
 
 
 class Column(NamedTuple):
-    """A column of the table; `best` selects the best value."""
+    """A column of the table: a figure of each round, and which of two values is better."""
 
     title: str
-    value: Callable[[Sequence[Round]], float]
+    value: Callable[[Round], float]
     shown: str
     best: Callable[[Sequence[float]], float]
 
 
-def _median(value: Callable[[Round], float]) -> Callable[[Sequence[Round]], float]:
-    return lambda rounds: statistics.median(map(value, rounds))
-
-
 COLUMNS = (
-    Column("cached", _median(lambda one: one.cached_share), "{:.1%}", max),
-    Column("of ideal", _median(lambda one: one.of_ideal), "{:.0%}", max),
-    Column("TTFT p50 ms", _median(lambda one: one.ttft_p50_ms), "{:.0f}", min),
-    Column("p99 ms", _median(lambda one: one.ttft_p99_ms), "{:.0f}", min),
-    Column("peak", _median(lambda one: one.imbalance), "{:.2f}", min),
-    Column("CPU ms/req", _median(lambda one: one.cpu_ms_per_request), "{:.2f}", min),
-    Column("RSS MiB", _median(lambda one: one.rss_mib), "{:.0f}", min),
-    Column("errors", lambda rounds: sum(one.errors for one in rounds), "{:.0f}", min),
+    Column("cached", lambda one: one.cached_share, "{:.1%}", max),
+    Column("of ideal", lambda one: one.of_ideal, "{:.0%}", max),
+    Column("TTFT p50 ms", lambda one: one.ttft_p50_ms, "{:.0f}", min),
+    Column("p99 ms", lambda one: one.ttft_p99_ms, "{:.0f}", min),
+    Column("peak", lambda one: one.imbalance, "{:.2f}", min),
+    Column("CPU ms/req", lambda one: one.cpu_ms_per_request, "{:.2f}", min),
+    Column("RSS MiB", lambda one: one.rss_mib, "{:.0f}", min),
 )
-TITLES = ("router", *(column.title for column in COLUMNS))
+ERRORS = "errors"
+TITLES = ("router", *(column.title for column in COLUMNS), ERRORS)
 LEGEND = (
-    "Medians over the rounds; errors are of all rounds. cached: prompt tokens that were not computed; of ideal: "
-    "relative to an infinite cache. TTFT: time to first token. peak: computed prompt and output tokens of the busiest "
-    "pod relative to the mean. CPU and RSS: of the router's process tree. Bold: the best of its column."
+    "Medians over the rounds; errors are of all rounds. "
+    f"cached: {GLOSSARY['cached']}; of ideal: {GLOSSARY['of ideal']}. TTFT: time to first token. "
+    f"peak: {GLOSSARY['peak']}. "
+    "CPU and RSS: of the router's process tree. Bold: the best of its column, and those that are tied with it, because "
+    "their ranges over the rounds overlap."
 )
 
 
 def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
-    """One row of text per router; the best of each column formatted with `bold`."""
+    """One row of text per router; the best of each column, and what is tied with it, formatted with `bold`."""
     rows = [[name] for name in rounds]
     for column in COLUMNS:
-        values = [column.value(of_one) for of_one in rounds.values()]
-        shown = [column.shown.format(value) for value in values]
-        best = column.shown.format(column.best(values))
-        for row, text in zip(rows, shown, strict=True):
-            row.append(bold.format(text) if text == best and column.title != "errors" else text)
+        values = [[column.value(one) for one in of_one] for of_one in rounds.values()]
+        medians = [statistics.median(of_one) for of_one in values]
+        best = values[medians.index(column.best(medians))]
+        for row, of_one, median in zip(rows, values, medians, strict=True):
+            tied = min(of_one) <= max(best) and min(best) <= max(of_one)
+            text = column.shown.format(median)
+            row.append(bold.format(text) if tied else text)
+    for row, of_router in zip(rows, rounds.values(), strict=True):
+        row.append(str(sum(one.errors for one in of_router)))
     return rows
 
 
 def table(rounds: Mapping[str, Sequence[Round]], title: str) -> Table:
     """The table for a terminal."""
-    shown = Table(
-        *TITLES,
-        title=title,
-        caption=LEGEND,
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=0,
-    )
-    shown.columns[0].no_wrap = True
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in cells(rounds, "[bold]{}[/bold]"):
-        shown.add_row(*row)
-    return shown
+    return text_table(TITLES, cells(rounds, "[bold]{}[/bold]"), title=title, caption=LEGEND)
 
 
 def markdown(rounds: Mapping[str, Sequence[Round]]) -> str:

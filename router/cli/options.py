@@ -1,4 +1,4 @@
-"""Lets a CLI command take its options as one dataclass instead of many parameters, and names configured defaults.
+"""What CLI commands share: options as one dataclass instead of many parameters, configured defaults, files to write.
 
 Typer reads a command's options from its signature. `with_options` builds the signature from the fields of a dataclass
 and calls the command with an instance. Declare a field like a Typer parameter:
@@ -7,11 +7,16 @@ and calls the command with an instance. Declare a field like a Typer parameter:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import reduce
+from importlib.util import find_spec
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+
+import typer
 
 from router.config.schema import RouterConfig
 
@@ -47,3 +52,17 @@ def configured(key: str) -> str:
     """The default of an option that overrides a key of router.yaml, for `show_default`."""
     value = reduce(getattr, key.split("."), RouterConfig())
     return f"{key} in --config, else {value}"
+
+
+def writable(path: Path | None) -> Path | None:
+    """Callback of an option that names a file to write. Refuses it before anything is computed."""
+    if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
+        raise typer.BadParameter(f"{path}: cannot be written; does the folder exist?")
+    return path
+
+
+def writable_report(path: Path | None) -> Path | None:
+    """The same for a page with plots, which need an extra."""
+    if path is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter("plots need matplotlib: pip install 'warmroute[report]'")
+    return writable(path)

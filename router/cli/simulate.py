@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.cli.options import with_options
+from router.cli.options import with_options, writable, writable_report
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, choose_policy, load_policies
@@ -100,10 +99,13 @@ class SimulateOptions(TrafficOptions):
             show_default="off",
         ),
     ] = False
-    report: Annotated[Path | None, typer.Option(help="Write an HTML page with plots.", show_default="none")] = None
-    csv: Annotated[Path | None, typer.Option(help="Write a CSV file with a row for each run.", show_default="none")] = (
-        None
-    )
+    report: Annotated[
+        Path | None, typer.Option(help="Write an HTML page with plots.", show_default="none", callback=writable_report)
+    ] = None
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Write a CSV file with a row for each run.", show_default="none", callback=writable),
+    ] = None
 
 
 @with_options(SimulateOptions)
@@ -113,7 +115,6 @@ def simulate_command(options: SimulateOptions) -> None:
     policies, loads, seeds = options.policies, options.loads, options.seeds
     if options.compare:
         policies, loads, seeds = "all", loads if loads != "1" else "0.7,1,1.3", max(seeds, 3)
-    _check_outputs(options.report, options.csv)
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
@@ -125,15 +126,6 @@ def simulate_command(options: SimulateOptions) -> None:
         write_csv(options.csv, results)
     if options.report is not None:
         write_report(options.report, results, setup.fleet, options.traffic.name)
-
-
-def _check_outputs(report: Path | None, table: Path | None) -> None:
-    """Refuse, before anything is computed, a file that cannot be written and plots that cannot be drawn."""
-    if report is not None and find_spec("matplotlib") is None:
-        raise typer.BadParameter("--report: plots need matplotlib: pip install 'warmroute[report]'")
-    for option, path in (("--report", report), ("--csv", table)):
-        if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
-            raise typer.BadParameter(f"{option}: {path}: cannot be written; does the folder exist?")
 
 
 Number = TypeVar("Number", int, float)

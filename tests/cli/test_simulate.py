@@ -224,10 +224,10 @@ def test_invalid_traffic_of_a_plan_is_reported(typed: Typed, fleet: Path, tmp_pa
 def test_shipped_traffic_is_found_from_any_folder(
     typed: Typed, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traffic: str
 ) -> None:
-    """By its name, or by its path in a checkout. `--csv` into a missing folder ends the command before a run."""
+    """By its name, or by its path in a checkout. An unknown policy ends the command after it is read, before a run."""
     monkeypatch.chdir(tmp_path)
-    ended = typed("simulate", traffic, "--csv", "nowhere/runs.csv")
-    assert ended.code == 2 and "--csv: nowhere/runs.csv: cannot be written" in ended.err
+    ended = typed("simulate", traffic, "--policies", "nobody")
+    assert ended.code == 2 and "unknown policy 'nobody'" in ended.err
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_a_run(typed: Typed, mix: Path, tmp_path: Path) -> None:
@@ -235,7 +235,9 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_run(typed: Typed, mix
     for option in ("--report", "--csv"):
         for path in (tmp_path, tmp_path / "missing" / "file"):
             ended = typed("simulate", mix, option, path)
-            assert (ended.code, ended.out) == (2, "") and f"{option}: {path}" in " ".join(ended.err.split())
+            assert (ended.code, ended.out) == (2, "")
+            message = "".join(ended.err.replace("│", "").split())
+            assert option in message and f"{path}:cannotbewritten" in message
 
 
 def test_requests_are_refused_for_a_mix(typed: Typed, mix: Path) -> None:

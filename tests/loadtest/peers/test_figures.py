@@ -81,6 +81,13 @@ def test_the_best_of_a_column_and_its_ties_are_marked() -> None:
     assert us[at("p99 ms")] == them[at("p99 ms")] == "<200>"
 
 
+def test_routers_whose_ranges_over_the_rounds_overlap_are_tied() -> None:
+    """The medians differ, and the difference may be chance; the third router is behind in every round."""
+    us, them, last = ([one(p50_ms=ms) for ms in times] for times in ((40, 50, 70), (45, 60, 80), (90, 95, 99)))
+    rows = cells({"us": us, "them": them, "last": last}, "<{}>")
+    assert [row[TITLES.index("TTFT p50 ms")] for row in rows] == ["<50>", "<60>", "95"]
+
+
 def test_the_errors_column_has_no_best() -> None:
     (row,) = cells({"us": [one()]}, "<{}>")
     assert row[TITLES.index("errors")] == "0"
