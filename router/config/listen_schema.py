@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
 
 from router.config.load import FilePath, Strict
 from router.config.pod_schema import SocketPath
 
+
+def _host(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
+        try:
+            ip_address(value)
+        except ValueError:
+            raise ValueError("must be a host name or an IP address, without scheme and port") from None
+    return value
+
+
+Host = Annotated[str, AfterValidator(_host)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -25,7 +37,7 @@ class ListenTls(Strict):
 class Listen(Strict):
     """The address that clients connect to."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """"::" is all addresses of the machine, IPv4 and IPv6; 0.0.0.0 those of IPv4."""
     port: Port = 8080
     tls: ListenTls | None = None
@@ -37,7 +49,7 @@ class Listen(Strict):
 class AdminListen(Strict):
     """The listener for operators: /metrics, /admin and the detailed /readyz. All workers share it."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port = 9480
     socket: SocketPath = ""
     """A Unix socket to listen on instead. Only the router's own user can connect."""

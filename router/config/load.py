@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from ruamel.yaml import YAML
 
 from router.config.environment import with_environment
-from router.config.mistakes import UNSHOWN, explain_mistakes, without_content
+from router.config.mistakes import UNSHOWN, explain_mistakes, yaml_mistake
 from router.errors import ConfigError
 
 
@@ -116,7 +116,7 @@ def _parsed(path: Path, text: str) -> Document:
     except Exception as error:  # the library has no common exception, for example for invalid characters and dates
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: not valid YAML: {without_content(problem or str(error))}") from None
+        raise ConfigError(f"{where}: not valid YAML: {yaml_mistake(problem or str(error))}") from None
     return Document(path, {} if data is None else data)
 
 

@@ -29,10 +29,19 @@ _MESSAGES = {
     "string": "must be text",
     "int": "must be an integer",
     "float": "must be a number",
-    "tuple": "must be a list",
+    "tuple": "must be a list; begin each entry with `- `",
     **dict.fromkeys(("dict", "model", "dataclass"), "must be a mapping of keys to values"),
 }
 """Messages by the first word of pydantic's name for the mistake."""
+_WITH_UNIT = re.compile(r"[\d.]+\s*[A-Za-z]+")
+_DUPLICATE = re.compile(r'found duplicate key "([a-z_]{1,40})"')
+_YAML_HINTS = {
+    "'\\t'": "a tab; indent with spaces",
+    "another document": "a second document; keep one, without a line `---`",
+    "mapping values are not allowed": "a colon where no key can be; check the indentation, and quote values with `: `",
+    "end of stream": "a quotation mark or bracket that is not closed",
+}
+"""What is wrong, by a part of the YAML library's message."""
 _NAMES = re.compile(r"'([^']*)'")
 
 Location: TypeAlias = tuple[str | int, ...]
@@ -80,7 +89,9 @@ def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorD
     messages = dict.fromkeys(_message(problem) for problem in problems)
     secret = any(may_hold_secret(_annotation_at(model, problem["loc"])) for problem in problems)
     dotted = ".".join(map(str, keys)) or "(top level)"
-    return f"{dotted}: {', or '.join(messages)}{_got(first['input'], secret=secret)}{_similar(problems)}"
+    unset = first["input"] is None and first["type"] == "value_error"
+    got = "" if unset else _got(first["input"], secret=secret)
+    return f"{dotted}: {', or '.join(messages)}{got}{_similar(problems)}"
 
 
 def _keys(problem: ErrorDetails, data: Any, model: type[BaseModel]) -> Location:
@@ -106,8 +117,15 @@ def _is_of_union(keys: Location, problem: ErrorDetails) -> bool:
     return len(keys) < len(problem["loc"])
 
 
-def without_content(problem: str) -> str:
-    """The YAML library's message up to the first text that it quotes from the file."""
+def yaml_mistake(problem: str) -> str:
+    """The YAML library's message, with what to do; without the values that it quotes from the file."""
+    if duplicate := _DUPLICATE.search(problem):
+        return f"{duplicate[1]}: duplicate key; remove one"
+    return next((hint for part, hint in _YAML_HINTS.items() if part in problem), "") or _without_content(problem)
+
+
+def _without_content(problem: str) -> str:
+    """The message up to the first text that it quotes from the file."""
     quotes = (match.start() for match in _QUOTE.finditer(problem) if match[2])
     return problem[: next(quotes, None)].rstrip(" :") or "a value does not match its tag"
 
@@ -136,11 +154,14 @@ def _message(problem: ErrorDetails) -> str:
         return "{discriminator} must be one of {expected_tags}".format(**problem["ctx"])
     plain = _MESSAGES.get(problem["type"].partition("_")[0])
     if plain:
-        return plain
+        has_unit = isinstance(problem["input"], str) and _WITH_UNIT.fullmatch(problem["input"])
+        return f"{plain}, without a unit" if has_unit and plain.endswith(("integer", "number")) else plain
     return problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)
 
 
 def _got(value: object, *, secret: bool) -> str:
+    if value is None:
+        return " (the value is empty: write one, or remove the key)"
     if not isinstance(value, _SCALARS):
         return ""
     if secret or isinstance(value, FromEnvironment) or "@" in str(value):

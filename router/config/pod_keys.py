@@ -69,6 +69,8 @@ _file = cache(PodKeyFile)
 def read_key_variable(name: str) -> str:
     """The key in the environment variable. Raises `ConfigError`."""
     key = os.environ.get(name, "").strip()
+    if not key:
+        raise ConfigError(f"auth.bearer_env: the environment variable {name} is not set; set it to the pod's API key")
     if not _KEY.fullmatch(key):
         raise ConfigError(f"auth.bearer_env: the environment variable {name} must hold one key, without spaces")
     return key

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from router.config.load import FilePath, HttpUrl, Strict
-from router.config.mistakes import not_one_of
+from router.config.mistakes import not_one_of, wrong_at
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.types import PodSpeed, PodTls, Role
 
@@ -48,7 +48,7 @@ class PodAuth(Strict):
     @model_validator(mode="after")
     def _one_source(self) -> PodAuth:
         if bool(self.bearer_file) == bool(self.bearer_env):
-            raise ValueError("needs either `bearer_file` or `bearer_env`")
+            raise ValueError("needs either `bearer_file` or `bearer_env`, and not both")
         return self
 
 
@@ -126,6 +126,12 @@ class PodConfig(PodSettings):
     def credentials(self) -> dict[str, Any]:
         """The fields of a `Pod` with which the router connects to it."""
         return credential_fields(self.auth, self.tls)
+
+    @model_validator(mode="after")
+    def _tls_needs_https(self) -> Self:
+        if self.tls and not self.url.startswith("https://"):
+            raise wrong_at(("tls",), "needs a `url` that begins with https://")
+        return self
 
     @model_validator(mode="after")
     def _split_roles_need_a_handoff(self) -> Self:

@@ -179,9 +179,10 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:
         models, pods = [model.name for model in self.models], [pod.url for pod in self.pods]
-        for section, key, names in (("models", "name", models), ("pods", "url", pods)):
+        ids = [pod.id for pod in self.pods]
+        for section, key, names in (("models", "name", models), ("pods", "url", pods), ("pods", "id", ids)):
             for number, name in enumerate(names):
-                if name in names[:number]:
+                if name and name in names[:number]:
                     first = f"{section}.{names.index(name)}.{key}"
                     raise wrong_at((section, number, key), f"duplicate of {first}; each needs its own")
         return self

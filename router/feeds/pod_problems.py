@@ -67,7 +67,7 @@ def _status_problem(pod: Pod, error: UpstreamError) -> str:
         return ""
     if source := pod.bearer_file or pod.bearer_env:
         return f"{error.status} {HTTPStatus(error.status).phrase}; the engine does not accept the key of {source}"
-    return f"{error}; set pods[].auth.bearer_file to a file with the engine's API key"
+    return f"{error}; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
 
 
 def _address(pod: Pod) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Typed
+from tests.redis_servers.server import tls_material
 
 MODEL = "models:\n- name: m\n"
 POD = "pods:\n- url: http://a\n"
 REDIS = "index:\n  redis:\n    url: redis://h\n"
-PYTHON = re.compile(r"Value error|Traceback|Errno|instance of|tuple|dictionary|<class|NoneType|\\bNone\\b|Input should")
+PYTHON = re.compile(r"Value error|Traceback|Errno|instance of|tuple|dictionary|<class|NoneType|\bNone\b|Input should")
 
 
 def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
@@ -64,6 +67,55 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         ("edge: {route_headers: maybe}\n", "1: edge.route_headers", "must be true or false"),
         ("policy: ${NO_SUCH_VARIABLE}\n", "1: policy", "variable NO_SUCH_VARIABLE is not set; set it, or write ${"),
         ("policy: ${1}\n", "1: policy", "write ${NAME} or ${NAME:-default}, or $${"),
+        ("listen:\n\tport: 8080\n", "2: not valid YAML", "a tab; indent with spaces"),
+        ("policy: batch\npolicy: agents\n", "2: not valid YAML", "policy: duplicate key; remove one"),
+        ("policy: batch\n---\npolicy: batch\n", "2: not valid YAML", "keep one, without a line `---`"),
+        ("version: 2\nmodls: []\n", "1: version", "must be 1, the only version that this release reads; install"),
+        ("limits:\n  request_timeout_s: 60s\n", "2: limits.request_timeout_s", "a number, without a unit (got '60s')"),
+        ("limits: {max_body_bytes: 32MB}\n", "1: limits.max_body_bytes", "an integer, without a unit (got '32MB')"),
+        ("limits: {retries: -1}\n", "1: limits.retries", "greater than or equal to 0 (got -1)"),
+        ("limits:\n- retries: 2\n", "1: limits", "must be a mapping of keys to values"),
+        ("pods: {url: http://a}\n", "1: pods", "must be a list; begin each entry with `- `"),
+        ("listen:\n", "1: listen", "the value is empty: write one, or remove the key"),
+        ("listen: {port: http}\n", "1: listen.port", "must be an integer (got 'http')"),
+        (
+            "listen: {host: 'localhost:8080'}\n",
+            "1: listen.host",
+            "a host name or an IP address, without scheme and port",
+        ),
+        ("listen:\n  tls: {cert_file: none}\n", "2: listen.tls.cert_file", "cannot read /none: No such file"),
+        (
+            "listen:\n  tls: {cert_file: empty}\n",
+            "2: listen.tls.cert_file",
+            "/empty does not contain a certificate in PEM",
+        ),
+        ("admin: {host: 0.0.0.0}\n", "1: admin.bearer_file", "required, because `host: 0.0.0.0` is not a loopback"),
+        ("admin: {bearer_file: empty}\n", "1: admin.bearer_file", "/empty contains no token; write one on a line"),
+        ("pods:\n- url: 10.0.0.7:8000\n", "2: pods.0.url", "must look like http://host:port"),
+        ("pods:\n- url: http://me:secret@a\n", "2: pods.0.url", "without user name and password"),
+        (POD + "- url: http://a/\n", "3: pods.1.url", "duplicate of pods.0.url; each needs its own"),
+        (POD + "  id: x\n- {url: 'http://b', id: x}\n", "4: pods.1.id", "duplicate of pods.0.id; each needs its own"),
+        (POD + "  role: decode\n", "2: pods.0", "needs a handoff dialect, for example `handoff: nixl`"),
+        (
+            POD + "  handoff: nixl\n",
+            "1: links.elsewhere",
+            "set a link class, for example `links: {elsewhere: rdma_100}`",
+        ),
+        (
+            POD + "  auth: {bearer_env: NO_SUCH_VARIABLE}\n",
+            "3: pods.0.auth.bearer_env",
+            "NO_SUCH_VARIABLE is not set; set it",
+        ),
+        (
+            POD + "  auth: {bearer_file: empty, bearer_env: X}\n",
+            "3: pods.0.auth",
+            "either `bearer_file` or `bearer_env`, and",
+        ),
+        (POD + "  tls: {ca_file: empty}\n", "3: pods.0.tls", "needs a `url` that begins with https://"),
+        ("pods:\n- url: https://a\n  tls: {key_file: empty}\n", "3: pods.0.tls", "`key_file` needs `cert_file`"),
+        (REDIS + "    mode: sentinel\n", "2: index.redis", "requires the name of the master, for example"),
+        ("edge: {extra_paths: [tokenize]}\n", "1: edge.extra_paths.0", "must be a path such as /tokenize"),
+        ("edge: {cors_origins: [chat.example.com]}\n", "1: edge.cors_origins.0", "scheme://host[:port] in lower case"),
     ],
 )
 def test_a_mistake_is_named_with_line_key_and_remedy(
@@ -71,10 +123,34 @@ def test_a_mistake_is_named_with_line_key_and_remedy(
 ) -> None:
     """Without words of the programming language."""
     (tmp_path / "broken.jinja").write_text("{% if %}")
+    (tmp_path / "empty").touch()
     (line,) = checked(typed, tmp_path, text)
     assert line.startswith(f"/router.yaml:{where}")
     assert what in line
     assert not PYTHON.search(line)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
+def test_a_certificate_that_clients_would_refuse_is_a_mistake(typed: Typed, tmp_path: Path) -> None:
+    """With the key of another one, or expired."""
+    files = tls_material(tmp_path)
+    (line,) = checked(typed, tmp_path, "listen:\n  tls: {cert_file: server.crt, key_file: ca.key}\n")
+    assert line.startswith("/router.yaml:2: listen.tls.key_file: ")
+    assert "/ca.key is not the key of the certificate in /server.crt" in line
+    expired = "openssl x509 -in server.crt -signkey server.key -days -1 -out old.crt"
+    subprocess.run(expired.split(), cwd=tmp_path, check=True, capture_output=True)
+    (line,) = checked(typed, tmp_path, "listen:\n  tls: {cert_file: old.crt, key_file: server.key}\n")
+    assert line.startswith("/router.yaml:2: listen.tls.cert_file: /old.crt: certificate has expired; renew it")
+
+
+def test_policies_that_extend_each_other_are_a_mistake(typed: Typed, tmp_path: Path) -> None:
+    """Named in each of their files."""
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    for name, other in (("a", "b"), ("b", "a")):
+        (folder / f"{name}.yaml").write_text(f"name: {name}\nabout: x\nextends: {other}\n")
+    lines = checked(typed, tmp_path, "policy: cost_aware\n", "--policies", str(folder))
+    assert any(line.startswith("/policies/a.yaml:3: extends: circular: ") for line in lines)
 
 
 def test_several_mistakes_are_reported_together_in_the_order_of_the_file(typed: Typed, tmp_path: Path) -> None:

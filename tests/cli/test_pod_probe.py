@@ -46,7 +46,7 @@ def test_unusable_pods_are_listed_with_the_reason(typed: Typed, tmp_path: Path) 
         assert typed("config", "check", path).code == 0
     assert ended.out.splitlines()[1:] == [
         "pod a: ready, serves m",
-        "pod b: 401 Unauthorized from /v1/models; set pods[].auth.bearer_file to a file with the engine's API key",
+        "pod b: 401 Unauthorized from /v1/models; set pods[].auth.bearer_file, or bearer_env, to the engine's API key",
     ]
     assert ended.code == 1
 

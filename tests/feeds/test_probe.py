@@ -113,7 +113,7 @@ async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
     async with running(world.probes.run()):
         await until(lambda: world.fleet.state_reason("a"))
         assert world.is_in(PodState.JOINING)
-    reason = "401 Unauthorized from /v1/models; set pods[].auth.bearer_file to a file with the engine's API key"
+    reason = "401 Unauthorized from /v1/models; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
     assert world.fleet.state_reason("a") == reason
 
 
