@@ -133,7 +133,7 @@ def test_a_mistake_is_named_with_line_key_and_remedy(
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 def test_a_certificate_that_clients_would_refuse_is_a_mistake(typed: Typed, tmp_path: Path) -> None:
     """With the key of another one, or expired."""
-    files = tls_material(tmp_path)
+    tls_material(tmp_path)
     (line,) = checked(typed, tmp_path, "listen:\n  tls: {cert_file: server.crt, key_file: ca.key}\n")
     assert line.startswith("/router.yaml:2: listen.tls.key_file: ")
     assert "/ca.key is not the key of the certificate in /server.crt" in line
