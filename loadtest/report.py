@@ -60,11 +60,11 @@ def _sections(scenario: str, records: Sequence[Record]) -> Iterator[Section]:
         scenario,
         [
             paragraph(record.about),
-            paragraph(f"{objective(record).capitalize()}. Made {', '.join(one.made_at for one in records)}."),
+            paragraph(f"Objective: {objective(record)}. Made {', '.join(one.made_at for one in records)}."),
             *map(warning, warnings(rows)),
-            definitions(columns),
             table(columns, [list(cells(*row).values()) for row in rows]),
             paragraph(ONE_RUN),
+            definitions(columns),
             *(paragraph(f"Again: {one.command}") for one in records),
         ],
     )

@@ -21,9 +21,6 @@ def cells(run: Run, figures: Figures) -> dict[str, str]:
     return {
         "policy": run.name,
         "rate/s": f"{run.rate_per_s:g}",
-        "sent": str(figures.requests),
-        "errors": str(figures.errors),
-        "unsent": str(run.planned - figures.requests),
         "cached": f"{figures.cached_share:.1%}" if run.cached_known else "",
         "of ideal": "" if math.isnan(figures.ideal_share) else f"{figures.of_ideal:.0%}",
         "p50 ms": _ms(figures.ttft_p50_ms),
@@ -35,6 +32,9 @@ def cells(run: Run, figures: Figures) -> dict[str, str]:
         "good/s": "" if math.isnan(figures.goodput_per_s) else f"{figures.goodput_per_s:.1f}",
         "peak": f"{figures.max_over_mean:.2f}" if any(figures.work_by_pod) else "",
         "late ms": _ms(figures.late_p99_ms),
+        "sent": str(figures.requests),
+        "errors": str(figures.errors),
+        "unsent": str(run.planned - figures.requests),
     }
 
 

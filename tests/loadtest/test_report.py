@@ -41,8 +41,9 @@ def test_the_warning_of_a_late_client_precedes_its_figures(make_record: Callable
 
 
 def test_every_column_is_explained(make_record: Callable[..., Record]) -> None:
-    """Below the table."""
+    """Below the table; names of figures keep their capitals."""
     document = report([make_record()])
+    assert "Objective: a good response has TTFT within 200 ms." in document
     assert re.findall("<th>(.*?)</th>", document)[1:] == re.findall("<dt>(.*?)</dt>", document)
 
 
