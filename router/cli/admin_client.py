@@ -38,6 +38,8 @@ class AdminClient:
             if not answer.is_success:
                 fail(f"{self.url} answered {answer.status_code}: {_message(answer)}")
             return msgspec.json.decode(answer.content, type=kind)
+        except httpx.TransportError as error:
+            fail(f"{self.url}: {error}. Does the router run? --url names its admin listener, not the port for clients.")
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
             fail(f"{self.url}: {str(error) or type(error).__name__}")
 

@@ -67,6 +67,8 @@ def mock_engine_command(options: MockEngineOptions) -> None:
     need_tokenizer()
     if options.port + options.count - 1 > MAX_PORT:
         raise typer.BadParameter(f"--port {options.port} leaves no port up to {MAX_PORT} for {options.count} engines")
+    if options.prefill and not options.pd:
+        raise typer.BadParameter("--prefill needs --pd: prefill engines hand their KV to the others")
     try:
         serve(list(_configs(options)), _announce)
     except (OSError, ZMQError) as error:
