@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.config.discovery_schema import KubernetesPods
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
@@ -21,8 +22,21 @@ class PodSources:
         for file in found.file:
             status = self._status(f"file {file.path}")
             self.by_name[status.source] = FilePods(file, status)
-        if found.dns or found.kubernetes:
-            raise ConfigError("discovery: dns and kubernetes are not built yet")
+        if found.dns:
+            raise ConfigError("discovery: dns is not built yet")
+        for entry in found.kubernetes:
+            self._add_cluster(entry)
+
+    def _add_cluster(self, entry: KubernetesPods) -> None:
+        from router.feeds.discovery.kube_api import KubeApi, own_namespace  # imports httpx
+        from router.feeds.discovery.kubernetes_pods import KubernetesSource
+        from router.feeds.http_client import open_client
+
+        name = f"kubernetes {entry.selector or entry.service}"
+        namespaces = entry.namespaces or (own_namespace(),)
+        statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
+        source = KubernetesSource(entry, KubeApi(entry.api, open_client()), statuses)
+        self.by_name[statuses[namespaces[0]].source] = source
 
     def _status(self, name: str) -> SourceStatus:
         number = sum(status.source.split(" #")[0] == name for status in self.statuses)

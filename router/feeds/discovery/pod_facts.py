@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -15,20 +16,24 @@ from router.types import Role
 
 DEFAULT_HANDOFFS: Mapping[str, str] = {"vllm": "nixl", "sglang": "bootstrap", "trtllm": "trtllm"}
 """The dialect of a prefill or decode pod, by engine."""
-Facts = Mapping[str, Any]
+Facts: TypeAlias = Mapping[str, Any]
 """Values of fields of a `PodConfig`."""
+NO_FACTS: Facts = MappingProxyType({})
 
 
-def discovered_pod(host: str, port: int, group: DiscoveredPods, facts: Facts) -> PodConfig:
-    """The pod at an address, with the settings of its group and `facts`, which override them. Raises `ConfigError`."""
+def discovered_pod(
+    host: str, port: int, group: DiscoveredPods, facts: Facts = NO_FACTS, hints: Facts = NO_FACTS
+) -> PodConfig:
+    """The pod at an address, with `hints`, which the settings of its group override, and `facts`, which override both.
+    Raises `ConfigError`."""
     name = f"[{host}]" if ":" in host else host
     scheme = "https" if group.tls else "http"
-    return pod_at(f"{scheme}://{name}:{port}", name, group, facts)
+    return pod_at(f"{scheme}://{name}:{port}", name, group, facts, hints)
 
 
-def pod_at(url: str, host: str, group: DiscoveredPods, facts: Facts) -> PodConfig:
+def pod_at(url: str, host: str, group: DiscoveredPods, facts: Facts, hints: Facts = NO_FACTS) -> PodConfig:
     """The same for a URL; `host` replaces `{host}` in the endpoints of KV events."""
-    known = {**{name: getattr(group, name) for name in group.model_fields_set}, **facts, "url": url}
+    known = {**hints, **{name: getattr(group, name) for name in group.model_fields_set}, **facts, "url": url}
     if known.get("role", Role.BOTH) != Role.BOTH and not known.get("handoff"):
         known["handoff"] = DEFAULT_HANDOFFS.get(known.get("engine", "vllm"), "")
     events = known.get("kv_events")

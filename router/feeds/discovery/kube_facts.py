@@ -1,0 +1,201 @@
+"""Reads the facts of a pod from its annotations and labels: our own annotations, and the conventions of charts that
+people already run.
+
+Own annotations are the fields of a pod in router.yaml, with dashes: `warmroute.dev/role: prefill`. In addition,
+`ports: "8000,8001"` (one engine or rank a port), `kv-events-port`, `kv-replay-port`, and `kv-events: "off"`.
+Conventions are one table; a new chart is a new row. What neither says is taken from the configuration, or asked from
+the pod itself once it is probed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.config.discovery_schema import KubernetesPods
+from router.config.pod_schema import KvEvents, PodConfig, PodSettings
+from router.errors import ConfigError
+from router.feeds.discovery.kube_objects import OWN_PREFIX, KubePod
+from router.feeds.discovery.pod_facts import discovered_pod
+from router.types import Role
+
+DEFAULT_PORT = 8000
+MAX_PORTS = 64
+"""Ports of one pod that are used."""
+ZONE_LABEL = "topology.kubernetes.io/zone"
+
+ROLES: Mapping[str, str] = {
+    "prefill": Role.PREFILL,
+    "encode-prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+    "encode-decode": Role.DECODE,
+    "prefill-decode": Role.BOTH,
+    "encode-prefill-decode": Role.BOTH,
+    "both": Role.BOTH,
+}
+ENGINE_NAMES: Mapping[str, str] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "trtllm",
+    "tensorrt-llm": "trtllm",
+    "trtllm-serve": "trtllm",
+    "llamacpp": "llamacpp",
+    "llama.cpp": "llamacpp",
+}
+NOT_SERVING = ""
+"""A value that says that the pod takes no requests of clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """A label or annotation of a chart. `values`: what its values mean; None if they are used as they are. Values that
+    are not listed say nothing."""
+
+    chart: str
+    label: str
+    fact: str
+    values: Mapping[str, str] | None = None
+
+
+CONVENTIONS = (
+    Convention("llm-d", "llm-d.ai/role", "role", {**ROLES, "encode": NOT_SERVING}),
+    Convention("llm-d", "llm-d.ai/engine-type", "engine", ENGINE_NAMES),
+    Convention("llm-d", "llm-d.ai/active-ports", "ports"),
+    Convention("llm-d", "inference.networking.k8s.io/active-ports", "ports"),
+    Convention(
+        "KServe",
+        "app.kubernetes.io/component",
+        "role",
+        {
+            "llminferenceservice-workload-prefill": Role.PREFILL,
+            "llminferenceservice-workload-worker": NOT_SERVING,
+            "llminferenceservice-router-scheduler": NOT_SERVING,
+        },
+    ),
+    Convention("AIBrix", "role-name", "role", {"prefill": Role.PREFILL, "decode": Role.DECODE}),
+    Convention("AIBrix", "model.aibrix.ai/engine", "engine", ENGINE_NAMES),
+    Convention("AIBrix", "model.aibrix.ai/port", "ports"),
+    Convention("AIBrix", "model.aibrix.ai/sglang-bootstrap-port", "handoff_port"),
+    Convention("SMG", "smg.ai/worker-ports", "ports"),
+    Convention("SMG", "sglang.ai/bootstrap-port", "handoff_port"),
+    Convention("production-stack", "sleeping", "role", {"true": NOT_SERVING}),
+    Convention("Kubernetes 1.35", ZONE_LABEL, "zone"),
+)
+"""Of two rows for one fact the first that applies wins."""
+IMAGES: Mapping[str, str] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt": "trtllm",
+    "trtllm": "trtllm",
+    "llama.cpp": "llamacpp",
+    "llama-cpp": "llamacpp",
+}
+"""Engines by a part of the name of their image."""
+_NUMBERS = ("handoff_port", "dp_size")
+_OWN = {
+    **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in ("kv_events", "speed")},
+    **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},
+}
+"""Fields by the name of our own annotation."""
+
+
+def read_keys(entry: KubernetesPods) -> frozenset[str]:
+    """The annotations and labels that may be facts, in addition to our own."""
+    return frozenset({*(row.label for row in CONVENTIONS), *filter(None, [entry.rack_label])})
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where a node is."""
+
+    zone: str = ""
+    rack: str = ""
+
+
+def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: str) -> list[PodConfig]:
+    """The definitions of a pod, one for each port; none if it takes no requests. Raises `ConfigError`."""
+    hints, own = _conventional(pod), _annotated(pod)
+    if hints.get("role") == NOT_SERVING and "role" not in own:
+        return []
+    container, engine = _serving_container(pod)
+    hints = {
+        **({"engine": engine} if engine else {}),
+        "host": pod.node,
+        "zone": place.zone,
+        "rack": pod.labels.get(entry.rack_label, "") or place.rack,
+        **hints,
+    }
+    ports = _numbers(own.pop("ports", "")) or _configured(entry) or _numbers(hints.pop("ports", ""))
+    hints.pop("ports", None)
+    ports = ports or [_container_port(pod, container)]
+    ids = [pod_id] if len(ports) == 1 else [f"{pod_id}:{port}" for port in ports]
+    return [
+        discovered_pod(pod.address, port, entry.pod, {**own, "id": one}, hints)
+        for one, port in zip(ids, ports, strict=True)
+    ]
+
+
+def unknown_annotations(pod: KubePod) -> list[str]:
+    """Annotations with our prefix that mean nothing, most likely typing errors."""
+    return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN]
+
+
+def _configured(entry: KubernetesPods) -> list[int]:
+    return [] if entry.port is None else [entry.port]
+
+
+def _conventional(pod: KubePod) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in CONVENTIONS:
+        value = pod.labels.get(row.label, "").strip()
+        meaning = row.values.get(value.lower()) if row.values is not None else value or None
+        if meaning is not None:
+            found.setdefault(row.fact, meaning)
+    return found
+
+
+def _annotated(pod: KubePod) -> dict[str, Any]:
+    given = {
+        _OWN[name]: value.strip()
+        for key, value in pod.labels.items()
+        if key.startswith(OWN_PREFIX) and (name := key.removeprefix(OWN_PREFIX)) in _OWN
+    }
+    events, replay = given.pop("kv_events_port", ""), given.pop("kv_replay_port", "")
+    found: dict[str, Any] = dict(given)
+    if events:
+        replay_endpoint = f"tcp://{{host}}:{_numbers(replay)[0]}" if replay else None
+        found["kv_events"] = KvEvents(endpoint=f"tcp://{{host}}:{_numbers(events)[0]}", replay_endpoint=replay_endpoint)
+    return found
+
+
+def _numbers(text: str) -> list[int]:
+    """Ports from a list separated by commas, without duplicates. Raises `ConfigError`."""
+    found = list(dict.fromkeys(_port(part.strip()) for part in text.split(",") if part.strip()))
+    if len(found) > MAX_PORTS:
+        raise ConfigError(f"more than {MAX_PORTS} ports")
+    return found
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and len(text) <= 5 and 0 < int(text) <= 65535):
+        raise ConfigError(f"{text[:20]!r} is not a port")
+    return int(text)
+
+
+def _serving_container(pod: KubePod) -> tuple[int, str]:
+    """(number, engine) of the first container with an engine's image; else the first container."""
+    return next(_engines(pod), (0, ""))
+
+
+def _engines(pod: KubePod) -> Iterator[tuple[int, str]]:
+    for number, image in enumerate(pod.images):
+        for part, engine in IMAGES.items():
+            if part in image.lower():
+                yield number, engine
+
+
+def _container_port(pod: KubePod, container: int) -> int:
+    """The port named http, else the first one, else `DEFAULT_PORT`."""
+    ports = pod.ports[container] if container < len(pod.ports) else ()
+    return next((number for name, number in ports if name == "http"), ports[0][1] if ports else DEFAULT_PORT)

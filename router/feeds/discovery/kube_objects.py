@@ -1,0 +1,325 @@
+"""Decodes pods, EndpointSlices and watch events of the Kubernetes API, only the fields that the router uses.
+
+A decoder of `msgspec` skips the rest of an object, which is most of it: managed fields, volumes, container statuses.
+Values are bounded by the size of a response and of a line. This file has no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+EXPIRED = 410
+"""Status of a resource version that is too old."""
+DELETED, BOOKMARK, ERROR = "DELETED", "BOOKMARK", "ERROR"
+OWN_PREFIX = "warmroute.dev/"
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+
+class KubeObject(Protocol):
+    """What a table needs of an object. Objects are equal if no field differs that the router uses."""
+
+    @property
+    def key(self) -> Key: ...
+
+    @property
+    def uid(self) -> str: ...
+
+
+class KubePod(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod. `ports`: (name, number) of the container that serves. `labels`: annotations and labels that may be facts,
+    annotations first."""
+
+    key: Key
+    uid: str
+    address: str = ""
+    node: str = ""
+    created: str = ""
+    images: tuple[str, ...] = ()
+    ports: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """By container, as `images`."""
+    labels: Mapping[str, str] = {}
+    ready: bool = False
+    terminating: bool = False
+    finished: bool = False
+    """All containers have ended for good."""
+
+
+class KubeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An endpoint of an EndpointSlice. `uid` is that of its pod, else its address."""
+
+    address: str
+    uid: str
+    name: str = ""
+    node: str = ""
+    zone: str = ""
+    ready: bool = False
+    terminating: bool = False
+
+
+class KubeSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """An EndpointSlice. `ports`: (name, number)."""
+
+    key: Key
+    uid: str
+    ports: tuple[tuple[str, int], ...] = ()
+    endpoints: tuple[KubeEndpoint, ...] = ()
+
+
+T = TypeVar("T", bound=KubeObject)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Generic[T]):
+    """An object was added or changed."""
+
+    object: T
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    key: Key
+    uid: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """All events before this version have been sent."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The watch failed; it ends."""
+
+    status: int
+    message: str
+
+
+WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A page of a list. `more`: the token of the next one, empty on the last."""
+
+    objects: tuple[tuple[T, str], ...]
+    """With their versions."""
+    version: str
+    more: str
+
+
+# --- the API's own shape ---
+
+
+class _Camel(msgspec.Struct, rename="camel"):
+    pass
+
+
+class _Meta(_Camel):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Port(_Camel):
+    container_port: int
+    name: str | None = None
+
+
+class _Container(_Camel):
+    image: str | None = None
+    ports: list[_Port] | None = None
+
+
+class _PodSpec(_Camel):
+    node_name: str | None = None
+    containers: list[_Container] | None = None
+
+
+class _Condition(_Camel):
+    type: str
+    status: str
+
+
+class _PodStatus(_Camel):
+    phase: str | None = None
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    conditions: list[_Condition] | None = None
+
+
+class _Pod(_Camel):
+    metadata: _Meta
+    spec: _PodSpec | None = None
+    status: _PodStatus | None = None
+
+
+class _Conditions(_Camel):
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class _Target(_Camel):
+    uid: str | None = None
+    name: str | None = None
+
+
+class _Endpoint(_Camel):
+    addresses: list[str]
+    conditions: _Conditions | None = None
+    target_ref: _Target | None = None
+    node_name: str | None = None
+    zone: str | None = None
+
+
+class _SlicePort(_Camel):
+    name: str | None = None
+    port: int | None = None
+
+
+class _Slice(_Camel):
+    metadata: _Meta
+    ports: list[_SlicePort] | None = None
+    endpoints: list[_Endpoint] | None = None
+
+
+class _ListMeta(_Camel):
+    resource_version: str = ""
+    continue_: str | None = msgspec.field(default=None, name="continue")
+
+
+class _List(_Camel):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(_Camel):
+    message: str | None = None
+    code: int | None = None
+
+
+class _WithMeta(_Camel):
+    metadata: _Meta
+
+
+_decode_list = msgspec.json.Decoder(_List).decode
+_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_status = msgspec.json.Decoder(_Status).decode
+_decode_meta = msgspec.json.Decoder(_WithMeta).decode
+_decode_pod = msgspec.json.Decoder(_Pod).decode
+_decode_slice = msgspec.json.Decoder(_Slice).decode
+
+ReadObject: TypeAlias = Callable[[bytes | msgspec.Raw], tuple[T, str]]
+"""Decodes an object and its version. Raises `msgspec.DecodeError`."""
+
+
+def pod_reader(keys: frozenset[str]) -> ReadObject[KubePod]:
+    """Reads pods; of their annotations and labels only `keys` and our own are kept."""
+
+    def read(data: bytes | msgspec.Raw) -> tuple[KubePod, str]:
+        pod = _decode_pod(data)
+        meta, spec, status = pod.metadata, pod.spec or _PodSpec(), pod.status or _PodStatus()
+        containers = spec.containers or []
+        kept = KubePod(
+            key=(meta.namespace, meta.name),
+            uid=meta.uid,
+            address=status.pod_ip or "",
+            node=spec.node_name or "",
+            created=meta.creation_timestamp or "",
+            images=tuple(container.image or "" for container in containers),
+            ports=tuple(
+                tuple((port.name or "", port.container_port) for port in container.ports or ())
+                for container in containers
+            ),
+            labels={
+                key: value
+                for given in (meta.labels, meta.annotations)
+                for key, value in (given or {}).items()
+                if key in keys or key.startswith(OWN_PREFIX)
+            },
+            ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
+            terminating=meta.deletion_timestamp is not None,
+            finished=status.phase in ("Succeeded", "Failed"),
+        )
+        return kept, meta.resource_version
+
+    return read
+
+
+def read_slice(data: bytes | msgspec.Raw) -> tuple[KubeSlice, str]:
+    """An EndpointSlice and its version. Raises `msgspec.DecodeError`."""
+    found = _decode_slice(data)
+    meta = found.metadata
+    kept = KubeSlice(
+        key=(meta.namespace, meta.name),
+        uid=meta.uid,
+        ports=tuple((port.name or "", port.port) for port in found.ports or () if port.port),
+        endpoints=tuple(_endpoint(each) for each in found.endpoints or () if each.addresses),
+    )
+    return kept, meta.resource_version
+
+
+def _endpoint(found: _Endpoint) -> KubeEndpoint:
+    conditions, target = found.conditions or _Conditions(), found.target_ref or _Target()
+    return KubeEndpoint(
+        address=found.addresses[0],
+        uid=target.uid or found.addresses[0],
+        name=target.name or "",
+        node=found.node_name or "",
+        zone=found.zone or "",
+        ready=conditions.ready is not False,  # the API: unknown is to be read as ready
+        terminating=conditions.terminating is True,
+    )
+
+
+def read_page(body: bytes, read: ReadObject[T]) -> Page[T]:
+    """A page of a list. Raises `msgspec.DecodeError`."""
+    found = _decode_list(body)
+    objects = tuple(read(item) for item in found.items or ())
+    return Page(objects, found.metadata.resource_version, found.metadata.continue_ or "")
+
+
+def read_event(line: bytes, read: ReadObject[T]) -> WatchEvent[T]:
+    """A line of a watch. Raises `msgspec.DecodeError`."""
+    event = _decode_event(line)
+    if event.type == ERROR:
+        status = _decode_status(event.object)
+        return Failed(status.code or 0, (status.message or "")[:500])
+    if event.type == BOOKMARK:
+        return Bookmark(_decode_meta(event.object).metadata.resource_version)
+    if event.type == DELETED:
+        meta = _decode_meta(event.object).metadata
+        return Deleted((meta.namespace, meta.name), meta.uid, meta.resource_version)
+    found, version = read(event.object)
+    return Changed(found, version)
+
+
+def error_message(body: bytes) -> str:
+    """The message of an error response; empty if it has none."""
+    try:
+        return (_decode_status(body).message or "")[:500]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def read_labels(body: bytes) -> Mapping[str, str]:
+    """The labels of an object. Raises `msgspec.DecodeError`."""
+    return _decode_meta(body).metadata.labels or {}

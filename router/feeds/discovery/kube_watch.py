@@ -1,0 +1,165 @@
+"""Keeps a table equal to one collection of the Kubernetes API: lists it, watches it, and lists it again where needed.
+
+`WatchPlan` decides what comes next; this file only sends the requests. Watches are short, so that one that is silently
+dead is replaced after a minute. Nothing else runs between two events: slow pods cannot delay a deletion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic
+
+import msgspec
+import structlog
+
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError
+from router.feeds.discovery.kube_objects import Failed, ReadObject, T, read_event, read_page
+from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
+from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.supervise import raise_if_cancelled
+
+WATCH_S = (50.0, 70.0)
+"""Bounds of the length of a watch, of which each has another, so that routers do not reconnect together."""
+LATE_S = 10.0
+"""A watch that the server has not ended this long after it should is dead."""
+PAGE = 500
+MAX_PAGES = 100
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Collection(Generic[T]):
+    """Objects of one kind in one namespace. `group` is that of its API, empty for the core."""
+
+    group: str
+    version: str
+    resource: str
+    namespace: str
+    """`*` for all."""
+    selector: str
+    read: ReadObject[T]
+
+    @property
+    def path(self) -> str:
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        scope = "" if self.namespace == "*" else f"/namespaces/{self.namespace}"
+        return f"{root}{scope}/{self.resource}"
+
+    def refusal(self, error: KubeApiError) -> str:
+        """An error of the API server with what to do."""
+        if error.status not in (401, 403):
+            return f"{self.path}: {error.status or ''} {error}".replace("  ", " ")
+        if error.status == 401:
+            return f"{self.path}: 401 {error}; the API server does not accept the token (api.token_file)"
+        role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
+        return (
+            f"{self.path}: 403 {error}; give the router's ServiceAccount a {role} with "
+            f'apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: ["get", "list", "watch"]'
+        )
+
+
+class KubeWatch(Generic[T]):
+    """Follows one collection. `on_change` is called after each change of `table`."""
+
+    def __init__(
+        self,
+        api: KubeApi,
+        collection: Collection[T],
+        status: SourceStatus,
+        resync_s: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._api = api
+        self._collection = collection
+        self._status = status
+        self._on_change = on_change
+        self._plan = WatchPlan(resync_s, lambda: random.uniform(0.5, 1))
+        self.table: ObjectTable[T] = ObjectTable()
+        self.listed = False
+
+    async def run(self) -> None:
+        """Follow the collection until cancelled."""
+        while True:
+            try:
+                pause_s = await self._request()
+            except KubeApiError as error:
+                self._status.fail(self._collection.refusal(error))
+                pause_s = self._plan.failed(error.status, error.retry_after_s)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                self._status.fail(f"{self._collection.path}: response is not what Kubernetes sends: {error!s:.200}")
+                self._plan.list_version = ""
+                pause_s = self._plan.failed(0)
+            raise_if_cancelled()
+            await asyncio.sleep(pause_s)
+
+    async def _request(self) -> float:
+        """List or watch. Returns the pause before the next request, in seconds."""
+        if self._plan.needs_list(_now_s(), self.table.version):
+            await self._list(self._plan.list_version or "")
+        return await self._watch()
+
+    async def _list(self, version: str) -> None:
+        query = {"labelSelector": self._collection.selector, "limit": str(PAGE), "resourceVersion": version}
+        objects: list[tuple[T, str]] = []
+        for _ in range(MAX_PAGES):
+            page = read_page(await self._api.get(self._collection.path, _given(query)), self._collection.read)
+            objects += page.objects
+            if not page.more:
+                break
+            query |= {"continue": page.more, "resourceVersion": ""}
+        else:
+            raise KubeApiError(0, f"list has more than {MAX_PAGES} pages")
+        different = self.table.replace(objects, page.version)
+        if self.listed and version:
+            self._status.resync_differences += different
+        if different or not self.listed:
+            self.listed = True
+            self._on_change()
+        self._plan.listed(_now_s())
+        self._status.confirm()
+
+    async def _watch(self) -> float:
+        began_s, seen = _now_s(), 0
+        length_s = random.uniform(*WATCH_S)
+        query = {
+            "labelSelector": self._collection.selector,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": f"{length_s:.0f}",
+            "resourceVersion": self.table.version,
+        }
+        stream = self._api.lines(self._collection.path, _given(query), length_s + LATE_S)
+        async with aclosing(stream):
+            async for lines in stream:
+                seen += len(lines)
+                self._apply(lines)
+                self._status.confirm()
+        return self._plan.watch_ended(_now_s() - began_s, seen)
+
+    def _apply(self, lines: Iterable[bytes]) -> None:
+        """Apply events, and publish the result once."""
+        changed = False
+        try:
+            for line in lines:
+                if not line.strip():
+                    continue
+                event = read_event(line, self._collection.read)
+                if isinstance(event, Failed):
+                    raise KubeApiError(event.status, event.message)
+                changed = self.table.apply(event) or changed
+        finally:
+            if changed:
+                self._on_change()
+
+
+def _given(query: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in query.items() if value}
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,136 @@
+"""Finds the pods of a Kubernetes cluster by label selector, or by the EndpointSlices of a Service.
+
+Each namespace is followed by a task of its own. While the API server is away the last pods stay in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from router.config.discovery_schema import KubernetesPods
+from router.config.pod_schema import PodConfig
+from router.errors import ConfigError
+from router.feeds.discovery.kube_api import KubeApi
+from router.feeds.discovery.kube_facts import NodePlace, pod_configs, read_keys, unknown_annotations
+from router.feeds.discovery.kube_nodes import NodePlaces
+from router.feeds.discovery.kube_objects import KubePod, KubeSlice, pod_reader, read_slice
+from router.feeds.discovery.kube_presence import Presence, SeenPod
+from router.feeds.discovery.kube_watch import Collection, KubeWatch
+from router.feeds.discovery.membership import ListedPod
+from router.feeds.discovery.pod_facts import discovered_pod
+from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.supervise import cancel_all, supervise
+
+SERVICE_LABEL = "kubernetes.io/service-name"
+
+log = structlog.get_logger()
+
+
+class PodReader:
+    """Maps pods to what the router uses. Builds the definitions of a pod only when it or its node has changed."""
+
+    def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
+        self._entry = entry
+        self._nodes = nodes
+        self._many_namespaces = many_namespaces
+        self._built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = {}
+
+    def seen(self, pods: Iterable[KubePod]) -> list[SeenPod]:
+        """The pods that have an address, at each of their ports."""
+        before, self._built = self._built, {}
+        found: list[SeenPod] = []
+        for pod in pods:
+            if pod.finished or not pod.address:
+                continue
+            place = self._nodes.place(pod.node)
+            known = before.get(pod.uid)
+            if known is None or known[:2] != (pod, place):
+                known = pod, place, self._configs(pod, place, known)
+            self._built[pod.uid] = known
+            found += (SeenPod(one, pod.uid, pod.ready, pod.terminating, pod.created) for one in known[2])
+        return found
+
+    def _configs(
+        self, pod: KubePod, place: NodePlace, known: tuple[KubePod, NodePlace, list[PodConfig]] | None
+    ) -> list[PodConfig]:
+        namespace, name = pod.key
+        pod_id = f"{namespace}/{name}" if self._many_namespaces else name
+        is_new = known is None or known[0].labels != pod.labels
+        if is_new and (unknown := unknown_annotations(pod)):
+            log.warning("unknown annotations of a pod", pod=pod_id, annotations=unknown)
+        try:
+            return pod_configs(pod, self._entry, place, pod_id)
+        except ConfigError as error:
+            if is_new:
+                log.error("annotations of a pod are wrong; the pod is not used", pod=pod_id, error=str(error))
+            return []
+
+
+class SliceReader:
+    """Maps EndpointSlices to pods."""
+
+    def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
+        self._entry = entry
+        self._nodes = nodes
+        self._many_namespaces = many_namespaces
+
+    def seen(self, slices: Iterable[KubeSlice]) -> list[SeenPod]:
+        """The endpoints of all slices. An endpoint that moves from one slice to another may be in both."""
+        return [pod for one in slices for pod in self._endpoints(one)]
+
+    def _endpoints(self, one: KubeSlice) -> Iterator[SeenPod]:
+        port = self._entry.port or next((number for _, number in one.ports), 0)
+        for endpoint in one.endpoints if port else ():
+            place = self._nodes.place(endpoint.node)
+            hints = {"host": endpoint.node, "zone": endpoint.zone or place.zone, "rack": place.rack}
+            name = endpoint.name or endpoint.address
+            facts = {"id": f"{one.key[0]}/{name}" if self._many_namespaces else name}
+            with suppress(ConfigError):
+                config = discovered_pod(endpoint.address, port, self._entry.pod, facts, hints)
+                yield SeenPod(config, endpoint.uid, endpoint.ready, endpoint.terminating)
+
+
+class KubernetesSource:
+    """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace."""
+
+    def __init__(self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus]) -> None:
+        self._changed = asyncio.Event()
+        self._nodes = NodePlaces(api, entry, self._changed.set)
+        many = len(statuses) > 1 or "*" in statuses
+        self._presence = Presence(entry.not_ready_grace_s)
+        reader = SliceReader if entry.service else PodReader
+        self._reader: PodReader | SliceReader = reader(entry, self._nodes, many_namespaces=many)
+        self._watches = [
+            KubeWatch(api, _collection(entry, namespace), status, entry.resync_s, self._changed.set)
+            for namespace, status in statuses.items()
+        ]
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
+        runs = {f"watch {number}": watch.run for number, watch in enumerate(self._watches)} | {"nodes": self._nodes.run}
+        tasks = [asyncio.create_task(supervise(name, run)) for name, run in runs.items()]
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._presence.next_change_s):
+                        await self._changed.wait()
+                self._changed.clear()
+                if any(watch.listed for watch in self._watches):
+                    yield self._listed()
+        finally:
+            await cancel_all(tasks)
+
+    def _listed(self) -> list[ListedPod]:
+        objects = [found for watch in self._watches for found in watch.table.objects.values()]
+        return self._presence.update(self._reader.seen(objects), asyncio.get_running_loop().time())
+
+
+def _collection(entry: KubernetesPods, namespace: str) -> Collection[Any]:
+    if entry.service:
+        selector = f"{SERVICE_LABEL}={entry.service}"
+        return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, selector, read_slice)
+    return Collection("", "v1", "pods", namespace, entry.selector, pod_reader(read_keys(entry)))
