@@ -242,9 +242,15 @@ class Town:
         return context
 
     def context(
-        self, *plans: Plan, headers: HeaderList | None = None, prompt: PromptPrefix | None = None, **fields: Any
+        self,
+        *plans: Plan,
+        headers: HeaderList | None = None,
+        prompt: PromptPrefix | None = None,
+        expected_ms: float = 10.0,
+        **fields: Any,
     ) -> RequestContext:
-        """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none."""
+        """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none.
+        `expected_ms`: the price of each."""
         body = {**CHAT, **fields}
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         request = InferenceRequest(
@@ -262,7 +268,7 @@ class Town:
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
         )
-        candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in plans)
+        candidates = tuple(Candidate(plan, Cost.of((), expected_ms), 7) for plan in plans)
         decision = RouteDecision("scripted", "1", candidates) if plans else None
         return RequestContext(request, inbound, prompt=prompt, decision=decision)
 

@@ -105,9 +105,8 @@ async def test_a_prompt_counts_as_cached_while_it_is_computed(
     """After the client has disconnected, only where it is known to be computed."""
     async with town(a=behaviour) as pods:
         client = Client()
-        serving = asyncio.create_task(
-            pods.serve(pods.context(Direct(pods.pod("a")), prompt=LONG, stream=stream), client)
-        )
+        context = pods.context(Direct(pods.pod("a")), prompt=LONG, stream=stream, expected_ms=60_000.0)
+        serving = asyncio.create_task(pods.serve(context, client))
         await pods.until(lambda: client.wrote.is_set() if behaviour is begun else pods.made["a"].working)
         assert await cached(pods) == {"a": 3}
         serving.cancel()
