@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.config.discovery_schema import KubernetesPods
 from router.config.schema import RouterConfig
-from router.errors import ConfigError
+from router.feeds.discovery.dns_pods import DnsPods
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.target_file import FilePods
@@ -22,8 +22,11 @@ class PodSources:
         for file in found.file:
             status = self._status(f"file {file.path}")
             self.by_name[status.source] = FilePods(file, status)
-        if found.dns:
-            raise ConfigError("discovery: dns is not built yet")
+        for name in found.dns:
+            from router.feeds.discovery.dns_records import resolve  # imports dnspython
+
+            status = self._status(f"dns {name.name}")
+            self.by_name[status.source] = DnsPods(name, status, resolve)
         for entry in found.kubernetes:
             self._add_cluster(entry)
 

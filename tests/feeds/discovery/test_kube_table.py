@@ -1,0 +1,86 @@
+"""Objects of a Kubernetes collection, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.config.pod_schema import PodConfig
+from router.feeds.discovery.kube_objects import Bookmark, Changed, Deleted, KubePod
+from router.feeds.discovery.kube_presence import Presence, SeenPod
+from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
+
+KEY = ("ns", "a")
+
+
+def pod(uid: str = "1", *, ready: bool = True) -> KubePod:
+    return KubePod(key=KEY, uid=uid, ready=ready)
+
+
+def table() -> ObjectTable[KubePod]:
+    found: ObjectTable[KubePod] = ObjectTable()
+    found.replace([(pod(), "10")], "20")
+    return found
+
+
+def test_an_event_does_not_bring_back_what_was_deleted() -> None:
+    """Uids are never used again. A list may, because the deletion may have been wrong."""
+    known = table()
+    assert known.apply(Deleted(KEY, "1", "21"))
+    assert not known.apply(Changed(pod(), "22"))
+    assert known.objects == {}
+    assert known.apply(Changed(pod("2"), "23"))
+    known.replace([(pod(), "10")], "24")
+    assert known.objects == {KEY: pod()}
+    assert known.apply(Changed(pod(ready=False), "25"))
+
+
+@pytest.mark.parametrize("version", ["9", "x"])
+def test_an_older_version_of_an_object_is_ignored(version: str) -> None:
+    """Versions that are not numbers cannot be compared."""
+    assert table().apply(Changed(pod(ready=False), version)) is (version == "x")
+
+
+def test_a_deletion_of_an_earlier_object_with_that_name_changes_nothing() -> None:
+    """A pod of a StatefulSet has the name of its predecessor."""
+    known = table()
+    assert not known.apply(Deleted(KEY, "0", "21"))
+    assert known.objects == {KEY: pod()}
+
+
+def test_a_watch_continues_from_the_latest_version() -> None:
+    """Of an event or a bookmark, in any order."""
+    known = table()
+    for event in (Bookmark("30"), Changed(pod(), "29"), Bookmark("28")):
+        assert not known.apply(event)
+    assert known.version == "30"
+
+
+def test_a_list_returns_how_many_objects_were_different() -> None:
+    """Added, removed or changed."""
+    other = KubePod(key=("ns", "b"), uid="2")
+    assert table().replace([(pod(), "11")], "30") == 0
+    assert table().replace([(pod(ready=False), "11"), (other, "12")], "30") == 2
+    assert table().replace([(other, "12")], "30") == 2
+
+
+def test_pauses_grow_to_three_seconds_and_follow_the_server() -> None:
+    """After a success they are short again."""
+    plan = WatchPlan(300.0, lambda: 1.0)
+    assert [plan.failed(0) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert plan.failed(429, 20.0) == 20.0
+    assert plan.failed(429, 9999.0) == 30.0
+    plan.watch_ended(60.0, 0)
+    assert plan.failed(0) == 0.5
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_pods_with_one_address_the_one_that_listens_there_is_last(first: int) -> None:
+    """Not the terminating one, and of two others the newer one."""
+    config = PodConfig(url="http://a")
+    old, new = (SeenPod(config, uid, True, False, created) for uid, created in (("1", "2026-01"), ("2", "2026-02")))
+    ending = SeenPod(config, "3", True, False, "2026-03")
+    presence = Presence(60.0)
+    presence.update([ending], 0.0)
+    ending = SeenPod(config, "3", True, True, "2026-03")
+    seen = [new, ending, old][:: 1 if first else -1]
+    assert [listed.uid for listed in presence.update(seen, 1.0)] == ["3", "1", "2"]
