@@ -18,7 +18,7 @@ import typer
 
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
-from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors
+from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors, without_cost
 from router.errors import ConfigError
 
 config_app = typer.Typer(no_args_is_help=True)
@@ -43,6 +43,8 @@ def check_command(
     parsed, found = check_router(config, policies or shipped("policies"), offline=offline)
     names = ", ".join(policy.name for policy in found.active)
     print(f"{config}: valid. {len(parsed.models)} models, {len(parsed.pods)} pods, policies {names}.")
+    for model, hint in without_cost(parsed.models).items():
+        print(f"note: model {model} has no `cost`: it {hint}.")
     if probe and not print_probes(parsed):
         raise typer.Exit(1)
 

@@ -98,6 +98,7 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
     table.add_row()
     table.add_row("inputs of the formulas", style="italic")
+    table.add_row("costs of", *(printable(column.costs_of) for column in columns))
     for label, cells in _input_rows(columns):
         table.add_row(label, *cells)
     return table

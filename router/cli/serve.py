@@ -20,6 +20,7 @@ import typer
 from router.cli.options import configured, with_options
 from router.config.listen_schema import Listen
 from router.config.load import shipped, validate_options
+from router.config.priors import without_cost
 from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.observe.log import bind_worker, configure_logging
@@ -84,6 +85,8 @@ def serve_command(options: ServeOptions) -> None:
             "no pods",
             hint="name one with --pod URL or under `pods` or `discovery` in a --config file, or add one at /admin/pods",
         )
+    for model, hint in without_cost(config.models).items():
+        log.warning("model without cost", model=model, hint=hint)
     _serve(config, options)
 
 

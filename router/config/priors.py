@@ -105,7 +105,7 @@ class PodPriors:
 
     def __init__(self, models: Iterable[ModelConfig], priors: Mapping[str, ModelPrior]) -> None:
         self._priors = priors
-        self._costs = {model.name: model.cost for model in models}
+        self._costs = {model.name: model.cost_row for model in models}
         (self._other,) = self._costs.values() if len(self._costs) == 1 else (CostPrior(),)
 
     def of(self, pod: PodConfig, served: Iterable[str]) -> tuple[PodSpeed, int]:
@@ -122,6 +122,14 @@ class PodPriors:
 
     def _has_row(self, cost: CostPrior, hardware: str) -> bool:
         return (hardware or cost.hardware) in _model(self._priors, cost).hardware
+
+
+def without_cost(models: Iterable[ModelConfig]) -> dict[str, str]:
+    """Of each model without `cost`, what it starts with and what to do."""
+    row = CostPrior()
+    start = f"starts with the speed of {row.model} on {row.hardware}"
+    hint = f"{start}; name its own row, or write one with `warmroute prior`"
+    return {model.name: hint for model in models if model.cost is None}
 
 
 def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:

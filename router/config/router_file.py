@@ -89,8 +89,8 @@ def check_names(
     """Cost priors and link classes must exist."""
     for number, model in enumerate(config.models):
         with mistakes.at("models", number, "cost"):
-            prior_speed(priors, model.cost)
-    if all(model.cost.model in priors for model in config.models):
+            prior_speed(priors, model.cost_row)
+    if all(model.cost_row.model in priors for model in config.models):
         pod_priors = PodPriors(config.models, priors)
         for number, pod in enumerate(config.pods):
             with mistakes.at("pods", number, "hardware"):

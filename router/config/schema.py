@@ -32,7 +32,8 @@ VERSION = 1
 
 
 class CostPrior(Strict):
-    """The row of `config/models/` with this model's speed, used until enough responses were measured."""
+    """The row of `config/models/` with this model's speed, used until enough responses were measured. The default is
+    where a model without `cost` starts."""
 
     model: str = "llama-3.1-8b"
     hardware: str = "h100x1"
@@ -55,7 +56,13 @@ class ModelConfig(Strict):
     """Context length, if the pods do not report theirs. A prompt whose text alone is longer than that gets 400."""
     revision: str = ""
     kv_dtype: str = "auto"
-    cost: CostPrior = CostPrior()
+    cost: CostPrior | None = None
+    """Without one, the model starts with the default row, which may be far from its speed."""
+
+    @property
+    def cost_row(self) -> CostPrior:
+        """The row that its pods start with."""
+        return self.cost or CostPrior()
 
     def generation(self, tokenizer_fingerprint: str = "") -> Generation:
         """The generation that block hashes of this model include."""

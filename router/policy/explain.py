@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from router.decision import Candidate, Split
+from router.policy.calibration import class_key
 from router.policy.decide import expected_ttft_ms
 from router.policy.eligible import LeftOut, left_out
 from router.policy.pickers import LowestCost
@@ -42,6 +43,9 @@ class Column(msgspec.Struct, frozen=True):
 
     plan: PricedPlan
     inputs: tuple[Input, ...]
+    costs_of: str = ""
+    """The class of pods, `model/engine/hardware`, whose measured costs it has: those of the pod that computes the
+    prompt."""
 
 
 class TermNote(msgspec.Struct, frozen=True):
@@ -89,7 +93,7 @@ def explain(scene: Scene, policy: Policy, candidates: Sequence[Candidate], count
         candidate_count=count,
         left_out=tuple(left_out(scene, policy)),
         terms=tuple(_note(name, term) for name, term in policy.costs),
-        columns=tuple(Column(plan, tuple(_inputs(scene, policy, plan.choice))) for plan in plans),
+        columns=tuple(_column(scene, policy, plan) for plan in plans),
     )
 
 
@@ -164,6 +168,12 @@ def _formula(doc: str) -> str:
 
 
 # --- inputs ---
+
+
+def _column(scene: Scene, policy: Policy, plan: PricedPlan) -> Column:
+    computing = plan.choice.prefill_pod or plan.choice.pod
+    pod = next((status.pod for status in scene.fleet.pods if status.pod.id == computing), None)
+    return Column(plan, tuple(_inputs(scene, policy, plan.choice)), class_key(pod) if pod else "")
 
 
 def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:

@@ -37,6 +37,16 @@ def test_a_valid_configuration_is_summarized(typed: Typed, tmp_path: Path) -> No
     assert ended.code == 0 and "valid. 0 models, 1 pods, policies cost_aware." in ended.out
 
 
+def test_a_model_without_cost_is_noted(typed: Typed, tmp_path: Path) -> None:
+    """With the row that it starts with. The configuration is valid."""
+    path = tmp_path / "router.yaml"
+    path.write_text("models: [{name: m}, {name: q, cost: {model: qwen3-32b, hardware: h100x2}}]\n")
+    ended = typed("config", "check", path)
+    (note,) = [line for line in ended.out.splitlines() if line.startswith("note: ")]
+    assert ended.code == 0
+    assert note.startswith("note: model m has no `cost`: it starts with the speed of llama-3.1-8b on h100x1; name its")
+
+
 # --- prior ---
 
 
