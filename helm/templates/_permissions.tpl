@@ -1,6 +1,6 @@
 {{/* Rules by namespace, `*` for the whole cluster: what the sources of `config.discovery.kubernetes` read. */}}
 {{- define "warmroute.permissions" -}}
-{{- $pods := dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "get" "list" "watch") -}}
+{{- $pods := dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "list" "watch") -}}
 {{- $slices := dict "apiGroups" (list "discovery.k8s.io") "resources" (list "endpointslices") "verbs" (list "list" "watch") -}}
 {{- $nodes := dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "get") -}}
 {{- $rules := dict -}}

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from router.config.load import load
+from router.config.schema import RouterConfig
 from router.wiring.config_check import check_router
 from tests.helm.charts import EXAMPLES, Object, example
 from tests.helm.kubernetes_schemas import is_custom, mistakes
@@ -40,6 +42,12 @@ def test_the_router_accepts_its_mounted_configuration(name: str, tmp_path: Path)
         "listen": router["ports"][0]["containerPort"],
         "admin": router["ports"][1]["containerPort"],
     }
+
+
+def test_publishers_accept_the_configuration_of_sidecars(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(example(name).one("ConfigMap", suffix="r-warmroute")["data"]["sidecar.yaml"])
+    assert load(path, RouterConfig).admin.bearer_file is None
 
 
 def test_services_select_pods_and_lead_to_their_ports(name: str) -> None:

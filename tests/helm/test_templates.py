@@ -118,7 +118,7 @@ def test_without_discovery_there_is_no_permission() -> None:
 
 def test_a_selector_needs_pods_of_the_release_namespace_and_nodes_for_zones() -> None:
     rendered = discovering(SELECTOR)
-    assert rules(rendered, "Role") == {"llm": [("pods", "get"), ("pods", "list"), ("pods", "watch")]}
+    assert rules(rendered, "Role") == {"llm": [("pods", "list"), ("pods", "watch")]}
     assert rules(rendered, "ClusterRole") == {"*": [("nodes", "get")]}
 
 
@@ -262,6 +262,14 @@ def test_the_admin_port_is_open_to_monitoring_only() -> None:
     policy = minimal({"networkPolicy": {"enabled": True}}).one("NetworkPolicy")["spec"]
     [rule] = [one for one in policy["ingress"] if ports([one]) == {9480}]
     assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+
+
+def test_helm_test_may_chat_where_only_some_clients_may() -> None:
+    rendered = minimal({"networkPolicy": {"enabled": True, "clients": [{"podSelector": {"matchLabels": {"a": "b"}}}]}})
+    [rule] = [one for one in rendered.one("NetworkPolicy")["spec"]["ingress"] if ports([one]) == {8080}]
+    tester, client = (peer["podSelector"]["matchLabels"] for peer in rule["from"])
+    assert client == {"a": "b"}
+    assert tester.items() <= rendered.one("Pod")["metadata"]["labels"].items()
 
 
 def test_without_discovery_the_api_server_is_closed() -> None:
