@@ -15,6 +15,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +27,7 @@ RELEVANT = 50
 
 
 def pod(number: int, version: int, *, ready: bool = True) -> dict[str, Any]:
-    fields = {f"f:field-{n}": {".": {}, "f:name": {}, "f:value": {}} for n in range(60)}
+    fields: dict[str, Any] = {f"f:field-{n}": {".": {}, "f:name": {}, "f:value": {}} for n in range(60)}
     container = {
         "name": "engine",
         "image": "vllm/vllm-openai:v0.31.0",
@@ -108,7 +109,7 @@ async def follow(port: int, seconds: float) -> dict[str, float]:
     status, speed, fleet = SourceStatus("kubernetes"), PodSpeed(1.0, 0.02, 0.0), Fleet()
     source = KubernetesSource(entry, KubeApi(entry.api, open_client()), {"models": status})
     members = Membership(fleet, lambda *_: (speed, 0), {"kubernetes": source})
-    tasks = [asyncio.create_task(run()) for run in members.feeds.values()]
+    tasks = [asyncio.ensure_future(run()) for run in members.feeds.values()]
     began_cpu_s, began_s = time.process_time(), time.monotonic()
     while not fleet.snapshot.pods:
         await asyncio.sleep(0.01)
@@ -136,8 +137,12 @@ def decode_us() -> dict[str, float]:
 
     line, read = json.dumps({"type": "MODIFIED", "object": pod(1, 1)}).encode(), pod_reader(frozenset())
     found = {}
-    readers = {"typed": lambda: read_event(line, read), "msgspec": lambda: msgspec.json.decode(line)}
-    for name, call in {**readers, "json": lambda: json.loads(line)}.items():
+    readers: dict[str, Callable[[], object]] = {
+        "typed": lambda: read_event(line, read),
+        "msgspec": lambda: msgspec.json.decode(line),
+        "json": lambda: json.loads(line),
+    }
+    for name, call in readers.items():
         began_s = time.process_time()
         for _ in range(2000):
             call()
