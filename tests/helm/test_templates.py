@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from router.config.index_schema import RedisIndex
-from router.config.schema import Limits
 from tests.helm.charts import CHART, HelmFailed, Object, Rendered, example, minimal
 from tests.helm.kubernetes_schemas import mistakes
 
@@ -94,25 +92,9 @@ def test_a_changed_configuration_does() -> None:
 
 
 def test_large_numbers_stay_whole() -> None:
-    limits = {"max_held_bytes": 17179869184, "retry_budget": 0.1}
-    config = minimal({"config": {"limits": limits}, "resources": {"limits": {"memory": "32Gi"}}}).router_yaml
+    config = minimal({"config": {"limits": {"max_held_bytes": 17179869184, "retry_budget": 0.1}}}).router_yaml
     assert "max_held_bytes: 17179869184\n" in config
     assert "retry_budget: 0.1\n" in config
-
-
-# --- memory ---
-
-
-def test_the_memory_check_knows_the_defaults_of_the_router() -> None:
-    text = (CHART / "templates" / "_memory.tpl").read_text(encoding="utf-8")
-    assert f'"max_held_bytes" {Limits().max_held_bytes} ' in text
-    assert f'"max_replica_bytes" | default {RedisIndex.model_fields["max_replica_bytes"].default} ' in text
-
-
-@pytest.mark.parametrize("limit", ["1536Mi", "1.5Gi", "1611M", 1610612736, None])
-def test_a_memory_limit_may_be_written_in_any_unit(limit: str | int | None) -> None:
-    [container] = router(minimal({"resources": {"limits": {"memory": limit}}}))["spec"]["containers"]
-    assert container["resources"]["limits"].get("memory") == limit
 
 
 # --- permissions ---
@@ -305,8 +287,7 @@ def test_without_discovery_the_api_server_is_closed() -> None:
     ],
 )
 def test_every_port_of_redis_is_open(url: str, expected: set[int]) -> None:
-    redis = {"url": url, "max_replica_bytes": 1024}
-    rendered = minimal({"networkPolicy": {"enabled": True}, "config": {"index": {"redis": redis}}})
+    rendered = minimal({"networkPolicy": {"enabled": True}, "config": {"index": {"redis": {"url": url}}}})
     rule = rendered.one("NetworkPolicy")["spec"]["egress"][-1]
     assert ports([rule]) == expected
 

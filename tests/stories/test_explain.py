@@ -34,7 +34,8 @@ async def metrics(deployment: Deployment) -> dict[str, str]:
     """Metric samples by name, without those that depend on time."""
     lines = (await deployment.admin.get("/metrics")).text.splitlines()
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    own_will = ("index", "calibration", "kv_events", "loop_lag", "process_", "python_")
+    scraped = ("pod_running", "pod_waiting", "pod_kv_usage", "pod_load_age")
+    own_will = ("index", "calibration", "kv_events", "loop_lag", "process_", "python_", "prompt_cache_bytes", *scraped)
     return {name: value for name, value in samples.items() if not any(part in name for part in own_will)}
 
 

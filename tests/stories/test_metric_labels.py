@@ -43,8 +43,8 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "class": set(load_classes(None).names),
     "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
 }
-BY_THE_FLEET = {"model", "pod", "holder", "subject", "policy", "version", "set_version"}
-"""Names in the configuration, of pods and what they serve, and of policy files."""
+BY_THE_FLEET = {"model", "pod", "holder", "subject", "policy", "version", "set_version", "source"}
+"""Names in the configuration, of pods and what they serve, of policy files and of discovery's sources."""
 ROUNDS = 5
 
 

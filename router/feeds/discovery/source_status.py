@@ -33,12 +33,10 @@ class SourceStatus:
         if error != self.error:
             log.error("pod source unavailable; its last pods stay in use", source=self.source, error=error)
             self.error = error
-        if self._confirmed_s is None:
-            self._confirmed_s = _now_s()
 
     @property
     def age_s(self) -> float:
-        """Time since the pods were last up to date, or since the first attempt to read them failed."""
+        """Time since the pods were last up to date; 0 if they were never read."""
         return 0.0 if self._confirmed_s is None else _now_s() - self._confirmed_s
 
 

@@ -179,19 +179,6 @@ def test_the_last_pods_stay_while_the_api_server_is_away_and_are_right_five_seco
     ]
 
 
-def test_the_age_of_pods_that_were_never_read_grows() -> None:
-    """An alert on the age finds an API server that is away from the start."""
-    cluster = three_pods()
-    cluster.faults.down = True
-
-    async def story(observed: Observed) -> None:
-        await asyncio.sleep(120)
-        assert observed.pods is None
-        assert observed.status.age_s > 119
-
-    virtually(cluster, story)
-
-
 def test_a_silent_watch_is_replaced_after_a_minute() -> None:
     """Without an error of the connection."""
 
