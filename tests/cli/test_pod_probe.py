@@ -41,7 +41,8 @@ def test_unusable_pods_are_listed_with_the_reason(typed: Typed, tmp_path: Path) 
     """Exit code 1. Without --probe no pod is asked."""
     path = tmp_path / "router.yaml"
     with engine() as well, engine(key="sesame") as locked:
-        path.write_text(f"models: [{{name: m, cost: {{model: llama-3.1-8b}}}}]\npods: [{{url: '{well}', id: a}}, {{url: '{locked}', id: b}}]\n")
+        model = "models: [{name: m, cost: {model: llama-3.1-8b}}]"
+        path.write_text(f"{model}\npods: [{{url: '{well}', id: a}}, {{url: '{locked}', id: b}}]\n")
         ended = typed("config", "check", path, "--probe")
         assert typed("config", "check", path).code == 0
     assert ended.out.splitlines()[1:] == [
