@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -98,6 +98,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     from router.api.listen_sockets import bind_admin, bind_port
     from router.api.protocol import EdgeProtocol
     from router.api.server import AdminServer, DrainingServer
+    from router.api.starting import answering_while_starting
     from router.config.priors import all_priors
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.malloc_tuning import release_free_memory, tune_malloc
@@ -107,7 +108,8 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     tune_malloc()
     admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
-    load = preloaded(config.models)  # before the fork: workers share this memory
+    with answering_while_starting(config.listen) if config.models and config.listen.port else nullcontext():
+        load = preloaded(config.models)  # before the fork: workers share this memory
     gc.enable()
     release_free_memory()
     worker = _fork(config.listen) if config.listen.workers > 1 else None
