@@ -1,4 +1,4 @@
-"""Answers on the public port while tokenizers are loaded, which can take many seconds: the router lives, and is not ready.
+"""Answers on the public port while tokenizers are loaded, which can take many seconds.
 
 A process of its own answers, because loading holds the interpreter and workers are forked afterwards, which a process
 with threads must not do. It ends before the port is bound for requests.
@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 from router.api.error_responses import error_body, error_headers
-from router.config.certificates import ListenCertificate
 from router.api.listen_sockets import bind_port
+from router.config.certificates import ListenCertificate
 from router.config.listen_schema import Listen
 from router.errors import NoReadyPod
 
@@ -74,7 +74,7 @@ class _StartingHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_GET  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
