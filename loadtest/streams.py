@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -38,7 +37,7 @@ from loadtest.bodies import SourceText, pack, warm_chats
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import DIRECT, Mocks, Rig, RunningRouter, build, check_stats, launch_router, mocks
 from router.cli.mock_engine_command import mock_tokenizer
-from router.cli.serve import allow_all_open_files
+from router.cli.serve import allow_all_open_files, connections_allowed
 
 TITLE = "stream"
 PROMPT_TOKENS = 2_000
@@ -53,8 +52,6 @@ PROBES_S = 8.0
 MARGIN_S = 4.0
 """Time that each stream lasts longer than needed, because openers and routers may be late."""
 PROBES = round(PROBES_PER_S * PROBES_S)
-SPARE_FILES = 200
-"""Open files of a router besides its streams."""
 WARM_UP = 300
 
 
@@ -129,7 +126,7 @@ def main(
 
 def streams_allowed(open_files: int) -> int:
     """Number of streams that a process with this limit of open files can hold, with the probes."""
-    return sys.maxsize if open_files == resource.RLIM_INFINITY else (open_files - SPARE_FILES) // 2 - PROBES
+    return connections_allowed(open_files) - PROBES
 
 
 def measure(name: str, asked: int, streams: int, rig: Rig, pods: Mocks, folder: Path) -> StreamResult:

@@ -32,6 +32,8 @@ log = structlog.get_logger()
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn's, when the server cannot start."""
+SPARE_FILES = 200
+"""Open files that a router needs for probes and events of pods, Redis, policies and TLS handshakes."""
 SWITCH_INTERVAL_S = 0.0001
 """Longest time that a computing thread, such as one that reads policies, blocks the event loop. Python's default of
 5 ms is too long for requests."""
@@ -106,6 +108,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     from router.wiring.prompts import preloaded
 
     tune_malloc()
+    config = _with_fitting_connections(config, allow_all_open_files())
     admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
     with answering_while_starting(config.listen) if config.models and config.listen.port else nullcontext():
@@ -120,7 +123,6 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    allow_all_open_files()
     settings = uvicorn.Config(
         program.app,
         loop="uvloop",
@@ -177,3 +179,24 @@ def allow_all_open_files() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def connections_allowed(open_files: int) -> int:
+    """How many client connections fit into this limit of open files: one that is served needs a second one, to a pod.
+    Without a file left, the router can accept no connection, and open none to a pod, which would then be ejected."""
+    return sys.maxsize if open_files == resource.RLIM_INFINITY else max((open_files - SPARE_FILES) // 2, 1)
+
+
+def _with_fitting_connections(config: RouterConfig, open_files: int) -> RouterConfig:
+    """The configuration with as many connections as the limit of open files allows."""
+    allowed, limits = connections_allowed(open_files), config.limits
+    if limits.max_connections <= allowed:
+        return config
+    log.info(
+        "fewer connections than limits.max_connections",
+        connections=allowed,
+        configured=limits.max_connections,
+        open_files=open_files,
+        hint="raise the hard limit of open files (`ulimit -Hn`; LimitNOFILE in systemd) to serve more clients",
+    )
+    return config.model_copy(update={"limits": limits.model_copy(update={"max_connections": allowed})})

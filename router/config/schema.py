@@ -90,8 +90,9 @@ class Limits(Strict):
     """Headers or trailers of a request, the default of Envoy, Apache and Tomcat. In memory, a header without a value
     takes 27 times its bytes."""
     max_connections: PositiveInt = 16_384
-    """Client connections. Each needs a file descriptor, and a second one while a request is served. The admin listener
-    has at most 128. Beyond that a new connection replaces one that waits for a request, else it gets 503."""
+    """Client connections, at most half of the process's limit of open files: each needs one, and a second one while a
+    request is served. The admin listener has at most 128. Beyond that a new connection replaces one that waits for a
+    request, else it gets 503."""
     max_in_flight: PositiveInt = 8_192
     """Requests being served; further ones get 503 with Retry-After."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024

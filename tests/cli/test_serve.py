@@ -8,13 +8,14 @@ import resource
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from router.cli.child_processes import child, free_port
-from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files
+from router.cli.child_processes import child, free_port, logged_process
+from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files, connections_allowed
 from router.config.schema import ModelConfig, RouterConfig
 
 FEW = 256
@@ -52,6 +53,37 @@ async def test_a_running_router_has_raised_its_limit(few_open_files: int, tmp_pa
             await router.until(lives)
             found = limits_of(router.process.pid)
     assert found == (few_open_files, few_open_files)
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_idle_clients_leave_open_files_for_the_router(tmp_path: Path) -> None:
+    """More of them than open files: one that waits longest is closed for each new connection, and /livez answers."""
+    port = free_port()
+    serve = [sys.executable, "-m", "router.cli", "serve", "--port", str(port), "--admin-port", "0"]
+    limited = ["sh", "-c", f'ulimit -n {FEW}; exec "$@"', "sh", *serve]
+    async with httpx.AsyncClient(trust_env=False, headers={"connection": "close"}) as client:
+
+        async def lives() -> httpx.Response | None:
+            try:
+                return await client.get(f"http://127.0.0.1:{port}/livez")
+            except httpx.TransportError:
+                return None
+
+        with logged_process("router", limited, tmp_path) as router, ExitStack() as idle:
+            await router.until(lives)
+            for _ in range(FEW + 50):
+                idle.enter_context(socket.create_connection(("127.0.0.1", port)))
+            answer = await lives()
+    assert answer is not None and answer.status_code == 200
+    assert '"fewer connections' in router.log.read_text()
+
+
+def test_each_connection_may_need_a_second_open_file() -> None:
+    """Some files are left for pods, Redis and policies."""
+    assert connections_allowed(10_000) == 4_900
+    assert connections_allowed(64) > 0
+    assert connections_allowed(resource.RLIM_INFINITY) > 2**32
 
 
 def limits_of(pid: int) -> tuple[int, int]:
