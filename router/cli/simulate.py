@@ -10,9 +10,11 @@ the settings on all cores and prints the results; `sim/virtual/capacity_plan.py`
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -55,6 +57,7 @@ from router.sim.virtual.world import OnProgress, ignore_progress
 from router.types import PodSpeed
 
 DEFAULT_FLEET = Path("llama-70b-h100")
+_PR_SET_PDEATHSIG = 1
 MANY_RUNS = 4
 """Runs per process from which the time of all is estimated."""
 
@@ -84,18 +87,26 @@ class TrafficOptions:
 class SimulateOptions(TrafficOptions):
     """Options of `simulate`."""
 
-    policies: Annotated[str, typer.Option(help="Policy names, separated by commas; `all` for all.")] = "cost_aware"
-    loads: Annotated[str, typer.Option(help="Multiples of the traffic's own rate, separated by commas.")] = "1"
+    policies: Annotated[
+        str | None,
+        typer.Option(help="Policy names, separated by commas; `all` for all.", show_default="cost_aware"),
+    ] = None
+    loads: Annotated[
+        str | None,
+        typer.Option(help="Multiples of the traffic's own rate, separated by commas.", show_default="1"),
+    ] = None
     pods: Annotated[
         str,
         typer.Option(help="Pods of the fleet's first group, separated by commas.", show_default="as in the fleet file"),
     ] = ""
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting, with different arrivals.")] = 1
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each setting, with different arrivals.", show_default="1")
+    ] = None
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
-            help="Run all policies at three loads and three seeds, also with wrong coefficients.",
+            help="Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
             show_default="off",
         ),
     ] = False
@@ -112,9 +123,8 @@ class SimulateOptions(TrafficOptions):
 def simulate_command(options: SimulateOptions) -> None:
     """Simulate traffic under policies and print a table. All times are virtual."""
     setup = options.experiment()
-    policies, loads, seeds = options.policies, options.loads, options.seeds
-    if options.compare:
-        policies, loads, seeds = "all", loads if loads != "1" else "0.7,1,1.3", max(seeds, 3)
+    defaults = ("all", "0.7,1,1.3", 3) if options.compare else ("cost_aware", "1", 1)
+    policies, loads, seeds = options.policies or defaults[0], options.loads or defaults[1], options.seeds or defaults[2]
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
@@ -184,9 +194,16 @@ def map_in_processes(
     """The result of each item in order, with a progress bar of items."""
     with (
         _progress_bar() as progress,
-        ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("fork")) as pool,
+        ProcessPoolExecutor(min(jobs, len(items)), get_context("fork"), end_with_parent) as pool,
     ):
         return list(progress.track(pool.map(work, items), len(items), description=description))
+
+
+def end_with_parent() -> None:
+    """Make this process end when its parent is killed. No effect outside of Linux."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _progress_bar() -> Progress:

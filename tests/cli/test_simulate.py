@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import gc
+import os
+import select
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from router.cli.simulate import simulated_policies
+from router.cli.simulate import map_in_processes, simulated_policies
 from tests.cli.conftest import Typed
 
 
@@ -70,6 +73,36 @@ def test_compare_runs_all_policies_at_three_loads_with_three_seeds_and_wrong_coe
     assert {row["load"] for row in rows} == {"0.7", "1.0", "1.3"}
     assert len(rows) == len(known) * (9 + 4)
     assert {row["requests"] for row in rows} == {"3"}
+
+
+def test_chosen_policies_loads_and_seeds_are_compared(typed: Typed, trace: Path, fleet: Path, tmp_path: Path) -> None:
+    """Also where they are the defaults without --compare."""
+    path = tmp_path / "runs.csv"
+    chosen = ("--policies", "cost_aware", "--loads", "1", "--seeds", 1)
+    assert typed("simulate", trace, "--fleet", fleet, "--compare", *chosen, "--requests", 3, "--csv", path).code == 0
+    rows = rows_of(path)
+    assert {(row["policy"], row["load"]) for row in rows} == {("cost_aware", "1.0")} and len(rows) == 1 + 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal")
+def test_the_processes_of_a_pool_end_with_their_parent() -> None:
+    """Killed, it has no time to stop them: a pipe that they keep open is closed."""
+    read, write = os.pipe()
+    parent = os.fork()
+    if not parent:
+        os.close(read)
+        map_in_processes(forever, [write, write], 2, "runs")
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read(2) == b"**"
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        assert select.select([pipe], [], [], 10)[0] and pipe.read() == b""
+
+
+def forever(pipe: int) -> None:
+    os.write(pipe, b"*")
+    signal.pause()
 
 
 def test_an_azure_trace_is_simulated(typed: Typed, fleet: Path, tmp_path: Path) -> None:
