@@ -43,6 +43,7 @@ from router.types import Endpoint, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
+from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
 from router.wiring.proxy_parts import build_forwarder, build_gate, upstream_pools
 from router.wiring.tokenizer_files import load_tokenizer
@@ -196,6 +197,7 @@ class Program:
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
+            "free memory": release_loop,
         }
 
     async def _sweep_idle(self) -> None:

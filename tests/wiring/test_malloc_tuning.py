@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes
 
 SCRIPT = """
 import sys
-from router.wiring.malloc_tuning import tune_malloc
+from router.wiring.malloc_tuning import release_free_memory, tune_malloc
 
 if "tuned" in sys.argv:
     tune_malloc()
@@ -23,9 +23,14 @@ def resident_mib():
 
 before, prompts = resident_mib(), []
 for _ in range(8):
-    body = b"x" * (24 << 20)
+    if "pieces" in sys.argv:
+        body = [bytes([number]) * (256 << 10) for number in range(96)]
+    else:
+        body = b"x" * (24 << 20)
     prompts.append(bytearray(100_000))  # cached, and behind the body in the heap
     del body
+if "released" in sys.argv:
+    release_free_memory()
 print(resident_mib() - before)
 """
 
@@ -40,3 +45,9 @@ def test_large_bodies_leave_no_memory_behind() -> None:
     """By default glibc keeps it: a block that is cached after a body prevents that the heap shrinks."""
     assert kept_mib() > 20
     assert kept_mib("tuned") < 5
+
+
+def test_free_memory_between_cached_prompts_is_returned() -> None:
+    """A body arrives in pieces, which are too small to be returned when they are freed."""
+    assert kept_mib("tuned", "pieces") > 20
+    assert kept_mib("tuned", "pieces", "released") < 12
