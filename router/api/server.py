@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import cast
 
@@ -23,6 +25,7 @@ from router.api.app import App
 from router.api.client_deadlines import has_unread
 from router.api.listen_sockets import address_of
 from router.api.protocol import EdgeProtocol
+from router.api.tls_listener import TlsListener
 
 MAX_POLLS = 100
 ADMIN_DRAIN_TIMEOUT_S = 2
@@ -89,13 +92,24 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it starts."""
-        await super().startup(sockets)
+        context = self.config.ssl
+        await super().startup(sockets if context is None else [])
+        if context is not None:
+            self.servers = [self._tls_listener(sock, context) for sock in sockets or []]  # type: ignore[misc]
         await self.admin.open()
         if self._summary and self.started:
             url = ",".join(
                 address_of(sock, tls=self.config.is_ssl) for server in self.servers for sock in server.sockets
             )
             log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
+
+    def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
+        config, state = self.config, self.server_state
+        protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
+        limits = cast(App, config.app).edge.limits
+        listener = TlsListener(sock, context, protocol, lambda: limits.max_connections - len(state.connections))
+        listener.open(config.backlog)
+        return listener
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it stops."""

@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -65,11 +65,14 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path, w
     shutil.copy(old.key, used.key)
     listen = f"{{port: PORT, workers: {workers}, tls: {{cert_file: tls.crt, key_file: tls.key}}}}"
     trusts_old, trusts_new = (ssl.create_default_context(cafile=files.ca) for files in (old, new))
-    async with serving(tmp_path, listen) as (port, _):
+    async with serving(tmp_path, listen) as (port, router):
         url = f"https://localhost:{port}"
         await until_live(url, trusts_old)
         shutil.copy(new.certificate, used.certificate)
         shutil.copy(new.key, used.key)
+        async with asyncio.timeout(DEADLINE_S):
+            while router.log.read_text().count("certificate of the listener read again") < workers:
+                await asyncio.sleep(0.02)
         await until_live(url, trusts_new)
         used.key.write_text("no key")
         assert await is_live(url, trusts_new)
@@ -102,6 +105,25 @@ def _presented(server: ssl.SSLContext, tls_authority: TlsFiles) -> bytes | None:
         except ssl.SSLError:
             return None
     return asking.getpeercert(binary_form=True)
+
+
+async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections(tmp_path: Path) -> None:
+    """Those that began first are disconnected; one that sent plain HTTP at once."""
+    files = material(tmp_path / "files")
+    listen = f"{{port: PORT, tls: {{cert_file: {files.certificate}, key_file: {files.key}}}}}"
+    async with serving(tmp_path, f"{listen}\nlimits: {{max_connections: 20}}") as (port, _):
+        url, trusting = f"https://localhost:{port}", ssl.create_default_context(cafile=files.ca)
+        await until_live(url, trusting)
+        with ExitStack() as silent:
+            clients = [silent.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+            assert await is_live(url, trusting)
+            for client in clients[:40]:
+                client.settimeout(5)
+                assert client.recv(1) == b""
+            assert await is_live(url, trusting)
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+            plain.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert not plain.recv(1024).startswith(b"HTTP")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
