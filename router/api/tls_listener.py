@@ -22,8 +22,8 @@ RETRY_S = 0.1
 
 
 class TlsListener:
-    """Serves `protocol` on a listening socket, like an `asyncio.Server`. Beyond `free_connections` handshakes at a time,
-    the client that began the first one is disconnected."""
+    """Serves `protocol` on a listening socket, like an `asyncio.Server`. If more handshakes than `free_connections` are
+    in progress, the client that began the first one is disconnected."""
 
     def __init__(
         self,
