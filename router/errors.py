@@ -171,14 +171,15 @@ class UpstreamError(RouterError):
 
 class ConnectFailed(UpstreamError):
     """The connection failed: nothing was sent to the pod. `refused`: no process accepts connections there, unlike
-    after a timeout."""
+    after a timeout. `local`: the router has no file, port or memory left for a connection to any pod."""
 
     code = "connect_failed"
     without_pods = "The pod cannot be reached."
 
-    def __init__(self, message: str, *, pod: str = "", refused: bool = False) -> None:
+    def __init__(self, message: str, *, pod: str = "", refused: bool = False, local: bool = False) -> None:
         super().__init__(message, pod=pod)
         self.refused = refused
+        self.local = local
 
 
 class StaleConnection(UpstreamError):

@@ -86,7 +86,8 @@ class ProbeFeed:
             await self._fetch(pod, ENGINES[pod.engine].health_path, self._timeout_s)
         except UpstreamError as error:
             seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
-            self._breaker.probe_failed(pod.id, time.monotonic())
+            if not (isinstance(error, ConnectFailed) and error.local):
+                self._breaker.probe_failed(pod.id, time.monotonic())
             self._explain(pod, seen, error)
             return
         self._breaker.seen_alive(pod.id)

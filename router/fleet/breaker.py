@@ -7,7 +7,8 @@
     the same, and no other pod serves it; 500; failed handoff; response    as a doubt: the request may be the cause
     cut off after its first byte to the client
     first token many times later than expected                             as lateness: the request may be the cause
-    other 4xx, other 5xx (501: unknown to the engine), client gone         not at all
+    other 4xx, other 5xx (501: unknown to the engine), client gone,        not at all
+    no file or port left in the router
     status below 400                                                       resets failures and doubts
 
 Doubts and lateness eject a pod only if several clients caused them, and only `doubt_window_s` after the first one

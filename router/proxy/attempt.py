@@ -192,7 +192,8 @@ class Attempts:
         self._metrics.sent.labels(error.pod or candidate.pod.id, code).inc()
         context.failures = (*context.failures, Failure(error.pod, code, str(error)))
         if isinstance(error, ConnectFailed):
-            self._breaker.failure(error.pod, now_s)
+            if not error.local:
+                self._breaker.failure(error.pod, now_s)
             return
         if error.doubtful or bytes_sent:
             self._breaker.doubt(error.pod, context.client, now_s)

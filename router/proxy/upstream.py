@@ -7,6 +7,7 @@ is replaced by a new one, once. Candidates and retries on other pods are in `pro
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections import deque
@@ -35,6 +36,9 @@ COPIED_BYTES = 256 * 1024
 MAX_IDLE_CONNECTIONS = 256
 MAX_FETCHED_BYTES = 16 * 1024 * 1024
 """A hundred times the largest metrics page of an engine."""
+
+_LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
+"""The router, not the pod, is why a connection cannot be opened."""
 
 _PLAIN: HeaderList = [(b"accept-encoding", b"identity")]
 _JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
@@ -179,8 +183,10 @@ class UpstreamPool:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
         except OSError as error:
-            refused = not isinstance(error, (gaierror, ssl.SSLError))
-            raise ConnectFailed(f"pod {self.pod}: cannot connect: {error}", pod=self.pod, refused=refused) from error
+            local = error.errno in _LOCAL_ERRORS
+            refused = not local and not isinstance(error, (gaierror, ssl.SSLError))
+            why = f"pod {self.pod}: cannot connect: {error}"
+            raise ConnectFailed(why, pod=self.pod, refused=refused, local=local) from error
         return connection
 
     def _take_idle(self) -> Connection | None:

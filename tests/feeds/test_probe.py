@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
+from router.errors import ConnectFailed
 from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker, EjectionRules
@@ -42,6 +43,7 @@ class Probing:
         self.described: list[tuple[int, PodState, PodFacts]] = []
         self.fleet.sync([pod])
         self.pod = network["a"]
+        self.client = network.client
         asked = partial(get, network.client)
         self.probes = ProbeFeed(
             self.fleet, self.breaker, asked, self._take, Probes(health_interval_s=0.001, health_timeout_s=0.05)
@@ -115,6 +117,30 @@ async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
         assert world.is_in(PodState.JOINING)
     reason = "401 Unauthorized from /v1/models; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
     assert world.fleet.state_reason("a") == reason
+
+
+async def test_a_router_that_can_open_no_connection_ejects_no_pod(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """Nor does it take the pod for a restarted one afterwards."""
+    failed: list[str] = []
+    local = False
+
+    async def fetch(pod: Pod, path: str, timeout_s: float) -> bytes:
+        if local:
+            failed.append(path)
+            raise ConnectFailed("cannot connect: Too many open files", pod=pod.id, local=True)
+        return await get(world.client, pod, path, timeout_s)
+
+    probes = ProbeFeed(world.fleet, world.breaker, fetch, lambda *_: None, Probes(health_interval_s=0.001))
+    async with running(probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        epoch, local = world.now.epoch, True
+        await until(lambda: len(failed) > 5)
+        assert world.is_in(PodState.READY)
+        local, asked = False, world.pod.asked["/health"]
+        await until(lambda: world.pod.asked["/health"] > asked + 2)
+    assert world.now.epoch == epoch
 
 
 async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: Running, until: Until) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +134,15 @@ async def test_without_budget_a_503_is_relayed_and_a_failure_is_raised() -> None
         assert retries(pods, "upstream_broken", "_refused") == 4
 
 
+@contextlib.contextmanager
+def no_free_file() -> Iterator[None]:
+    """This process can open no file or socket."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.parametrize(("attempts", "tries"), [(None, 3), (1, 1), (2, 2), (5, 4)])
 async def test_a_policy_may_limit_the_attempts(attempts: int | None, tries: int) -> None:
     """Otherwise one more than the configured retries, which are two here."""
@@ -143,6 +154,17 @@ async def test_a_policy_may_limit_the_attempts(attempts: int | None, tries: int)
         with pytest.raises(ConnectFailed):
             await pods.serve(context)
         assert context.tries == tries
+
+
+async def test_a_router_without_a_free_file_ejects_no_pod() -> None:
+    """It is not the pods' fault that no connection can be opened. Once it can, requests are served."""
+    async with town(a=ANSWERING, b=ANSWERING) as pods:
+        with no_free_file():
+            for _ in range(5):
+                with pytest.raises(ConnectFailed, match="Too many open files"):
+                    await pods.serve(pods.context(*plans(pods)))
+        assert not pods.breaker.records()
+        assert (await pods.serve(pods.context(*plans(pods)))).status == 200
 
 
 @pytest.mark.parametrize("attempts", [None, 11])
