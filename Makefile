@@ -24,7 +24,7 @@ test: $(VENV)/.ready redis  ## everything that needs no engine, and the slowest 
 quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 20 s
 	$(BIN)/pytest -q -n $(JOBS) -m "not net" --hypothesis-profile quick $(CORE) $(addprefix --ignore=,$(SLOW_CORE))
 
-redis:                      ## Redis 7 beside the Valkey that comes as a wheel; tests run against what is there
+redis:                      ## Redis 7, in addition to the Valkey that comes as a wheel; tests run against both, or what is installed
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& apt-get update -q >/dev/null && apt-get install -y -q redis-server >/dev/null; } \
 		|| echo "no redis-server here: the index is tested against Valkey alone"

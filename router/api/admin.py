@@ -35,6 +35,10 @@ from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
+_PATHS_HINT = (
+    " This listener has /metrics, /readyz, /admin/pods, /admin/policies, /admin/preview and /admin/explain/ID; "
+    "requests of clients go to the other port (`listen` in router.yaml)."
+)
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
 
@@ -53,7 +57,7 @@ class AdminRoutes:
 
 def admin_app(routes: AdminRoutes) -> FastAPI:
     """The ASGI application with these endpoints. Serve it behind `AdminAccess`."""
-    app = bare_app()
+    app = bare_app(hint=lambda _: _PATHS_HINT)
 
     @app.get("/readyz")
     async def readyz() -> JSONResponse:
@@ -136,7 +140,11 @@ class ExplainRoutes:
             kept = self.find(request_id)
             found = explained_json(kept) if kept is not None else await self.find_remote(request_id)
             if found is None:
-                raise HTTPException(404, f"No decision about `{request_id}` is in memory (limited by receipts.keep).")
+                raise HTTPException(
+                    404,
+                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
+                    "request was answered without one, for the reason in its log line.",
+                )
             return Response(found, media_type="application/json")
 
         @router.post("/preview")

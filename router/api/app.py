@@ -135,4 +135,4 @@ def _malformed(error: RequestValidationError) -> MalformedRequest:
     """The first mistake with its key, without the value, which may be a secret."""
     first = error.errors()[0]
     key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
-    return MalformedRequest(f"{key or 'body'}: {first['msg']}", param=key or None)
+    return MalformedRequest(f"{key or 'body'}: {first['msg'].removeprefix('Value error, ')}", param=key or None)

@@ -12,6 +12,7 @@ from router.errors import ConfigError
 
 ALL_ADDRESSES = "::"
 """All addresses of this machine, IPv6 and IPv4. The wildcard 0.0.0.0 has only the latter."""
+_OPTIONS = {"listen": "set listen.port or --port", "admin": "set admin.port or --admin-port"}
 
 
 def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "listen") -> socket.socket:
@@ -30,7 +31,7 @@ def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "
             bound.bind(address)
             on_error.pop_all()
     except OSError as error:
-        raise ConfigError(f"{section}: cannot bind {host}:{port}: {error}; set {section}.port") from error
+        raise ConfigError(f"{section}: cannot bind {host}:{port}: {error}; {_OPTIONS[section]}") from error
     return bound
 
 

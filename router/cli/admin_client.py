@@ -45,7 +45,7 @@ class AdminClient:
 
     def _open(self) -> httpx.Client:
         path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
-        token = self.bearer_file.read_text().partition("\n")[0].strip() if self.bearer_file else ""
+        token = _first_line(self.bearer_file) if self.bearer_file else ""
         return httpx.Client(
             base_url="http://localhost" if path else self.url.rstrip("/"),
             transport=httpx.HTTPTransport(uds=path),
@@ -53,6 +53,14 @@ class AdminClient:
             timeout=TIMEOUT_S,
             trust_env=False,
         )
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeError) as error:
+        reason = "not UTF-8 text" if isinstance(error, UnicodeError) else error.strerror
+        fail(f"--bearer-file {file}: cannot be read: {reason}")
 
 
 def _message(answer: httpx.Response) -> str:

@@ -166,7 +166,7 @@ def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
     """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
-        ttft = "unknown" if receipt.ttft_ms is None else f"{receipt.ttft_ms:,.2f} ms"
+        ttft = "unknown (known for streams only)" if receipt.ttft_ms is None else f"{receipt.ttft_ms:,.2f} ms"
         cached = "unknown" if receipt.cached_tokens is None else f"{receipt.cached_tokens:,}"
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
         yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"

@@ -212,10 +212,10 @@ class RunProgress:
         if times_ms := ttfts_ms(self.recent):
             late_ms = percentile([result.late_s * 1000 for result in self.recent], 0.99)
             parts += [
-                f"cached {cached_share(self.recent):.1%}",
+                f"last {len(self.recent)}: cached {cached_share(self.recent):.1%}",
                 f"TTFT {percentile(times_ms, 0.5):.0f} ms",
                 f"p99 {percentile(times_ms, 0.99):.0f}",
-                f"late {late_ms:.1f}",
+                f"client late {late_ms:.1f}",
             ]
         if self.errors:
             parts.append(f"{self.errors} errors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from router.config.mistakes import nearest
 from router.config.pod_schema import PodConfig
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
@@ -23,6 +24,9 @@ def print_probes(config: RouterConfig) -> bool:
     configured = {model.name for model in config.models}
     for pod, result in zip(pods, results, strict=True):
         print(f"pod {pod.id}: {result if isinstance(result, str) else _summary(result, configured)}")
+    served = {name for result in results if not isinstance(result, str) for name in result.models}
+    for name in sorted(configured - served) if served else ():
+        print(f"note: no pod here serves model {name}{nearest(name, served)}")
     return not any(isinstance(result, str) for result in results)
 
 

@@ -21,7 +21,7 @@ from router.cli.options import configured, with_options
 from router.config.listen_schema import Listen
 from router.config.load import shipped, validate_options
 from router.config.priors import without_cost
-from router.config.router_file import load_router
+from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
 from router.observe.log import bind_worker, configure_logging
 
@@ -112,7 +112,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
     with answering_while_starting(config.listen) if config.models and config.listen.port else nullcontext():
-        load = preloaded(config.models)  # before the fork: workers share this memory
+        load = preloaded(config.models, MistakeList(options.config))  # before the fork: workers share this memory
     gc.enable()
     release_free_memory()
     worker = _fork(config.listen) if config.listen.workers > 1 else None

@@ -26,10 +26,10 @@ _KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")
 
 
 class MistakeList:
-    """Collects the mistakes in one file, so that they are reported together."""
+    """Collects the mistakes in one file, or without a file, so that they are reported together."""
 
-    def __init__(self, path: Path) -> None:
-        self._document = read_document(path)
+    def __init__(self, path: Path | None) -> None:
+        self._document = read_document(path) if path else None
         self._lines: list[str] = []
 
     @contextmanager
@@ -39,7 +39,7 @@ class MistakeList:
             yield
         except ConfigError as error:
             key, message = _with_key(location, str(error))
-            file, line = self._document.place_of(key)
+            file, line = self._document.place_of(key) if self._document else ("command line", 0)
             self._lines.append(f"{file}:{line}: {'.'.join(map(str, key))}: {message}")
 
     @contextmanager

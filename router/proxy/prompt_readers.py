@@ -52,8 +52,8 @@ READ_TIMEOUT_S = 2.0
 TOKENIZE_TIMEOUT_S = 2.0
 """Timeout of a pod's /tokenize. A healthy pod needs less for its longest prompt."""
 
-Unread: TypeAlias = Callable[[str, UnreadReason, str], None]
-"""Called with (model, reason, details) when a prompt is routed without a prefix."""
+Unread: TypeAlias = Callable[[InferenceRequest, UnreadReason, str], None]
+"""Called with (request, reason, details) when a prompt is routed without a prefix."""
 ContextLookup: TypeAlias = Callable[[InferenceRequest], int | None]
 _Result = TypeVar("_Result")
 
@@ -123,7 +123,7 @@ class LocalReader:
             else:
                 prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
-            self._unread(request.model, error.reason, str(error))
+            self._unread(request, error.reason, str(error))
             return None
         self.check.sample(request, pending, prefix)
         return prefix
@@ -167,16 +167,16 @@ class EngineReader:
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         if len(request.body) > MAX_TOKENIZE_BYTES:
-            self._unread(request.model, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
+            self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return None
         try:
             for pod in self._pods(request.adapter or request.model)[:2]:
                 if (prefix := await self._read_from(pod, request)) is not None:
                     return prefix
         except Unrenderable as error:
-            self._unread(request.model, error.reason, str(error))
+            self._unread(request, error.reason, str(error))
             return None
-        self._unread(request.model, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
+        self._unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
         return None
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import getrandbits
 from typing import Any, Protocol
 
 import structlog
 
 from router.config.load import ENGINE_TOKENIZER
+from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
@@ -23,6 +24,9 @@ from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 log = structlog.get_logger()
 
+NO_CLIENT = ""
+"""Id of a self-test's prompts. Requests of clients always have one."""
+
 
 class LoadTokenizer(Protocol):
     """Loads a tokenizer, or returns a loaded one that several routers of a process share."""
@@ -31,11 +35,17 @@ class LoadTokenizer(Protocol):
         """The tokenizer at `source`."""
 
 
-def preloaded(models: Iterable[ModelConfig]) -> LoadTokenizer:
-    """Load the tokenizers of all models now. Returns a function that returns them. Raises `ConfigError`."""
-    own = [model for model in models if model.tokenizer not in (None, ENGINE_TOKENIZER)]
-    wanted = {(source_of(model), model.fast_tokenizer) for model in own}
-    loaded = {(source, fast): load_tokenizer(source, fast=fast) for source, fast in wanted}
+def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadTokenizer:
+    """Load the tokenizers of all models now. Returns a function that returns them. Raises `ConfigError` with the line
+    of each tokenizer that does not load."""
+    loaded: dict[tuple[TokenizerSource, bool], Tokenizer] = {}
+    for number, model in enumerate(models):
+        if model.tokenizer in (None, ENGINE_TOKENIZER):
+            continue
+        source, fast = source_of(model), model.fast_tokenizer
+        with mistakes.at("models", number, "tokenizer"):
+            loaded[source, fast] = loaded.get((source, fast)) or load_tokenizer(source, fast=fast)
+    mistakes.report()
     return lambda source, *, fast: loaded[source, fast]
 
 
@@ -90,7 +100,7 @@ class Prompts:
         reader = self.readers.get(body["model"])
         if reader is None:
             return None
-        request = InferenceRequest(id="parity", endpoint=endpoint, model=body["model"], body=b"", prompt=body)
+        request = InferenceRequest(id=NO_CLIENT, endpoint=endpoint, model=body["model"], body=b"", prompt=body)
         try:
             return await reader.read(request)
         except MalformedRequest:
@@ -130,9 +140,11 @@ class Prompts:
             on_mismatch=report_mismatch,
         )
 
-    def _count_unread(self, model: str, reason: UnreadReason, details: str) -> None:
-        """Count a prompt that is routed without a prefix, and log the first one of each reason."""
-        counter = self._metrics.unread_prompts.labels(model, reason.value)
+    def _count_unread(self, request: InferenceRequest, reason: UnreadReason, details: str) -> None:
+        """Count a request that is routed without a prefix, and log the first one of each reason."""
+        if request.id == NO_CLIENT:
+            return
+        counter = self._metrics.unread_prompts.labels(request.model, reason.value)
         if not counter.value:
-            log.info("prompt routed without prefix matching", model=model, reason=reason.value, details=details)
+            log.info("prompt routed without prefix matching", model=request.model, reason=reason.value, details=details)
         counter.inc()

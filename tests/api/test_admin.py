@@ -207,6 +207,7 @@ async def test_an_invalid_pod_is_refused_with_its_key_and_without_its_values(
     assert (answer.status_code, error_of(answer)["type"]) == (400, "invalid_request_error")
     assert error_of(answer)["param"] == key and error_of(answer)["message"].startswith(key or "body")
     assert "secret" not in answer.text and len(answer.content) < 1000
+    assert "Value error" not in answer.text
     assert not router.added
 
 
@@ -240,6 +241,7 @@ async def test_decisions_are_explained(router: Router) -> None:
     assert (await router.call("GET", "/admin/explain/there")).json() == {"from": "another worker"}
     answer = await router.call("GET", "/admin/explain/nowhere")
     assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
+    assert "or the request was answered without one" in error_of(answer)["message"]
 
 
 async def test_a_decision_is_previewed(router: Router) -> None:
@@ -280,6 +282,7 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: Router) -> N
     """404 and 405."""
     answer = await router.call("GET", "/nowhere")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    assert "This listener has /metrics, /readyz, /admin/pods" in error_of(answer)["message"]
     answer = await router.call("POST", "/metrics")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert error_of(answer)["message"] == "/metrics does not support POST."

@@ -20,9 +20,13 @@ def test_a_port_in_use_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for exclusive in (True, False):
-            with pytest.raises(ConfigError, match=rf"listen: cannot bind 127\.0\.0\.1:{port}: .*set listen\.port"):
+            with pytest.raises(
+                ConfigError, match=rf"listen: cannot bind 127\.0\.0\.1:{port}: .*set listen\.port or --port"
+            ):
                 bind_port("127.0.0.1", port, exclusive=exclusive)
-        with pytest.raises(ConfigError, match=rf"admin: cannot bind 127\.0\.0\.1:{port}: .*set admin\.port"):
+        with pytest.raises(
+            ConfigError, match=rf"admin: cannot bind 127\.0\.0\.1:{port}: .*set admin\.port or --admin-port"
+        ):
             bind_admin(AdminListen(port=port))
     with bind_port("127.0.0.1", 0) as one, bind_port("127.0.0.1", one.getsockname()[1]) as two:
         assert one.getsockname() == two.getsockname()

@@ -34,7 +34,15 @@ def test_a_valid_configuration_is_summarized(typed: Typed, tmp_path: Path) -> No
     path = tmp_path / "router.yaml"
     path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
     ended = typed("config", "check", path)
-    assert ended.code == 0 and "valid. 0 models, 1 pods, policies cost_aware." in ended.out
+    assert ended.code == 0 and "valid. 0 models, 1 pod, policies cost_aware." in ended.out
+
+
+def test_pods_of_discovery_are_said_to_be_unchecked(typed: Typed, tmp_path: Path) -> None:
+    """`0 pods` alone would look like a mistake."""
+    path = tmp_path / "router.yaml"
+    path.write_text("discovery: {dns: {name: pods.example.com, port: 8000}}\n")
+    ended = typed("config", "check", path, "--probe")
+    assert ended.code == 0 and "note: the pods of `discovery` are looked up by `serve` only" in ended.out
 
 
 def test_a_model_without_cost_is_noted(typed: Typed, tmp_path: Path) -> None:

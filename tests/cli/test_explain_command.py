@@ -71,6 +71,16 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "waiting at engine" not in text  # it is 0 everywhere
 
 
+def test_the_first_token_of_a_response_that_is_not_streamed_is_unknown() -> None:
+    """The reason is printed with it."""
+    made = kept(scene(*ready(pod("a:1"))), policy("queue", "prefill"))
+    made.outcome = Outcome(
+        id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=0, e2e_ms=99.9,
+        served=made.candidates[0],
+    )  # fmt: skip
+    assert "actual unknown (known for streams only)" in "\n".join(printed(explained(made)))
+
+
 def test_long_names_are_printed_in_full_within_80_columns() -> None:
     """One line a candidate, so that they can be copied."""
     names = [f"decode-pool-llama-70b-{number}.inference.svc.cluster.local:8000" for number in range(4)]

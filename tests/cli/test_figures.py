@@ -138,7 +138,7 @@ def test_times_are_of_recent_requests_and_errors_of_all() -> None:
     seen(served_after(9.0))
     for _ in range(RECENT):
         seen(served_after(0.05))
-    assert str(seen) == "cached 0.0%, TTFT 50 ms, p99 50, late 2.0, 1 errors"
+    assert str(seen) == "last 200: cached 0.0%, TTFT 50 ms, p99 50, client late 2.0, 1 errors"
     assert seen.done == RECENT + 2
 
 

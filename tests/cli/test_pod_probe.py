@@ -61,3 +61,14 @@ def test_usable_pods_are_listed_with_their_models(typed: Typed, tmp_path: Path) 
         ended = typed("config", "check", path, "--probe")
     assert ended.code == 0
     assert ended.out.splitlines()[1].startswith("pod a: ready, serves m; no tokenizer")
+
+
+def test_a_configured_model_that_no_pod_serves_is_noted(typed: Typed, tmp_path: Path) -> None:
+    """With the similar name of a served one. Without a usable pod, nothing is known about models."""
+    path = tmp_path / "router.yaml"
+    model = "models: [{name: m1, tokenizer: engine, cost: {model: llama-3.1-8b}}]\n"
+    with engine() as url:
+        path.write_text(f"{model}pods: [{{url: '{url}'}}]\n")
+        ended = typed("config", "check", path, "--probe")
+    assert ended.out.splitlines()[-1] == "note: no pod here serves model m1; did you mean 'm'?"
+    assert "note" not in typed("config", "check", path, "--probe").out

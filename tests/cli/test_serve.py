@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -165,3 +166,14 @@ def test_pods_alone_imply_tokenization_by_the_engines() -> None:
     assert _with_overrides(RouterConfig(), options).unlisted_models == "engine"
     listed = RouterConfig(models=(ModelConfig(name="m"),))
     assert _with_overrides(listed, options).unlisted_models == "load_only"
+
+
+def test_a_tokenizer_that_does_not_load_is_named_with_file_and_line(tmp_path: Path) -> None:
+    """As `config check` does, for each model. In a process of its own, because `serve` configures the log."""
+    path = tmp_path / "router.yaml"
+    path.write_text("admin: {port: 0}\nmodels:\n- {name: a, tokenizer: /no/a}\n- {name: b, tokenizer: /no/b}\n")
+    command = [sys.executable, "-m", "router.cli", "serve", "--config", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line.partition(": tokenizer")[0] for line in ended.stderr.splitlines() if "tokenizer" in line]
+    assert lines == [f"configuration: {path}:3: models.0.tokenizer", f"{path}:4: models.1.tokenizer"]
+    assert ended.returncode == 2

@@ -129,3 +129,12 @@ def test_a_missing_socket_is_one_line() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1 and ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("unix:/nowhere.sock: [Errno 2] No such file or directory. Does the router run?")
+
+
+def test_a_missing_token_file_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no mistake of the URL."""
+    monkeypatch.setattr(sys, "argv", ["warmroute", "pods", "--bearer-file", "/no/token"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "--bearer-file /no/token: cannot be read: No such file or directory\n"

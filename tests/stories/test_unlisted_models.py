@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
@@ -21,9 +23,20 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 
 PROBES = Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2)
 
 
+@pytest.fixture
+def lines() -> Iterator[list[EventDict]]:
+    """The log lines of the test."""
+    with capture_logs() as captured:
+        yield captured
+
+
 @pytest.mark.parametrize(("unlisted", "hit"), [("engine", True), ("load_only", False)])
 async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
-    unlisted: str, hit: bool, engine_config: Callable[..., MockEngineConfig], priors: dict[str, ModelPrior]
+    unlisted: str,
+    hit: bool,
+    engine_config: Callable[..., MockEngineConfig],
+    priors: dict[str, ModelPrior],
+    lines: list[EventDict],
 ) -> None:
     """`serve --pod URL` configures it; else load alone decides."""
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
@@ -34,6 +47,8 @@ async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
                 ("ready", hit)
             }:
                 await asyncio.sleep(0.01)
+            events = {line["event"] for line in lines}
+            assert "prompt routed without prefix matching" not in events, "a self-test is no request"
             first = await client.post("/v1/chat/completions", json=CHAT)
             second = await client.post("/v1/chat/completions", json=CHAT)
     assert first.status_code == second.status_code == 200
