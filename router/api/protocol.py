@@ -7,7 +7,6 @@ request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from functools import cache
 from itertools import islice
 from typing import Any, cast
@@ -34,6 +33,8 @@ MAX_COMPARED = 128
 """Connections that are compared to close one of them. Comparing thousands for each new one would cost milliseconds."""
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
+SLOW_REQUEST_S = 5.0
+"""A request that has been incomplete for longer may be dropped when all connections are in use."""
 MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
@@ -97,11 +98,21 @@ class EdgeProtocol(HttpToolsProtocol):
         """Whether no request is being received or served, except for the beginning of a head."""
         return self.cycle is None and not self._rejected and not self.transport.is_closing()
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether a request has been incomplete for a while, and no earlier one is being served."""
+        return (
+            self._receiving
+            and not (self.pipeline or self._rejected or self.transport.is_closing())
+            and self.loop.time() - self._deadlines.waiting_since_s > SLOW_REQUEST_S
+        )
+
     def _close_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for the head of a request, among the first `MAX_COMPARED`.
-        Returns whether there is one."""
-        compared = cast(Iterable[EdgeProtocol], islice(self.connections, MAX_COMPARED))
+        """Close the connection that has waited longest for the head of a request, or else for the rest of one, among
+        the first `MAX_COMPARED`. Returns whether there is one."""
+        compared = cast(list[EdgeProtocol], list(islice(self.connections, MAX_COMPARED)))
         waiting = [other for other in compared if other is not self and other.waits_for_head]
+        waiting = waiting or [other for other in compared if other.is_slow]
         if waiting:
             min(waiting, key=lambda other: other._deadlines.waiting_since_s).transport.close()
         return bool(waiting)

@@ -92,7 +92,7 @@ class Limits(Strict):
     max_connections: PositiveInt = 16_384
     """Client connections, at most half of the process's limit of open files: each needs one, and a second one while a
     request is served. The admin listener has at most 128. Beyond that a new connection replaces one that waits for a
-    request, else it gets 503."""
+    request, or else one whose request has been incomplete for 5 s, else it gets 503."""
     max_in_flight: PositiveInt = 8_192
     """Requests being served; further ones get 503 with Retry-After."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024

@@ -755,6 +755,35 @@ async def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(begu
             its_writer.close()
 
 
+async def test_beyond_the_limit_a_slow_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has not been complete for a while, for example of an attacker who holds all connections in this way. A
+    request that is being served is not affected."""
+    monkeypatch.setattr("router.api.protocol.SLOW_REQUEST_S", 0.0)
+    may_end = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        if client.received.body == b"wait":
+            await may_end.wait()
+        await echo(client)
+
+    edge = Edge(answer, replace_limits(max_connections=2))
+    async with connected(edge) as (served, served_writer):
+        address = served_writer.get_extra_info("peername")
+        served_writer.write(post(b"wait"))
+        slow, slow_writer = await asyncio.open_connection(*address)
+        slow_writer.write(post(b"slow")[:-1])
+        while sum(each.cycle is not None for each in edge.connections) < 2:
+            await asyncio.sleep(0)
+        third, third_writer = await asyncio.open_connection(*address)
+        third_writer.write(post(b"b"))
+        assert (await read_answer(third))[1] == b"b"
+        assert await slow.read() == b""
+        may_end.set()
+        assert (await read_answer(served))[1] == b"wait"
+        for each in (slow_writer, third_writer):
+            each.close()
+
+
 async def test_small_pieces_are_sent_at_once() -> None:
     """Nagle's algorithm is off."""
     edge = Edge(echo)
