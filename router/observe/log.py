@@ -128,5 +128,6 @@ def _console_line(line: RequestLine) -> str:
     time, level = fields.pop("timestamp"), fields.pop("level")
     text = " ".join([f"{name}={value}" for name, value in fields.items()])
     if not text.isprintable() or text.count(" ") >= len(fields):
-        text = " ".join([f"{name}={value!r}" for name, value in fields.items()])
+        plain = {name: str(value) if isinstance(value, str) else value for name, value in fields.items()}  # no enum
+        text = " ".join([f"{name}={value!r}" for name, value in plain.items()])
     return f"{time:%Y-%m-%dT%H:%M:%S.%fZ} [{level:9}] request  {text}\n"

@@ -21,6 +21,7 @@ from router.observe.log import (
     bind_worker,
     configure_logging,
 )
+from router.types import Endpoint
 
 FIELDS: dict[str, Any] = {
     "id": "r-1",
@@ -72,6 +73,12 @@ def test_a_client_cannot_forge_a_line() -> None:
     (line,) = lines("console", model="m\n2026-01-01 [info     ] request  id=forged")
     assert line.count("\n") == 1
     assert r"model='m\n2026-01-01 [info     ] request  id=forged'" in line
+
+
+def test_a_quoted_endpoint_is_its_path() -> None:
+    """As in a line without quotes."""
+    (line,) = lines("console", endpoint=Endpoint.CHAT, model="a b")
+    assert "endpoint='/v1/chat/completions' model='a b'" in line
 
 
 @pytest.mark.parametrize(("share", "written"), [(1.0, 100), (0.25, 25), (0.01, 1)])
