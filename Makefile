@@ -11,7 +11,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis live fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis live live-k8s fuzz mutants lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -32,6 +32,10 @@ redis:                      ## Redis 7, in addition to the Valkey that comes as 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built once from Debian's packages: minutes
+	tests/live_k8s/install.sh
+	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_k8s
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour

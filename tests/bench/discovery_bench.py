@@ -88,7 +88,8 @@ def rss_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-async def follow(port: int, seconds: float) -> dict[str, float]:
+async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
+    """`api`: the fields of `KubernetesApi`."""
     began_mib = rss_mib()
     from router.config.discovery_schema import KubernetesApi, KubernetesPods
     from router.feeds.discovery.kube_api import KubeApi
@@ -104,7 +105,7 @@ async def follow(port: int, seconds: float) -> dict[str, float]:
         selector="app=vllm",
         namespaces=("models",),
         node_labels=False,
-        api=KubernetesApi(url=f"http://127.0.0.1:{port}", token_file="/none"),
+        api=KubernetesApi.model_validate(api),
     )
     status, speed, fleet = SourceStatus("kubernetes"), PodSpeed(1.0, 0.02, 0.0), Fleet()
     source = KubernetesSource(entry, KubeApi(entry.api, open_client()), {"models": status})
@@ -155,7 +156,8 @@ def main(pods: int = 500, events_per_s: int = 50, seconds: int = 20) -> None:
     server = Process(target=serve, args=(theirs, pods, events_per_s), daemon=True)
     server.start()
     try:
-        found = asyncio.run(follow(ours.recv(), seconds))
+        api = {"url": f"http://127.0.0.1:{ours.recv()}", "token_file": "/none"}
+        found = asyncio.run(follow(api, seconds))
     finally:
         server.terminate()
     print(json.dumps({name: round(value, 2) for name, value in (found | decode_us()).items()}))

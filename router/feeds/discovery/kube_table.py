@@ -120,6 +120,8 @@ class WatchPlan:
         """A request failed with a status, 0 for no response. Returns the pause, in seconds."""
         self._failures += 1
         if status in _TOO_OLD:
+            if self.list_version is None:
+                self._failures = 1  # the server is back, and needs a list
             self.list_version = ""
         growing_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), MAX_PAUSE_S)
         pause_s = REFUSED_PAUSE_S if status in _REFUSED else growing_s

@@ -73,6 +73,14 @@ def test_pauses_grow_to_three_seconds_and_follow_the_server() -> None:
     assert plan.failed(0) == 0.5
 
 
+def test_an_expired_watch_of_a_server_that_is_back_does_not_continue_its_pauses() -> None:
+    """The list that follows waits as after a first failure. Lists that expire as well wait longer and longer."""
+    plan = WatchPlan(300.0, lambda: 1.0)
+    plan.listed(0.0)
+    assert [plan.failed(0) for _ in range(5)][-1] == 3.0
+    assert [plan.failed(410) for _ in range(3)] == [0.5, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_of_two_pods_with_one_address_the_one_that_listens_there_is_last(first: int) -> None:
     """Not the terminating one, and of two others the newer one."""

@@ -1,0 +1,37 @@
+"""One real API server for all tests, and one release with two routers and three mock engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.live_k8s.api_server import ApiServer, running
+from tests.live_k8s.release import NAME, Release, release, values
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with running(tmp_path_factory.mktemp("cluster")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+async def installed(
+    api_server: ApiServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Release]:
+    """`helm install`, and all pods in use, in a namespace of the module."""
+    namespace = request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    async with release(api_server, namespace, tmp_path_factory.mktemp("release")) as found:
+        await found.helm("install", NAME, found.chart(), "--server-side=false", values=values())
+        await found.settled()
+        yield found
+
+
+@pytest.fixture
+async def cluster(installed: Release) -> Release:
+    """The release with three engines, as installed."""
+    installed.proxy.refuse = False
+    await installed.upgrade()
+    await installed.settled()
+    return installed
