@@ -22,11 +22,13 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from router.api.admin_commands import AdminCommands
 from router.api.app import bare_app
 from router.api.views import describe_policies, explained_json
+from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
@@ -84,7 +86,8 @@ def add_pod_routes(
         return describe()
 
     @router.post("/pods", status_code=201)
-    async def add(pod: PodConfig) -> dict[str, str]:
+    async def add(body: dict[str, Any]) -> dict[str, str]:
+        pod = _parsed_pod(body)
         try:
             commands.add(pod)
         except ConfigError as error:
@@ -109,6 +112,15 @@ def add_pod_routes(
         if fleet.status(pod_id) is None:
             raise HTTPException(404, f"Unknown pod `{pod_id}`.")
         return {"status": commands.drain(pod_id, event).value, "pod": pod_id}
+
+
+def _parsed_pod(body: dict[str, Any]) -> PodConfig:
+    """Raises `MalformedRequest` with every wrong key, as for router.yaml, and without values."""
+    try:
+        return PodConfig.model_validate(body)
+    except ValidationError as error:
+        mistakes = explain_mistakes(error, PodConfig, body, lambda _: ("", 0), shows_values=False)
+        raise MalformedRequest(mistakes, param=mistakes.partition(": ")[0]) from None
 
 
 def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminCommands) -> None:

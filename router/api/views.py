@@ -17,6 +17,7 @@ from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
+from router.policy.catalog import PICKERS
 from router.stores.prefix_store import PrefixStore
 from router.types import PodState, PodStatus
 
@@ -53,7 +54,8 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
 
 
 def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
-    """The active policies in matching order, with everything they inherit, and the error if the files are invalid."""
+    """The active policies in matching order, with everything they inherit, and the error if the files are invalid.
+    Filters, costs and pickers are written as in a file, with all their settings."""
     current = feed.current()
     active = [
         {
@@ -62,9 +64,11 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
             "version": policy.version,
             "match": policy.match.model_dump(exclude_defaults=True) if policy.match else None,
             "percent": policy.percent,
-            "filters": {name: repr(one) for name, one in policy.filters},
-            "costs": {name: repr(term) for name, term in policy.costs},
-            "picker": repr(policy.picker),
+            "filters": {name: one.model_dump() for name, one in policy.filters},
+            "costs": {name: term.model_dump() for name, term in policy.costs},
+            "picker": {
+                name: policy.picker.model_dump() for name, kind in PICKERS.items() if type(policy.picker) is kind
+            },
             "shadow": policy.shadow.policy if policy.shadow else None,
         }
         for policy in current.active

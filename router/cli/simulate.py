@@ -248,7 +248,7 @@ class Source:
             return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
             if self.requests is not None:
-                raise ConfigError(f"{self.path}: --requests is for traces; a mix has `duration_s`")
+                raise ConfigError(f"{self.path}: --requests is for traces; shorten `duration_s` in a copy of the mix")
             return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
         raise ConfigError(
             f"{self.path}: unknown kind of traffic; use a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) "

@@ -64,24 +64,30 @@ def not_one_of(names: Iterable[str]) -> PydanticCustomError:
 
 
 def explain_mistakes(
-    error: ValidationError, model: type[BaseModel], data: Any, where: Callable[[Location], tuple[str, int]]
+    error: ValidationError,
+    model: type[BaseModel],
+    data: Any,
+    where: Callable[[Location], tuple[str, int]],
+    *,
+    shows_values: bool = True,
 ) -> str:
-    """One line for each mistake in `data`, in the order of the file; `where` returns the file and line of a key."""
+    """One line for each mistake in `data`, in the order of the file; `where` returns the file and line of a key, or
+    `("", 0)`."""
     found = [(_keys(problem, data, model), problem) for problem in error.errors()]
     deeper = {keys[:end] for keys, _ in found for end in range(len(keys))}
     kept = [each for each in found if each[0] not in deeper or not _is_of_union(*each)]
     kept.sort(key=lambda each: (where(each[0])[1], [str(key) for key in each[0]]))
     return "\n".join(
-        f"{_place(*where(keys))}: {_explained(model, keys, [problem for _, problem in group])}"
+        _place(*where(keys)) + _explained(model, keys, [problem for _, problem in group], shows_values=shows_values)
         for keys, group in groupby(kept, key=lambda each: each[0])
     )
 
 
 def _place(file: str, line: int) -> str:
-    return f"{file}:{line}" if line else file
+    return f"{file}:{line}: " if line else file and f"{file}: "
 
 
-def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorDetails]) -> str:
+def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorDetails], *, shows_values: bool) -> str:
     """The key and what is wrong with it: of a union, what each of its types requires."""
     first, location = problems[0], problems[0]["loc"]
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -90,7 +96,7 @@ def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorD
     secret = any(may_hold_secret(_annotation_at(model, problem["loc"])) for problem in problems)
     dotted = ".".join(map(str, keys)) or "(top level)"
     unset = first["input"] is None and first["type"] == "value_error"
-    got = "" if unset else _got(first["input"], secret=secret)
+    got = "" if unset or not shows_values else _got(first["input"], secret=secret)
     return f"{dotted}: {', or '.join(messages)}{got}{_similar(problems)}"
 
 

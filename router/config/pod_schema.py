@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
@@ -121,6 +122,14 @@ class PodConfig(PodSettings):
     id: str = ""
     advertised_url: HttpUrl | None = None
     """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of its pods: one per data-parallel rank, `id#rank` if there are several. The default id is host, port
+        and path of the URL."""
+        parts = urlsplit(self.url)
+        own = self.id or parts.netloc + parts.path
+        return tuple(f"{own}#{rank}" for rank in range(self.dp_size)) if self.dp_size > 1 else (own,)
 
     @property
     def credentials(self) -> dict[str, Any]:

@@ -187,12 +187,24 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:
         models, pods = [model.name for model in self.models], [pod.url for pod in self.pods]
-        ids = [pod.id for pod in self.pods]
-        for section, key, names in (("models", "name", models), ("pods", "url", pods), ("pods", "id", ids)):
+        for section, key, names in (("models", "name", models), ("pods", "url", pods)):
             for number, name in enumerate(names):
                 if name and name in names[:number]:
                     first = f"{section}.{names.index(name)}.{key}"
                     raise wrong_at((section, number, key), f"duplicate of {first}; each needs its own")
+        return self
+
+    @model_validator(mode="after")
+    def _pod_ids_differ(self) -> RouterConfig:
+        owners: dict[str, int] = {}
+        for number, pod in enumerate(self.pods):
+            first = min(owners.setdefault(pod_id, number) for pod_id in pod.ids)
+            if first != number:
+                key = "id" if pod.id else "url"
+                raise wrong_at(
+                    ("pods", number, key),
+                    f"same pod id as pods.{first}; set `id` of one of them (default: host, port and path of `url`)",
+                )
         return self
 
     @model_validator(mode="after")

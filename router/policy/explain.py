@@ -20,6 +20,7 @@ from router.policy.decide import expected_ttft_ms
 from router.policy.eligible import LeftOut, left_out
 from router.policy.pickers import LowestCost
 from router.policy.price import Choice, choice_of, placed
+from router.policy.ring import tie_key_source
 from router.policy.spec import Policy
 from router.policy.term import CostTerm, Input, Side, prompt_inputs
 from router.types import Scene
@@ -132,10 +133,10 @@ def _why(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, 
     )
     if count == 1:
         return f"Only {first.choice} could serve it.{hit}"
-    return f"{first.choice}, by {reason}: {_against(policy, first, plans[1])}.{hit}"
+    return f"{first.choice}, by {reason}: {_against(scene, policy, first, plans[1])}.{hit}"
 
 
-def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
+def _against(scene: Scene, policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
     """The comparison with the second candidate, from the rounded parts, so that a reader gets the same difference."""
     if not policy.costs:
         return "this policy has no costs"
@@ -143,7 +144,7 @@ def _against(policy: Policy, first: PricedPlan, second: PricedPlan) -> str:
     less_ms = (sum(theirs.values()) - sum(ours.values())) / 100
     if isinstance(policy.picker, LowestCost) and abs(less_ms) <= policy.picker.indifference_ms:
         within = f" within {policy.picker.indifference_ms:g} ms" if less_ms else ""
-        return f"{second.choice} costs the same{within}, and the request's key decided"
+        return f"{second.choice} costs the same{within}, and a hash of {tie_key_source(scene)} decided"
     if less_ms == 0:
         return f"{second.choice} costs the same"
     if less_ms < 0:

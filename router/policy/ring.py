@@ -107,6 +107,16 @@ def tie_key(scene: Scene) -> int:
     return _text_key(scene.request.id) if key is None else key
 
 
+def tie_key_source(scene: Scene) -> str:
+    """What `tie_key` is a hash of, in words and without its value."""
+    if scene.prompt is not None and len(scene.prompt.hashes) > scene.shared_blocks:
+        blocks = key_block(len(scene.prompt.hashes), scene.shared_blocks) + 1
+        return f"the first {blocks * scene.prompt.block_size_tokens:,} prompt tokens"
+    if scene.request.session:
+        return "the session id (`edge.session_header`, or `session_id` of the body)"
+    return "the request id"
+
+
 def rendezvous(key: int, pod: PodId) -> int:
     """Score of `pod` for `key`. The highest score wins; removing another pod never changes the winner."""
     return xxhash.xxh3_64_intdigest(pod.encode(), key & 0xFFFF_FFFF_FFFF_FFFF)

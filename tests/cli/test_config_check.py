@@ -94,7 +94,11 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         ("pods:\n- url: 10.0.0.7:8000\n", "2: pods.0.url", "must look like http://host:port"),
         ("pods:\n- url: http://me:secret@a\n", "2: pods.0.url", "without user name and password"),
         (POD + "- url: http://a/\n", "3: pods.1.url", "duplicate of pods.0.url; each needs its own"),
-        (POD + "  id: x\n- {url: 'http://b', id: x}\n", "4: pods.1.id", "duplicate of pods.0.id; each needs its own"),
+        (
+            POD + "  id: x\n- {url: 'http://b', id: x}\n",
+            "4: pods.1.id",
+            "same pod id as pods.0; set `id` of one of them",
+        ),
         (POD + "  role: decode\n", "2: pods.0", "needs a handoff dialect, for example `handoff: nixl`"),
         (
             POD + "  handoff: nixl\n",

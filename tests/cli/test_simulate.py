@@ -276,7 +276,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_run(typed: Typed, mix
 def test_requests_are_refused_for_a_mix(typed: Typed, mix: Path) -> None:
     """Its duration is in its file."""
     ended = typed("simulate", mix, "--requests", 5)
-    assert ended.code == 2 and "--requests is for traces; a mix has `duration_s`" in ended.err
+    assert ended.code == 2 and "--requests is for traces; shorten `duration_s` in a copy of the mix" in ended.err
 
 
 def test_unknown_traffic_names_what_is_shipped(typed: Typed) -> None:

@@ -96,6 +96,21 @@ def test_duplicates_are_refused(tmp_path: Path, section: str, text: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("second", "line", "key"),
+    [
+        ("- url: https://h:1", 3, "url"),
+        ("- url: http://g:1\n  id: h:1", 4, "id"),
+        ("  dp_size: 2\n- url: http://g:1\n  id: h:1#1", 5, "id"),
+    ],
+)
+def test_pods_with_equal_ids_are_refused(tmp_path: Path, second: str, line: int, key: str) -> None:
+    """The default id is host, port and path of the URL, without the scheme."""
+    what = rf"router\.yaml:{line}: pods\.1\.{key}: same pod id as pods\.0; set `id`"
+    with pytest.raises(ConfigError, match=what):
+        parsed(tmp_path, f"pods:\n- url: http://h:1\n{second}\n")
+
+
+@pytest.mark.parametrize(
     ("receipts", "expected"),
     [
         ("r.jsonl", Receipts(file="r.jsonl")),

@@ -12,7 +12,7 @@ from router.policy.decide import decide
 from router.policy.explain import Explanation, explain, in_hundredths
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Role, Scene
-from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+from tests.policy.scenes import POLICIES, holding, pod, policy, prompt, ready, request, scene, scenes
 
 milliseconds = st.floats(-1e7, 1e7)
 
@@ -99,7 +99,7 @@ def test_the_sentence_names_the_part_that_decided() -> None:
 def test_the_sentence_admits_that_price_did_not_decide() -> None:
     """Ties, and policies that go by something else."""
     idle = scene(*ready(pod("a"), pod("b")))
-    assert "costs the same, and the request's key decided" in explained(idle, policy("queue")).why
+    assert "costs the same, and a hash of" in explained(idle, policy("queue")).why
     busy = scene(*ready(pod("a"), pod("b")), turn=0, inflight={"a": InFlight(1, 1, 9, 30.0)})
     turns = policy("queue", picker={"in_turn": {}})
     assert "b is 30.00 ms cheaper, but this policy does not choose by cost alone" in explained(busy, turns).why
@@ -107,6 +107,25 @@ def test_the_sentence_admits_that_price_did_not_decide() -> None:
     work = {"a": InFlight(1, 1, 9, 5.0), "b": InFlight(1, 1, 9, 5.5)}
     near = scene(*ready(pod("a"), pod("b")), inflight=work)
     assert "costs the same within 1 ms" in explained(near, POLICIES["cost_aware"]).why
+
+
+def test_the_sentence_names_the_key_that_decided_between_equal_costs() -> None:
+    """Where it comes from, without its value: part of the prompt, else the session, else the request's id."""
+    idle = scene(*ready(pod("a"), pod("b")), request=request("secret-id", session="secret-session"))
+    found = [
+        explained(seen, policy("queue")).why
+        for seen in (
+            idle,
+            msgspec.structs.replace(idle, prompt=prompt(5)),
+            msgspec.structs.replace(idle, prompt=None, request=request("secret-id")),
+        )
+    ]
+    assert "costs the same, and a hash of the first 32 prompt tokens decided" in found[0]
+    assert (
+        "costs the same, and a hash of the session id (`edge.session_header`, or `session_id` of the body)" in found[1]
+    )
+    assert "costs the same, and a hash of the request id decided" in found[2]
+    assert not any("secret" in why for why in found)
 
 
 def test_terms_come_with_formula_and_parameters() -> None:

@@ -16,7 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -167,7 +166,7 @@ class Membership:
         """The pods without a mistake, so that one wrong pod does not hide the others. Each mistake is logged once while
         it lasts."""
         others = [known for name, known in self._by_source.items() if name != source]
-        taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in _ids(listed.config)}
+        taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in listed.config.ids}
         usable, mistakes = [], {}
         for listed in pods:
             url = listed.config.url
@@ -204,7 +203,7 @@ class Membership:
     def _build(self, listed: ListedPod) -> tuple[Pod, ...]:
         """The pods of one definition with the prior of the models that they have reported. Raises `ConfigError`."""
         url, known = listed.config.url, self._built.get(listed.config.url)
-        ids = [pod.id for pod in known[2]] if known and known[0].config == listed.config else _ids(listed.config)
+        ids = [pod.id for pod in known[2]] if known and known[0].config == listed.config else listed.config.ids
         statuses = [self._fleet.status(pod_id) for pod_id in ids]
         models = next((status.pod.models for status in statuses if status and status.pod.url == url), ())
         if known and known[:2] == (listed, models):
@@ -236,18 +235,10 @@ class Membership:
             self._fleet.event(pod.id, PodEvent.DRAIN, reason=self._listed[pod.url].drain_reason)
 
 
-def _ids(config: PodConfig) -> list[PodId]:
-    """The ids of the pods of one definition."""
-    parts = urlsplit(config.url)
-    pod_id = config.id or parts.netloc + parts.path
-    return [f"{pod_id}#{rank}" for rank in range(config.dp_size)] if config.dp_size > 1 else [pod_id]
-
-
 def configured_pods(
     config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0, *, uid: str = ""
 ) -> tuple[Pod, ...]:
-    """The pods of one definition: one per data-parallel rank, `id#rank` if there are several. The default id is host,
-    port and path of the URL. 0 KV bytes: unknown."""
+    """The pods of one definition, one per data-parallel rank. 0 KV bytes: unknown."""
     return tuple(
         Pod(
             id=pod_id,
@@ -269,7 +260,7 @@ def configured_pods(
             rack=config.rack,
             zone=config.zone,
         )
-        for rank, pod_id in enumerate(_ids(config))
+        for rank, pod_id in enumerate(config.ids)
     )
 
 
