@@ -18,6 +18,7 @@ from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
 from router.policy.catalog import PICKERS
+from router.policy.term import Picker
 from router.stores.prefix_store import PrefixStore
 from router.types import PodState, PodStatus
 
@@ -66,14 +67,16 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
             "percent": policy.percent,
             "filters": {name: one.model_dump() for name, one in policy.filters},
             "costs": {name: term.model_dump() for name, term in policy.costs},
-            "picker": {
-                name: policy.picker.model_dump() for name, kind in PICKERS.items() if type(policy.picker) is kind
-            },
+            "picker": _named(policy.picker),
             "shadow": policy.shadow.policy if policy.shadow else None,
         }
         for policy in current.active
     ]
     return {"version": current.version, "error": feed.error or None, "active": active}
+
+
+def _named(picker: Picker) -> dict[str, Any]:
+    return {name: picker.model_dump() for name, kind in PICKERS.items() if isinstance(picker, kind)}
 
 
 def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> tuple[bool, dict[str, Any]]:
