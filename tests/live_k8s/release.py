@@ -98,10 +98,13 @@ class Release:
 
     async def known_pods(self, router: RunningPod) -> dict[str, str]:
         """States of pods by name, as a router sees them."""
-        url = f"http://{router.container.address}:9480/admin/pods"
+        return {pod["id"]: pod["state"] for pod in await self.read_admin(router, "pods")}
+
+    async def read_admin(self, router: RunningPod, path: str) -> Any:
+        """The answer of a router's admin port."""
+        url = f"http://{router.container.address}:9480/admin/{path}"
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
-            found = checked(await client.get(url, headers={"authorization": f"Bearer {self.admin_token}"}))
-        return {pod["id"]: pod["state"] for pod in found}
+            return checked(await client.get(url, headers={"authorization": f"Bearer {self.admin_token}"}))
 
     @property
     def admin_token(self) -> str:

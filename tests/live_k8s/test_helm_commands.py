@@ -35,6 +35,19 @@ async def test_upgrade_and_rollback_of_the_configuration_replace_routers_without
     assert not clients.failures
 
 
+async def test_a_changed_policy_takes_effect_without_a_restart(cluster: Release) -> None:
+    before = {one.name for one in cluster.routers}
+    nightly = {"name": "nightly", "about": "Batch work at night may wait.", "extends": "batch", "match": {"class": "x"}}
+
+    async def active() -> bool:
+        return all(["nightly" in str(await cluster.read_admin(one, "policies")) for one in cluster.routers])
+
+    assert not await active()
+    await cluster.upgrade(policies={"nightly": nightly})
+    await cluster.eventually(active)
+    assert {one.name for one in cluster.routers} == before
+
+
 async def test_uninstall_completes_the_streams_and_leaves_nothing(cluster: Release) -> None:
     async with traffic(cluster, clients=4, answer_tokens=1600) as clients:
         await cluster.eventually(lambda: clients.running == 4)
