@@ -33,7 +33,7 @@ from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection
+from router.stores.redis_connection import RedisConnection, redis_error_text
 from router.stores.redis_schema import HolderRow, Keys, scope_of
 from router.types import Endpoint, Generation, InferenceRequest, Tier
 from router.wiring.cluster_member import redis_address
@@ -87,7 +87,10 @@ def _run(path: Path, url: str | None, command: Callable[[_Index], Awaitable[int]
     try:
         code = asyncio.run(running())
     except (RedisError, OSError) as error:
-        typer.echo(f"Redis does not answer: {error}. Check index.redis and that the server is running.", err=True)
+        typer.echo(
+            f"Redis does not answer: {redis_error_text(error)}. Check index.redis and that the server is running.",
+            err=True,
+        )
         code = 3
     raise typer.Exit(code)
 

@@ -10,6 +10,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from router.feeds.supervise import raise_if_cancelled
+from router.stores.redis_connection import redis_error_text
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.5
@@ -18,11 +19,13 @@ log = structlog.get_logger()
 
 
 class Backoff:
-    """The state of one retry loop. `what` names the calls in the log; `failures` counts those since the last success.
+    """The state of one retry loop. `what` names the calls in the log, and `nodes` the addresses of Redis; `failures`
+    counts those since the last success.
     The log gets one line when Redis becomes unavailable and one when it is available again."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, nodes: str = "") -> None:
         self._what = what
+        self._nodes = nodes
         self.failures = 0
 
     async def attempt(self, call: Callable[[], Awaitable[None]]) -> bool:
@@ -32,7 +35,13 @@ class Backoff:
         except (RedisError, OSError) as error:
             raise_if_cancelled()
             if not self.failures:
-                log.warning("Redis unavailable", call=self._what, error=repr(error))
+                log.warning(
+                    "Redis unavailable",
+                    call=self._what,
+                    redis=self._nodes,
+                    error=redis_error_text(error),
+                    hint="check that it runs, and index.redis; this process continues and tries again",
+                )
             self.failures += 1
             await asyncio.sleep(random.uniform(0.5, 1) * min(FIRST_BACKOFF_S * 2**self.failures, MAX_BACKOFF_S))
             return False

@@ -34,7 +34,7 @@ class WorkloadFeed:
         """Number of other replicas with a recent update."""
 
     async def run(self) -> None:
-        backoff = Backoff("work of other replicas")
+        backoff = Backoff("work of other replicas", self._workload.nodes)
         try:
             while True:
                 if await backoff.attempt(self._exchange):
@@ -75,7 +75,7 @@ class ReceiptStream:
             self._waiting_bytes += size_bytes
 
     async def run(self) -> None:
-        backoff = Backoff("receipt stream")
+        backoff = Backoff("receipt stream", self._connection.nodes)
         while True:
             if len(self._waiting) < BATCH_LINES:
                 await asyncio.sleep(RECEIPTS_INTERVAL_S)

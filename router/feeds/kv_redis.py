@@ -43,16 +43,21 @@ class IndexFeed:
         self._refreshed_s: float | None = None
         self.loaded = asyncio.Event()
         """Set once all holders present at the start have been read."""
+        self._backoff = Backoff("generations", reader.nodes)
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt to reach Redis failed."""
+        return self._backoff.failures > 0
 
     @property
     def holders_read(self) -> int:
         return sum(log.holders_read for log in self._logs.values())
 
     async def run(self) -> None:
-        backoff = Backoff("generations")
         try:
             while True:
-                if await backoff.attempt(self._refresh):
+                if await self._backoff.attempt(self._refresh):
                     await asyncio.sleep(self._refresh_s)
                 else:
                     self._store.mark_stale()
@@ -93,7 +98,7 @@ class _Log:
         self._index = store.index
         self._on_read = on_read
         self._position: bytes | None = None
-        self._backoff = Backoff(f"blocks of {generation.model}")
+        self._backoff = Backoff(f"blocks of {generation.model}", reader.nodes)
         self.read_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))

@@ -135,7 +135,7 @@ class PublishedHolder:
     async def run(self) -> None:
         """Publish until `stop`, then remove the holder from the index."""
         await self._wait_until_ready()
-        backoff = Backoff(f"blocks of {self.id}")
+        backoff = Backoff(f"blocks of {self.id}", self._writer.nodes)
         while not self._stopping:
             if not await backoff.attempt(self._step):
                 self.failures += 1

@@ -44,6 +44,7 @@ class HolderWriter:
     def __init__(
         self, connection: RedisConnection, keys: Keys, generation: Generation, holder: HolderId, holder_ttl_s: float
     ) -> None:
+        self.nodes = connection.nodes
         self._connection = connection
         self._keys = keys
         self.generation = generation

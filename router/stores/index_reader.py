@@ -47,6 +47,7 @@ class IndexReader:
     """Reads one namespace. Methods raise `redis.RedisError`."""
 
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
+        self.nodes = connection.nodes
         self._redis = connection.client
         self._max_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys

@@ -94,6 +94,7 @@ class RedisConnection:
 
     def __init__(self, address: RedisAddress, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.nodes = ",".join(f"{host}:{port}" for host, port in address.nodes)
         self.client: RedisClient
         self._sentinels: Sequence[RedisClient] = ()
         options = _options(address, timeout_s)
@@ -125,6 +126,12 @@ class RedisConnection:
     async def close(self) -> None:
         for client in (self.client, *self._sentinels):
             await client.aclose()
+
+
+def redis_error_text(error: Exception) -> str:
+    """The error without the arguments of a command, which may be a password, and without a client's attributes."""
+    text = str(error).partition(", with args")[0].partition(" : <")[0]
+    return f"{text:.200}".rstrip(".") or type(error).__name__
 
 
 @lru_cache(32)

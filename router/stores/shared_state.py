@@ -63,6 +63,7 @@ class SharedWorkload:
     def __init__(
         self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float, siblings: str | None = None
     ) -> None:
+        self.nodes = connection.nodes
         self._connection = connection
         self._keys = keys
         self._router = router

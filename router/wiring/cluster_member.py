@@ -126,6 +126,11 @@ class ClusterMember:
         return self._feed.loaded
 
     @property
+    def is_away(self) -> bool:
+        """Redis does not answer."""
+        return self._feed.failing
+
+    @property
     def feeds(self) -> Feeds:
         return {"index": self._feed.run, "requests of other routers": self._work.run}
 

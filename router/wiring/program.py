@@ -229,12 +229,14 @@ class StartupWait:
         self._self_test = self_test
 
     async def for_cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
-        """Wait until the cluster's index is loaded and all self-tests have a result."""
+        """Wait until the cluster's index is loaded and all self-tests have a result, or until Redis does not answer:
+        the index is then read in the background."""
 
         def complete() -> bool:
             return cluster.loaded.is_set() and not (self._self_test and self._untested())
 
-        if not await wait_until(complete, timeout_s):
+        await wait_until(lambda: cluster.is_away or complete(), timeout_s)
+        if not complete():
             log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
 
     async def for_workers(self, sync: WorkerSync) -> None:

@@ -16,7 +16,7 @@ from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, Secret, Tls
+from router.stores.redis_connection import RedisConnection, Secret, Tls, redis_error_text
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedWorkload
 from router.types import BlockChange, Generation, InFlight, Tier
@@ -201,3 +201,18 @@ class TestUsers:
             with pytest.raises(AuthenticationError, match="gone"):
                 await connection.client.ping()
             await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (RedisError("Error 111 connecting to a:1. Connect call failed ('a', 1)."), "Connect call failed ('a', 1)"),
+        (RedisError("ERR unknown command 'AUTH', with args beginning with: 'secret'"), "ERR unknown command 'AUTH'"),
+        (RedisError("No master found for 'm' : <redis.asyncio.client.Redis(secret)>"), "No master found for 'm'"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_an_error_is_one_sentence_without_arguments_of_the_command(error: Exception, shown: str) -> None:
+    """These may be a password."""
+    text = redis_error_text(error)
+    assert text.endswith(shown) and "secret" not in text

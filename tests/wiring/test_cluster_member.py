@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
+import pytest
+from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from router.cli.child_processes import free_port
+from router.config.index_schema import RedisIndex
+from router.feeds.supervise import running
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
 from router.types import Generation
-from router.wiring.cluster_member import ReadableGenerations
+from router.wiring.cluster_member import ClusterMember, ReadableGenerations
+from router.wiring.program import StartupWait
 
 
 def test_a_router_without_a_cluster_does_not_import_redis() -> None:
@@ -28,3 +37,21 @@ def test_a_publisher_that_differs_is_logged_once() -> None:
             assert is_readable(ours)
         assert not is_readable(Generation(model="demo", tokenizer="third"))
     assert [line["publisher"][0] for line in lines] == ["theirs", "third"]
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_a_router_serves_at_once_while_redis_is_away() -> None:
+    """`index.redis.ready_timeout_s` is for a Redis that answers; the log names the address and not the password."""
+    port = free_port()
+    redis = RedisIndex(url=SecretStr(f"redis://:hush@127.0.0.1:{port}"), ready_timeout_s=3600)
+    member = ClusterMember(redis, Ledger(), lambda generation: True, None)
+    with capture_logs() as lines:
+        async with asyncio.timeout(10), running(member.feeds):
+            await StartupWait(Fleet(), self_test=True).for_cluster(member, redis.ready_timeout_s)
+    await member.close()
+    assert not member.loaded.is_set()
+    assert any(line["event"] == "serving before startup is complete" for line in lines)
+    away = [line for line in lines if line["event"] == "Redis unavailable"]
+    assert away and all(line["redis"] == f"127.0.0.1:{port}" and "index.redis" in line["hint"] for line in away)
+    assert all(str(port) in line["error"] for line in away) and "hush" not in str(lines)
