@@ -171,7 +171,7 @@ async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: P
         os.kill(os.getpid(), signal.SIGHUP)
         await deployment.until(lambda: not deployment.program.policies.error)
         shown = (await deployment.admin.get("/admin/policies")).json()
-        assert shown["active"][0]["costs"]["eviction"] == "EvictionTerm(reuse=9.0)"
+        assert shown["active"][0]["costs"]["eviction"] == {"reuse": 9.0}
         assert shown["error"] is None
 
 

@@ -61,7 +61,7 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
 
                 async def refused() -> bool:
                     logs = (publisher.log, tmp_path / "router.log")
-                    return all(b"AuthenticationError" in log.read_bytes() for log in logs)
+                    return all(b"invalid username-password pair" in log.read_bytes() for log in logs)
 
                 await change_password(redis.port)
                 await until(refused)
