@@ -45,7 +45,7 @@ class RedisIndex(Strict):
     max_stale_s: PositiveFloat = 300.0
     """While Redis is unavailable, the replica is used up to this age."""
     ready_timeout_s: NonNegativeFloat = 10.0
-    """Startup waits this long for the index and the pods' self-tests, then serves without them."""
+    """Startup waits this long for the index and the self-tests, then serves without them; not while Redis is away."""
 
     @model_validator(mode="after")
     def _sentinel_needs_a_master(self) -> RedisIndex:
