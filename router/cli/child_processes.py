@@ -220,9 +220,14 @@ def logged_process(name: str, command: Sequence[str], folder: Path, **options: A
     try:
         yield Child(name, process, output, log)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_process(process)
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process with SIGTERM, or with SIGKILL if that takes too long. Returns when it has ended."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

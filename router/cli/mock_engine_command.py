@@ -58,6 +58,9 @@ class MockEngineOptions:
     block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.")] = 16
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks per engine.")] = 8192
     pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect.", show_default="no handoff")] = ""
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds to complete responses on SIGTERM; new connections are refused.")
+    ] = 0.0
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
 
 
@@ -70,7 +73,7 @@ def mock_engine_command(options: MockEngineOptions) -> None:
     if options.prefill and not options.pd:
         raise typer.BadParameter("--prefill needs --pd: prefill engines hand their KV to the others")
     try:
-        serve(list(_configs(options)), _announce)
+        serve(list(_configs(options)), _announce, options.drain_timeout)
     except (OSError, ZMQError) as error:
         raise ConfigError(f"cannot listen on {options.host}, ports from {options.port}: {error}") from error
 

@@ -99,6 +99,14 @@ class MockEngine:
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
 
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new connections, and return when the running responses are complete or time is up."""
+        self._stop_listening()
+        for connection in list(self._http_state.connections):
+            connection.shutdown()  # at once where it is idle, else after its response
+        if tasks := self._http_state.tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
+
     def inject(self, fault: Fault) -> None:
         """Arm a fault, or apply it now if its kind is immediate."""
         if fault.kind is FaultKind.RESTART:
@@ -204,20 +212,27 @@ async def running_engines(configs: Sequence[MockEngineConfig]) -> AsyncIterator[
         yield [await stack.enter_async_context(MockEngine(config)) for config in configs]
 
 
-def serve(configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None]) -> None:
-    """Run engines until SIGINT or SIGTERM. `ready` is called once all engines listen."""
+def serve(
+    configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float = 0.0
+) -> None:
+    """Run engines until SIGINT or SIGTERM, and drain them for up to this long. `ready` is called once all engines
+    listen."""
     import uvloop
 
-    uvloop.run(_serve(configs, ready))
+    uvloop.run(_serve(configs, ready, drain_timeout_s))
 
 
-async def _serve(configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None]) -> None:
+async def _serve(
+    configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float
+) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with running_engines(configs) as engines:
         ready(engines)
         await stopped.wait()
+        if drain_timeout_s:
+            await asyncio.gather(*(engine.drain(drain_timeout_s) for engine in engines))
 
 
 def _port_of(endpoint: str) -> int:

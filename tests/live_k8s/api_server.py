@@ -17,13 +17,12 @@ from typing import Any
 
 import httpx
 
-from router.cli.child_processes import free_port
+from router.cli.child_processes import free_port, stop_process
 
 Object = dict[str, Any]
 HOME = Path(os.environ.get("WARMROUTE_LIVE_K8S_HOME", Path.home() / ".cache" / "warmroute" / "k8s"))
 ADMIN_TOKEN = "token-of-the-administrator"
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
 CORE = "/api/v1"
 APPS = "/apis/apps/v1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -62,13 +61,15 @@ class ApiServer:
 
     def kill(self) -> None:
         """End the API server at once. etcd stays."""
-        _stop(self._process, kill=True)
-        self._process = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
         """End both."""
-        _stop(self._process)
-        _stop(self._etcd)
+        for process in filter(None, (self._process, self._etcd)):
+            stop_process(process)
         self._process = self._etcd = None
 
     def client(self, **options: Any) -> httpx.Client:
@@ -158,20 +159,6 @@ def running(folder: Path) -> Iterator[ApiServer]:
         yield server
     finally:
         server.stop()
-
-
-def _stop(process: subprocess.Popen[bytes] | None, *, kill: bool = False) -> None:
-    if process is None:
-        return
-    if kill:
-        process.kill()
-    else:
-        process.terminate()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 if not (HOME / "kube-apiserver").exists() and "pytest" in sys.modules:

@@ -192,6 +192,31 @@ def test_serve_runs_until_a_signal(make_config: MakeConfig) -> None:
         httpx.get(urls[0])
 
 
+async def test_a_drained_engine_refuses_connections_and_completes_its_streams(running: Running) -> None:
+    """Idle connections are closed."""
+    async with running(time_scale=1.0) as (engine, client):
+        await client.get("/health")
+        async with client.stream("POST", CHAT, json=ask("a") | {"stream": True}) as answer:
+            draining = asyncio.ensure_future(engine.drain(DEADLINE_S))
+            await asyncio.sleep(0)
+            with pytest.raises(httpx.ConnectError):
+                await client.get("/health")
+            assert not draining.done()
+            assert (await answer.aread()).rstrip().endswith(b"[DONE]")
+        await draining
+
+
+async def test_a_drain_ends_when_time_is_up(running: Running) -> None:
+    async with (
+        running(time_scale=1000.0) as (engine, client),
+        client.stream("POST", CHAT, json=ask("a") | {"stream": True}) as answer,
+    ):
+        await engine.drain(0.01)
+        await engine.stop()
+        with pytest.raises(httpx.RemoteProtocolError):
+            await answer.aread()
+
+
 async def test_a_dead_engine_is_empty_after_heal(running: Running) -> None:
     """DIE is REFUSE and RESTART."""
     async with running() as (engine, client):
