@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 
+from router.observe.declared import of_requests
 from router.observe.fast_metrics import OTHER, Counter, Histogram
 from router.observe.receipts import Outcome
 from router.policy.spec import Policy
@@ -24,35 +25,12 @@ MAX_TENANT_CHARACTERS = 64
 class ClassMetrics:
     """The metrics by class, policy and tenant."""
 
-    def __init__(self, r: CollectorRegistry, buckets: tuple[float, ...]) -> None:
-        self._requests = Counter(
-            r,
-            "warmroute_class_requests",
-            "Requests by workload class, tenant (the busiest, and `other`) and result.",
-            "class tenant result",
-        )
-        self._ttft_s = Histogram(
-            r,
-            "warmroute_class_time_to_first_token_seconds",
-            "Seconds from arrival to first token of streamed requests, by workload class and policy.",
-            "class policy",
-            buckets=buckets,
-        )
-        self._prompt_tokens = Counter(
-            r,
-            "warmroute_class_prompt_tokens",
-            "Prompt tokens of requests whose engine reported cached tokens.",
-            "class policy",
-        )
-        self._cached_tokens = Counter(
-            r, "warmroute_class_cached_tokens", "Cached prompt tokens as reported by engines.", "class policy"
-        )
-        self._slo = Counter(
-            r,
-            "warmroute_policy_slo_requests",
-            "Streamed requests of policies with slo.ttft_ms, by whether the first token met it.",
-            "policy met",
-        )
+    def __init__(self, r: CollectorRegistry) -> None:
+        self._requests = Counter(r, of_requests.CLASS_REQUESTS)
+        self._ttft_s = Histogram(r, of_requests.CLASS_TTFT_S)
+        self._prompt_tokens = Counter(r, of_requests.CLASS_PROMPT_TOKENS)
+        self._cached_tokens = Counter(r, of_requests.CLASS_CACHED_TOKENS)
+        self._slo = Counter(r, of_requests.SLO_REQUESTS)
         self.tenants = BusiestTenants()
 
     def settle(self, ended: Outcome, workload: str, tenant: str, policy: Policy) -> None:

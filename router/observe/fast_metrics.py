@@ -1,26 +1,22 @@
-"""Counters, gauges and histograms at a tenth of the cost of `prometheus_client`'s, which exposes them, and their sums
-over several workers.
+"""Counters, gauges and histograms at a tenth of the cost of `prometheus_client`'s, which exposes them.
 
-No locks, because only the event loop counts, and buckets are found by bisection. In a merge, counters, histograms and
-the gauges of each worker's own state are added up. Gauges that are equal in all workers are taken from the worker that
-is scraped. `process_*` has a series for each worker.
+No locks, because only the event loop counts, and buckets are found by bisection.
 """
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
-import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
+
+from router.observe.declared.declaration import Declaration
 
 Labels = tuple[str, ...]
 
@@ -78,15 +74,11 @@ class _Children(dict[Labels, _Child]):
 
 
 class _Labelled(Generic[_Child]):
-    """A metric; without labels one series, 0 at first. `labels` are names separated by spaces. Their values are names
-    of the router, its configuration, its policies, its pods and their models; of what clients send, only the busiest
-    tenants."""
+    """A metric as declared; without labels one series, 0 at first."""
 
-    def __init__(
-        self, registry: CollectorRegistry, name: str, documentation: str, labels: str, make: Callable[[], _Child]
-    ) -> None:
-        self._described = name, documentation
-        self._labels = labels.split()
+    def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
+        self._described = declared.name, declared.help
+        self._labels = declared.labels
         self._children = _Children(make)
         if not self._labels:
             self.labels()
@@ -112,8 +104,8 @@ class _Labelled(Generic[_Child]):
 class _Numbers(_Labelled[Count]):
     _family: ClassVar[type[CounterMetricFamily | GaugeMetricFamily]]
 
-    def __init__(self, registry: CollectorRegistry, name: str, documentation: str, labels: str = "") -> None:
-        super().__init__(registry, name, documentation, labels, Count)
+    def __init__(self, registry: CollectorRegistry, declared: Declaration) -> None:
+        super().__init__(registry, declared, Count)
 
     def set(self, value: float) -> None:
         """Set a metric without labels."""
@@ -152,19 +144,11 @@ class Gauge(_Numbers):
 
 
 class Histogram(_Labelled[Buckets]):
-    """Histograms by label values; `buckets` are ascending upper bounds."""
+    """Histograms by label values."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        name: str,
-        documentation: str,
-        labels: str = "",
-        *,
-        buckets: Sequence[float],
-    ) -> None:
-        self._bounds = tuple(map(float, buckets))
-        super().__init__(registry, name, documentation, labels, partial(Buckets, self._bounds))
+    def __init__(self, registry: CollectorRegistry, declared: Declaration) -> None:
+        self._bounds = declared.buckets
+        super().__init__(registry, declared, partial(Buckets, self._bounds))
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._described, labels=self._labels)
@@ -172,60 +156,3 @@ class Histogram(_Labelled[Buckets]):
         for values, child in self._children.items():
             family.add_metric(values, list(zip(bounds, accumulate(child.counts), strict=True)), child.total)
         yield family
-
-
-# --- several workers ---
-
-SUMMED_GAUGES = frozenset({"warmroute_in_flight_requests", "warmroute_pod_in_flight_requests", "warmroute_index_bytes"})
-EQUAL_COUNTERS = frozenset({"warmroute_kv_events", "warmroute_policy_reloads"})
-"""Every worker counts the same events. The largest number is used: that of a restarted worker is smaller."""
-MINIMUM_GAUGES = frozenset({"warmroute_kv_stream_complete", "warmroute_index_holder_complete"})
-"""1 only if it is 1 in every worker."""
-
-PROCESS_PREFIX = "process_"
-"""Families whose samples have the label `worker`."""
-
-Found: TypeAlias = tuple[str, dict[str, str], float]
-"""Name, labels and value of a sample."""
-Dump: TypeAlias = Mapping[str, list[Found]]
-"""Samples by family."""
-
-_decode = msgspec.msgpack.Decoder(dict[str, list[Found]]).decode
-
-
-async def dump_metrics(registry: CollectorRegistry) -> bytes:
-    """The samples that `merge_metrics` needs from this worker, collected one family in each turn of the event loop."""
-    families: dict[str, list[Found]] = {}
-    for family in registry.collect():
-        if _is_merged(family):
-            families[family.name] = [sample[:3] for sample in family.samples]
-        await asyncio.sleep(0)
-    return msgspec.msgpack.encode(families)
-
-
-def merge_metrics(registry: CollectorRegistry, others: Iterable[bytes]) -> Iterator[Metric]:
-    """The families of all workers. Raises `ValueError` where one of `others` is not a dump."""
-    dumps = [_decode(dump) for dump in others]
-    return (_merged(family, dumps) for family in registry.collect())
-
-
-def _is_merged(family: Metric) -> bool:
-    return (
-        family.type != "gauge"
-        or family.name in SUMMED_GAUGES | MINIMUM_GAUGES
-        or family.name.startswith(PROCESS_PREFIX)
-    )
-
-
-def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
-    """One family of all workers; series that only other workers have are last."""
-    if not _is_merged(family):
-        return family
-    values: dict[tuple[str, tuple[tuple[str, str], ...]], list[float]] = {}
-    for samples in ([sample[:3] for sample in family.samples], *(dump.get(family.name, []) for dump in others)):
-        for name, labels, value in samples:
-            values.setdefault((name, tuple(labels.items())), []).append(value)
-    join = min if family.name in MINIMUM_GAUGES else max if family.name in EQUAL_COUNTERS else sum
-    result = Metric(family.name, family.documentation, family.type)
-    result.samples = [Sample(name, dict(labels), join(found)) for (name, labels), found in values.items()]
-    return result

@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from prometheus_client import CollectorRegistry
 
+from router.observe.declared import of_pods
 from router.observe.fast_metrics import Counter, Gauge
 from router.types import PodId
 
@@ -14,10 +15,8 @@ class KvStreamMetrics:
     """Applied events, and whether the stream is complete, by pod."""
 
     def __init__(self, r: CollectorRegistry) -> None:
-        self.events = Counter(r, "warmroute_kv_events", "Applied KV events, by pod.", "pod")
-        self.complete = Gauge(
-            r, "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod"
-        )
+        self.events = Counter(r, of_pods.KV_EVENTS)
+        self.complete = Gauge(r, of_pods.KV_STREAM_COMPLETE)
 
     def keep(self, pods: Container[PodId]) -> None:
         """Remove the series of all other pods."""

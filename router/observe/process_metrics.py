@@ -10,14 +10,13 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from router import __version__
+from router.observe.declared import of_process
 from router.observe.fast_metrics import Gauge
 
 
 def add_process_metrics(registry: CollectorRegistry, worker: int | None = None) -> None:
     """Add `warmroute_build_info` and `process_*`. `worker`: number of this process if there are several."""
-    info = Gauge(
-        registry, "warmroute_build_info", "1, with the versions of warmroute and Python.", "version python_version"
-    )
+    info = Gauge(registry, of_process.BUILD_INFO)
     info.replace({(__version__, platform.python_version()): 1.0})
     registry.register(_ProcessMetrics({} if worker is None else {"worker": str(worker)}))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from router.observe.declared import of_pods, of_publisher
 from router.observe.fast_metrics import Counter, Gauge
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.metrics import KNOWN_STATES
@@ -20,25 +21,13 @@ class PublisherMetrics:
         self.registry = r = CollectorRegistry()
         add_process_metrics(r)
         self.kv = KvStreamMetrics(r)
-        self._pod_state = Gauge(r, "warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
-        labels = "model holder"
-        self._state = Gauge(
-            r, "warmroute_publisher_state", "1 for the current state of a holder, else 0.", f"{labels} state"
-        )
-        self._complete = Gauge(
-            r, "warmroute_publisher_complete", "1 if all events of the holder were received, else 0.", labels
-        )
-        self._pending = Gauge(
-            r, "warmroute_publisher_pending_blocks", "Blocks whose change is not written to Redis yet.", labels
-        )
-        self._written = Counter(r, "warmroute_publisher_written_blocks", "Block changes written to Redis.", labels)
-        self._reloads = Counter(r, "warmroute_publisher_reloads", "Reloads of all blocks of a holder.", labels)
-        self._orphans = Counter(
-            r,
-            "warmroute_publisher_orphans",
-            "Announced blocks dropped because their parent or tokens are unknown.",
-            labels,
-        )
+        self._pod_state = Gauge(r, of_pods.POD_STATE)
+        self._state = Gauge(r, of_publisher.PUBLISHER_STATE)
+        self._complete = Gauge(r, of_publisher.PUBLISHER_COMPLETE)
+        self._pending = Gauge(r, of_publisher.PUBLISHER_PENDING)
+        self._written = Counter(r, of_publisher.PUBLISHER_WRITTEN)
+        self._reloads = Counter(r, of_publisher.PUBLISHER_RELOADS)
+        self._orphans = Counter(r, of_publisher.PUBLISHER_ORPHANS)
 
     def render(self, publisher: Publisher, fleet: FleetSnapshot) -> bytes:
         """The exposition text."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
-from router.observe.fast_metrics import dump_metrics, merge_metrics
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
+from router.observe.worker_metrics import dump_metrics, merge_metrics
 from router.types import PodId
 from router.workers.bus import WorkerBus
 from router.workers.shared_view import SharedOwners, SharedView

@@ -31,7 +31,7 @@ def ended(**facts: Any) -> Outcome:
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
     """First tokens of streamed responses, cached tokens where the engine reported them, SLOs where a policy has one."""
     registry = CollectorRegistry()
-    metrics = ClassMetrics(registry, (0.1, 1.0))
+    metrics = ClassMetrics(registry)
     for outcome in (
         ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0),
         ended(prompt_tokens=100, ttft_ms=600.0),
@@ -52,7 +52,7 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
 def test_any_number_of_tenants_makes_few_labels() -> None:
     """Invented names count as `other`; the busiest tenant gets its own label in time."""
     registry = CollectorRegistry()
-    metrics = ClassMetrics(registry, (1.0,))
+    metrics = ClassMetrics(registry)
     for number in range(3 * RENEW_EVERY_REQUESTS):
         tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"
         metrics.settle(ended(), "chat", tenant, MINE)

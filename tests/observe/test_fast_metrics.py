@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.observe import fast_metrics as ours
-from router.observe.fast_metrics import dump_metrics, merge_metrics
+from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
+from router.observe.worker_metrics import dump_metrics, merge_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 BOUNDS = (0, 0.5, 1, 10)
@@ -27,7 +28,7 @@ def exposed(registry: theirs.CollectorRegistry) -> list[str]:
 def test_a_series_exists_from_its_first_use() -> None:
     """A removed series starts again at 0."""
     registry = theirs.CollectorRegistry()
-    counter = ours.Counter(registry, "sent", "Sent.", "pod result")
+    counter = ours.Counter(registry, declared.counter("sent", "Sent.", "pod result"))
     assert registry.get_sample_value("sent_total", {"pod": "a", "result": "ok"}) is None
     counter.labels("a", "ok").inc(2)
     counter.labels("b", "ok").inc()
@@ -45,15 +46,15 @@ def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, f
     expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
     counters = (
         theirs.Counter("sent", "Sent.", ["pod"], registry=expected),
-        ours.Counter(found, "sent", "Sent.", "pod"),
+        ours.Counter(found, declared.counter("sent", "Sent.", "pod")),
     )
     histograms = (
         theirs.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=expected),
-        ours.Histogram(found, "took", "Took.", "pod", buckets=BOUNDS),
+        ours.Histogram(found, declared.histogram("took", "Took.", "pod", buckets=BOUNDS)),
     )
     states = (
         theirs.Gauge("state", "Is so.", ["pod"], registry=expected),
-        ours.Gauge(found, "state", "Is so.", "pod"),
+        ours.Gauge(found, declared.gauge("state", "Is so.", "pod")),
     )
     states[1].replace({("gone",): 1.0})
     states[1].replace({(pod,): value for pod, value in seen})
@@ -85,6 +86,7 @@ def worker(requests: int, took_s: float, leases: int, *, complete: bool = True, 
     metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7, now_s=1.0)
     metrics.kv.complete.labels("a").set(complete)
     metrics.kv.events.labels("a").inc(events)
+    metrics.prompt_cache_bytes.replace({("m",): 100.0 * requests})
     return metrics
 
 
@@ -106,14 +108,15 @@ async def test_counters_and_buckets_are_added() -> None:
 
 @pytest.mark.anyio
 async def test_own_gauges_are_added_and_shared_ones_are_not() -> None:
-    """Leases belong to one worker; states, blocks and KV events to the shared fleet."""
-    one, two = worker(0, 1.0, 2, events=3), worker(0, 1.0, 3, complete=False)
+    """Leases and prompt caches belong to one worker; states, blocks and KV events to the shared fleet."""
+    one, two = worker(1, 1.0, 2, events=3), worker(2, 1.0, 3, complete=False)
     found = lines(one.render(merge_metrics(one.registry, [await dump_metrics(two.registry)])))
     assert found >= {
         'warmroute_pod_in_flight_requests{pod="a"} 5.0',
         'warmroute_pod_state{pod="a",state="ready"} 1.0',
         'warmroute_pod_state{pod="a",state="ejected"} 0.0',
         "warmroute_index_block_holders 7.0",
+        'warmroute_prompt_cache_bytes{model="m"} 300.0',
         'warmroute_kv_events_total{pod="a"} 5.0',
         'warmroute_kv_stream_complete{pod="a"} 0.0',
     }
@@ -146,7 +149,7 @@ def test_an_invalid_dump_is_refused() -> None:
 def test_the_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further label values are counted together."""
     monkeypatch.setattr(ours, "MAX_SERIES", 3)
-    counter = ours.Counter(theirs.CollectorRegistry(), "sent", "Sent.", "pod result")
+    counter = ours.Counter(theirs.CollectorRegistry(), declared.counter("sent", "Sent.", "pod result"))
     for pod in "abcdef":
         counter.labels(pod, "ok").inc()
     values = {values: child.value for values, child in counter._children.items()}

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from router.observe.exposition import PIECE_SAMPLES
-from router.observe.fast_metrics import dump_metrics
 from router.observe.metrics import Metrics
+from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, PodLoad, PodState, PodStatus
 from tests.policy.scenes import pod
 

@@ -1,0 +1,86 @@
+"""What describes a metric: one value for the code that counts, the reference page, dashboards and alerts."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+LABELS = {
+    "agrees": "`yes` or `no`",
+    "by": "`prior` or `learnt`",
+    "class": "Workload classes of the configuration; empty where a request ended before it was classified",
+    "coefficient": "Coefficients of the cost model",
+    "dialect": "Handoff dialects of the router",
+    "endpoint": "OpenAI endpoints that the router distinguishes; `other` for the rest",
+    "holder": "Pods and stores in the shared index",
+    "met": "`true` or `false`",
+    "model": "Models of the configuration and of pods; empty where a request names none of them",
+    "phase": "The seven phases of a request",
+    "pod": "Pods of the fleet; a pod's series leave with it",
+    "policy": "Policies of the configuration; empty where a request ended before it was decided",
+    "prices": "`live` or `shadow`: the policy whose prices are compared",
+    "python_version": "Version of Python",
+    "reason": "Codes of the router",
+    "result": "`ok` or a code of the router",
+    "set_version": "Digest of all policies",
+    "source": "Discovery sources of the configuration",
+    "state": "All states of a pod or holder",
+    "subject": "Classes of pods (model/engine/hardware) and kinds of links",
+    "tenant": "The 20 busiest tenants, and `other`",
+    "trust": "All results of a parity self-test",
+    "version": "Digest of a policy, or version of the program",
+    "worker": "Numbers of the worker processes; only with several",
+}
+"""Where the values of each label come from. All are bounded: clients choose the names of tenants only."""
+
+
+class Kind(StrEnum):
+    """The type of a metric, as Prometheus names it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Join(StrEnum):
+    """How the values of several workers of one router become one value."""
+
+    SUM = "sum of the workers"
+    SAME = "equal in all workers"
+    MAX = "largest of the workers"
+    """Every worker counts the same events; a worker that restarted has counted fewer."""
+    MIN = "smallest of the workers"
+    WORKER = "a series for each worker"
+
+
+class Declaration(msgspec.Struct, frozen=True):
+    """One metric. `name` is without the suffixes of samples; it ends with the unit."""
+
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    join: Join = Join.SUM
+    buckets: tuple[float, ...] = ()
+    """Ascending upper bounds (inclusive) of a histogram, without infinity."""
+
+    @property
+    def series(self) -> str:
+        """The name of its samples; those of a histogram add `_bucket`, `_sum` or `_count`."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+def counter(name: str, text: str, labels: str = "", join: Join = Join.SUM) -> Declaration:
+    """A number that only grows. `labels` are names separated by spaces."""
+    return Declaration(Kind.COUNTER, name, text, tuple(labels.split()), join)
+
+
+def gauge(name: str, text: str, labels: str = "", join: Join = Join.SAME) -> Declaration:
+    """A number that rises and falls."""
+    return Declaration(Kind.GAUGE, name, text, tuple(labels.split()), join)
+
+
+def histogram(name: str, text: str, labels: str = "", *, buckets: tuple[float, ...]) -> Declaration:
+    """Values counted by upper bound."""
+    return Declaration(Kind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, tuple(map(float, buckets)))

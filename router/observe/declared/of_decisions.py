@@ -1,0 +1,73 @@
+"""Decisions: predictions, calibration, policies and shadows"""
+
+from __future__ import annotations
+
+from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.of_requests import SECONDS
+
+TTFT_PREDICTED_S = histogram(
+    "warmroute_time_to_first_token_predicted_seconds",
+    "Expected seconds to first token of streamed requests.",
+    "model",
+    buckets=SECONDS,
+)
+TTFT_ERROR = histogram(
+    "warmroute_time_to_first_token_error_ratio",
+    "Absolute difference between expected and actual time to first token, relative to the actual.",
+    "model",
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+)
+REGRET_S = histogram(
+    "warmroute_regret_seconds",
+    "Seconds by which the best other candidate was expected to be faster than the chosen one was, sampled.",
+    "model",
+    buckets=(0, *SECONDS),
+)
+COEFFICIENT = gauge(
+    "warmroute_calibration_coefficient",
+    "Calibrated coefficients of a class of pods, of one pod (label pod) or of a kind of links.",
+    "subject pod coefficient",
+)
+CONFIDENCE = gauge(
+    "warmroute_calibration_confidence",
+    "Confidence of a calibration: 0 for the prior alone, up to 1.",
+    "subject pod",
+)
+CALIBRATION_ERROR = gauge(
+    "warmroute_calibration_error_ratio",
+    "Mean absolute relative error of recent times, by the prior and by the calibration.",
+    "subject pod by",
+)
+
+POLICY_INFO = gauge("warmroute_policy_info", "1 for each active policy.", "policy version set_version")
+POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.", "result", Join.MAX)
+POLICY_RELOAD_FAILED = gauge(
+    "warmroute_policy_reload_failed", "1 while the policy files are invalid and the last valid set is used."
+)
+
+SHADOW_DECISIONS = counter(
+    "warmroute_shadow_decisions",
+    "Decisions of a shadow policy, by agreement with the live policy.",
+    "policy class agrees",
+)
+SHADOW_DROPPED = counter(
+    "warmroute_shadow_dropped",
+    "Sampled requests without a comparison: the router was busy, or the shadow policy had no candidate.",
+    "policy class",
+)
+SHADOW_SOONER_S = counter(
+    "warmroute_shadow_sooner_seconds",
+    "Seconds by which the shadow's choice was expected to be faster, by the policy that priced both choices.",
+    "policy class prices",
+)
+SHADOW_LATER_S = counter(
+    "warmroute_shadow_later_seconds",
+    "Seconds by which the shadow's choice was expected to be slower, by the policy that priced both choices.",
+    "policy class prices",
+)
+SHADOW_REGRET_S = histogram(
+    "warmroute_shadow_regret_seconds",
+    "Seconds by which first tokens came later than expected from the shadow's choice, where it differed.",
+    "policy class",
+    buckets=(0, *SECONDS),
+)

@@ -1,0 +1,55 @@
+"""Pods, their load and KV events"""
+
+from __future__ import annotations
+
+from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.of_requests import SECONDS
+
+_POD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Fewer than of models, because there are many pods."""
+
+POD_REQUESTS = counter("warmroute_pod_requests", "Attempts, by pod and result.", "pod result")
+POD_TTFT_S = histogram(
+    "warmroute_pod_time_to_first_token_seconds",
+    "Seconds from arrival to first token of streamed requests, by the pod that streamed it.",
+    "pod",
+    buckets=_POD_SECONDS,
+)
+POD_IN_FLIGHT = gauge("warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod", Join.SUM)
+POD_STATE = gauge("warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
+POD_TRUST = gauge("warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test, else 0.", "pod trust")
+POD_RUNNING = gauge("warmroute_pod_running_requests", "Running requests in the last scrape of a pod's load.", "pod")
+POD_WAITING = gauge("warmroute_pod_waiting_requests", "Waiting requests in the last scrape of a pod's load.", "pod")
+POD_KV_USAGE = gauge(
+    "warmroute_pod_kv_usage_ratio", "Used share of the KV cache in the last scrape of a pod's load.", "pod"
+)
+POD_LOAD_AGE_S = gauge("warmroute_pod_load_age_seconds", "Seconds since the last scrape of a pod's load.", "pod")
+EJECTIONS_REFUSED = counter(
+    "warmroute_ejections_refused",
+    "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
+    "pod",
+)
+KV_EVENTS = counter("warmroute_kv_events", "Applied KV events, by pod.", "pod", Join.MAX)
+KV_STREAM_COMPLETE = gauge(
+    "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod", Join.MIN
+)
+
+DISCOVERY_AGE_S = gauge(
+    "warmroute_discovery_age_seconds", "Seconds since the pods of a discovery source were last up to date.", "source"
+)
+RESYNC_DIFFERENCES = counter(
+    "warmroute_discovery_resync_differences",
+    "Changes of pods since the start that a watch had lost and a full list corrected, by source.",
+    "source",
+)
+
+HANDOFFS = counter(
+    "warmroute_handoffs", "Handoffs from a prefill to a decode pod, by dialect and result.", "dialect result"
+)
+HANDOFF_S = histogram(
+    "warmroute_handoff_seconds",
+    "Seconds from the prefill response (or from sending, for dialects that send both at once) to the first byte of the"
+    " decode response, streamed requests.",
+    "dialect",
+    buckets=SECONDS,
+)
