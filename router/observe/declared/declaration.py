@@ -35,7 +35,7 @@ LABELS = {
 """Where the values of each label come from. All are bounded: clients choose the names of tenants only."""
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """The type of a metric, as Prometheus names it."""
 
     COUNTER = "counter"
@@ -57,7 +57,7 @@ class Join(StrEnum):
 class Declaration(msgspec.Struct, frozen=True):
     """One metric. `name` is without the suffixes of samples; it ends with the unit."""
 
-    kind: Kind
+    kind: MetricKind
     name: str
     help: str
     labels: tuple[str, ...]
@@ -68,19 +68,19 @@ class Declaration(msgspec.Struct, frozen=True):
     @property
     def series(self) -> str:
         """The name of its samples; those of a histogram add `_bucket`, `_sum` or `_count`."""
-        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
 def counter(name: str, text: str, labels: str = "", join: Join = Join.SUM) -> Declaration:
     """A number that only grows. `labels` are names separated by spaces."""
-    return Declaration(Kind.COUNTER, name, text, tuple(labels.split()), join)
+    return Declaration(MetricKind.COUNTER, name, text, tuple(labels.split()), join)
 
 
 def gauge(name: str, text: str, labels: str = "", join: Join = Join.SAME) -> Declaration:
     """A number that rises and falls."""
-    return Declaration(Kind.GAUGE, name, text, tuple(labels.split()), join)
+    return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()), join)
 
 
 def histogram(name: str, text: str, labels: str = "", *, buckets: tuple[float, ...]) -> Declaration:
     """Values counted by upper bound."""
-    return Declaration(Kind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, tuple(map(float, buckets)))
+    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, tuple(map(float, buckets)))
