@@ -147,6 +147,11 @@ class KubernetesPods(Strict):
     and labels of pods remain."""
     rack_label: str = ""
     """Label of pods or nodes that names the rack."""
+    deletion_cost: bool = False
+    """Keep the annotation controller.kubernetes.io/pod-deletion-cost of the pods up to date: the milliseconds of
+    prefill that would be lost with a pod's cache and its work in flight. A ReplicaSet (of a Deployment) that is scaled
+    down removes the pods with the lowest cost first; other owners ignore it. Needs `selector`, patch on pods, and get,
+    create and patch on leases of coordination.k8s.io. One router writes, each pod at most once a minute."""
     api: KubernetesApi = KubernetesApi()
     pod: DiscoveredPods = DiscoveredPods()
 
@@ -154,6 +159,8 @@ class KubernetesPods(Strict):
     def _one_way_to_find_pods(self) -> Self:
         if bool(self.selector) == bool(self.service):
             raise ValueError("needs either `selector`, such as `selector: app=vllm`, or `service`")
+        if self.deletion_cost and self.service:
+            raise wrong_at(("deletion_cost",), "needs `selector`: a `service` does not show which pods exist")
         return self
 
 

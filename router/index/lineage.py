@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from router.index.recent_prompts import RecentPrompts
 from router.types import BlockHash
 
 Ends: TypeAlias = tuple[int, int]
@@ -48,9 +49,10 @@ _UNKNOWN = Ancestry()
 
 
 class Lineage:
-    """The last prompts of recent conversations and the starts of recent prompts."""
+    """The last prompts of recent conversations and the starts of recent prompts. `recent` also receives the blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: RecentPrompts | None = None) -> None:
+        self._recent = recent
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
         self._depth_markers: dict[BlockHash, Ends] = {}
         """Hashes of recent prompts at power-of-two depths, and how many blocks after the marker prompts ended. At half
@@ -69,6 +71,8 @@ class Lineage:
         found, before = self._ancestry(hashes, now_s, global_prefix_blocks)
         if before is not None:
             del self._tails[before]
+        if self._recent is not None:
+            self._recent.put(hashes, before, now_s)
         self._tails[hashes[-1]] = _Last(now_s, found.turn, found.gap_s)
         if len(self._tails) > CONVERSATIONS:
             self._tails.popitem(last=False)

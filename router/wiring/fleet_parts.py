@@ -10,6 +10,7 @@ import structlog
 from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
+from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
@@ -22,12 +23,13 @@ from router.feeds.supervise import Feeds
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.index.recent_prompts import RecentPrompts
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
-from router.types import Pod, PodId, PodState, PrefixTrust
+from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 from router.workers.supervisor import WorkerIdentity
@@ -97,6 +99,15 @@ class FleetParts:
             feeds["self-test"] = parity.run
         return feeds
 
+    def deletion_costs(self, recent: RecentPrompts) -> Feeds:
+        """The tasks that write the deletion costs of discovered pods. `recent`: the prompts that may come back."""
+
+        def generation_of(pod: Pod) -> Generation | None:
+            return self._prompts.generation_of(pod.models)
+
+        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, generation_of)
+        return self.sources.deletion_costs(costs.read)
+
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""
         await self.kv_streams.stop()
@@ -110,8 +121,7 @@ class FleetParts:
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
         self._prompts.add_served(facts.models)
-        generations = self._prompts.generations
-        generation = next((generations[name] for name in facts.models if name in generations), None)
+        generation = self._prompts.generation_of(facts.models)
         self.fleet.describe(
             pod.id,
             models=facts.models,

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from router.config.discovery_schema import KubernetesPods
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_hexdigest
+
+from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
 from router.feeds.discovery.dns_pods import DnsPods
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.target_file import FilePods
+from router.feeds.supervise import Feeds
+
+if TYPE_CHECKING:
+    from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts
+    from router.feeds.discovery.kube_api import KubeApi
+    from router.feeds.discovery.kube_lease import KubeLease
 
 
 class PodSources:
@@ -18,6 +32,7 @@ class PodSources:
         self.by_name: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
         self.statuses: list[SourceStatus] = []
         """Of the sources whose pods may be outdated."""
+        self._deletion_costs: list[Callable[[CostsOf], DeletionCosts]] = []
         found = config.discovery
         for file in found.file:
             status = self._status(f"file {file.path}")
@@ -38,11 +53,29 @@ class PodSources:
         name = f"kubernetes {entry.selector or entry.service}"
         namespaces = entry.namespaces or (own_namespace(),)
         statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
-        source = KubernetesSource(entry, KubeApi(entry.api, open_client()), statuses)
+        api = KubeApi(entry.api, open_client())
+        source = KubernetesSource(entry, api, statuses)
         self.by_name[statuses[namespaces[0]].source] = source
+        if entry.deletion_cost:
+            from router.feeds.discovery.deletion_costs import DeletionCosts
+
+            lease = lease_of(entry, api, own_namespace() if ALL_NAMESPACES in namespaces else namespaces[0])
+            self._deletion_costs.append(lambda costs: DeletionCosts(api, lease, source.living_pods, costs))
+
+    def deletion_costs(self, costs: CostsOf) -> Feeds:
+        """The tasks that write deletion costs where the configuration asks for them."""
+        return {f"deletion costs {number}": build(costs).run for number, build in enumerate(self._deletion_costs)}
 
     def _status(self, name: str) -> SourceStatus:
         number = sum(status.source.split(" #")[0] == name for status in self.statuses)
         status = SourceStatus(f"{name} #{number + 1}" if number else name)
         self.statuses.append(status)
         return status
+
+
+def lease_of(entry: KubernetesPods, api: KubeApi, namespace: str) -> KubeLease:
+    """The Lease of the routers that write the costs of the same pods."""
+    from router.feeds.discovery.kube_lease import KubeLease
+
+    identity = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    return KubeLease(api, namespace, f"warmroute-{xxh3_64_hexdigest(entry.selector.encode())}", identity)

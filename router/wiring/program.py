@@ -30,6 +30,7 @@ from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
+from router.index.recent_prompts import RecentPrompts
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
@@ -79,7 +80,9 @@ class Program:
         self.metrics = Metrics()
         add_process_metrics(self.metrics.registry, worker.number if worker else None)
         rules = load_classes(config.classes)
-        self._classes = Classes(rules)
+        writes_costs = any(entry.deletion_cost for entry in config.discovery.kubernetes)
+        self._recent = RecentPrompts() if writes_costs and (worker is None or worker.number == 0) else None
+        self._classes = Classes(rules, self._recent)
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
@@ -191,6 +194,7 @@ class Program:
             **self.pods.feeds(sync.scrape_share if sync else None),
             **(sync.feeds if sync else {}),
             **self.records.feeds,
+            **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
             **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,

@@ -95,6 +95,10 @@ class Prompts:
                 if name not in self._listed and name not in self.readers:
                     self.readers[name] = self._reader(ModelConfig(name=name, tokenizer=ENGINE_TOKENIZER))
 
+    def generation_of(self, models: Iterable[str]) -> Generation | None:
+        """The generation of the first of these models that has a tokenizer; None if there is none."""
+        return next((self.generations[name] for name in models if name in self.generations), None)
+
     async def of_probe(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
         """The router's prefix of a self-test's prompt, read by the same reader as requests."""
         reader = self.readers.get(body["model"])

@@ -1,4 +1,4 @@
-"""Sends requests to the Kubernetes API server, with the credentials of a ServiceAccount.
+"""Sends requests to the Kubernetes API server, with the credentials of a ServiceAccount, and explains refusals.
 
 The token is read for each request, because the kubelet replaces it; a watch lasts about a minute. The authority is read
 again when its file changes.
@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
@@ -41,6 +42,30 @@ class KubeApiError(Exception):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What a request needs. `namespace`: `*` for all."""
+
+    group: str
+    """Of the API, empty for the core."""
+    resource: str
+    verbs: tuple[str, ...]
+    namespace: str
+
+    def refusal(self, path: str, error: KubeApiError) -> str:
+        """An error of the API server with what to do."""
+        if error.status not in (401, 403):
+            return f"{path}: {error.status or ''} {error}".replace("  ", " ")
+        if error.status == 401:
+            return f"{path}: 401 {error}; the API server does not accept the token (api.token_file)"
+        role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
+        verbs = ", ".join(f'"{verb}"' for verb in self.verbs)
+        return (
+            f"{path}: 403 {error}; give the router's ServiceAccount a {role} with "
+            f'apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: [{verbs}]'
+        )
+
+
 class KubeApi:
     """The API server. Raises `ConfigError` if its address is unknown."""
 
@@ -52,19 +77,24 @@ class KubeApi:
         self._extensions = {"tls_files": PodTls(ca_file=ca_file), "timeout": {"connect": CONNECT_TIMEOUT_S}}
 
     async def get(self, path: str, query: Mapping[str, str]) -> bytes:
-        """The body of a 200 response. Raises `KubeApiError`."""
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(path, query) as response:
-                return await _read(response)
-        except TimeoutError:
-            raise KubeApiError(0, f"{self._url}: no response within {REQUEST_TIMEOUT_S:g} s") from None
+        """The body of a successful response. Raises `KubeApiError`."""
+        return await self._exchange(self._client.build_request("GET", self._url + path, params=query))
+
+    async def create(self, path: str, created: bytes) -> None:
+        """Create an object, given as JSON. Raises `KubeApiError`."""
+        await self._exchange(self._with_body("POST", path, created, "application/json"))
+
+    async def patch(self, path: str, changes: bytes) -> None:
+        """Change fields of an object, given as a merge patch. Raises `KubeApiError`."""
+        await self._exchange(self._with_body("PATCH", path, changes, "application/merge-patch+json"))
 
     async def lines(self, path: str, query: Mapping[str, str], limit_s: float) -> AsyncGenerator[list[bytes], None]:
         """The lines of a response as they arrive, first none when it begins. Raises `KubeApiError`, also if it does not
         end within `limit_s`."""
         rest, now_s = b"", asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(limit_s), self._open(path, query) as response:
+            request = self._client.build_request("GET", self._url + path, params=query)
+            async with asyncio.timeout(limit_s), self._open(request) as response:
                 yield []
                 asked_s = now_s()
                 async for piece in response.aiter_bytes():
@@ -78,14 +108,26 @@ class KubeApi:
         except TimeoutError:
             raise KubeApiError(0, f"watch sent no end within {limit_s:g} s") from None
 
+    def _with_body(self, method: str, path: str, body: bytes, content_type: str) -> httpx.Request:
+        return self._client.build_request(
+            method, self._url + path, content=body, headers={"content-type": content_type}
+        )
+
+    async def _exchange(self, request: httpx.Request) -> bytes:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(request) as response:
+                return await _read(response)
+        except TimeoutError:
+            raise KubeApiError(0, f"{self._url}: no response within {REQUEST_TIMEOUT_S:g} s") from None
+
     @asynccontextmanager
-    async def _open(self, path: str, query: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        request = self._client.build_request("GET", self._url + path, params=query, headers=self._headers())
+    async def _open(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
+        request.headers.update(self._credentials())
         request.extensions = {**request.extensions, **self._extensions}
         try:
             response = await self._client.send(request, stream=True)
             try:
-                if response.status_code != HTTPStatus.OK:
+                if not response.is_success:
                     raise await _refused(response)
                 yield response
             finally:
@@ -95,7 +137,7 @@ class KubeApi:
         except ConfigError as error:  # the authority cannot be read
             raise KubeApiError(0, str(error)) from error
 
-    def _headers(self) -> dict[str, str]:
+    def _credentials(self) -> dict[str, str]:
         try:
             return {"authorization": f"Bearer {read_key(self._api.token_file)}"}
         except ConfigError:

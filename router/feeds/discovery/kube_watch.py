@@ -16,7 +16,7 @@ from typing import Generic
 import msgspec
 import structlog
 
-from router.feeds.discovery.kube_api import KubeApi, KubeApiError
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
 from router.feeds.discovery.kube_objects import Failed, ReadObject, T, read_event, read_page
 from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
 from router.feeds.discovery.source_status import SourceStatus
@@ -52,15 +52,8 @@ class Collection(Generic[T]):
 
     def refusal(self, error: KubeApiError) -> str:
         """An error of the API server with what to do."""
-        if error.status not in (401, 403):
-            return f"{self.path}: {error.status or ''} {error}".replace("  ", " ")
-        if error.status == 401:
-            return f"{self.path}: 401 {error}; the API server does not accept the token (api.token_file)"
-        role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
-        return (
-            f"{self.path}: 403 {error}; give the router's ServiceAccount a {role} with "
-            f'apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: ["get", "list", "watch"]'
-        )
+        verbs = ("get", "list", "watch")
+        return Permission(self.group, self.resource, verbs, self.namespace).refusal(self.path, error)
 
 
 class KubeWatch(Generic[T]):

@@ -1,0 +1,85 @@
+"""Values the caches of the pods, for the deletion costs of Kubernetes.
+
+Looks up a sample of the recent prompts in the index, a few at a time: no turn of the event loop has more than
+`TURN_BLOCKS` blocks, unless one prompt is longer. What a cache is worth is decided in `policy/cache_value.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.index.recent_prompts import RecentPrompt, RecentPrompts
+from router.policy.cache_value import CacheOwner, CacheValues, deletion_cost, in_flight_ms
+from router.stores.prefix_store import PrefixStore
+from router.types import Generation, Pod, PodId, PodState, PodStatus, PromptPrefix
+
+SAMPLE_BLOCKS = 1 << 18
+TURN_BLOCKS = 1 << 11
+UNKNOWN_GENERATION = Generation(model="")
+"""Prompts are looked up by the hashes of their own generation only: their tokens are not kept."""
+
+
+class CacheCosts:
+    """Deletion costs by uid of a Kubernetes pod. `generation_of`: that of a pod's model; None if it is unknown."""
+
+    def __init__(
+        self,
+        recent: RecentPrompts,
+        store: PrefixStore,
+        fleet: Fleet,
+        ledger: Ledger,
+        generation_of: Callable[[Pod], Generation | None],
+    ) -> None:
+        self._recent = recent
+        self._store = store
+        self._fleet = fleet
+        self._ledger = ledger
+        self._generation_of = generation_of
+
+    async def read(self) -> dict[str, int] | None:
+        """The costs of all pods that have a uid; None while the index is incomplete. A pod that is not ready has what
+        it has in flight."""
+        pods = self._fleet.snapshot.pods
+        owners = self._owners(pods)
+        values = CacheValues(owners)
+        prompts, step = self._recent.sample(SAMPLE_BLOCKS)
+        if not await self._add(prompts, values, owners):
+            return None
+        parts: defaultdict[str, list[float]] = defaultdict(list)
+        inflight = self._ledger.inflight()
+        for status in pods:
+            if status.pod.uid and (work := inflight.get(status.pod.id)) is not None:
+                parts[status.pod.uid].append(in_flight_ms(work, status.pod.speed))
+        uids = {status.pod.uid for status in pods if status.pod.uid}
+        return {uid: deletion_cost([step * values.lost_ms.get(uid, 0.0), *parts[uid]]) for uid in uids}
+
+    def _owners(self, pods: Iterable[PodStatus]) -> dict[PodId, CacheOwner]:
+        found: dict[PodId, CacheOwner] = {}
+        for status in pods:
+            pod = status.pod
+            generation = self._generation_of(pod) if status.state is PodState.READY else None
+            if generation is not None:
+                found[pod.id] = CacheOwner(pod.uid or pod.id, pod.speed, generation.block_size_tokens)
+        return found
+
+    async def _add(
+        self, prompts: Iterable[RecentPrompt], values: CacheValues, owners: Mapping[PodId, CacheOwner]
+    ) -> bool:
+        """Look up the prompts and add them. False if the index cannot answer."""
+        blocks = 0
+        for prompt in prompts if owners else ():
+            now_s = time.monotonic()
+            match = await self._store.match(PromptPrefix(UNKNOWN_GENERATION, (), prompt.hashes), now_s)
+            if match.degraded:
+                return False
+            values.add(prompt.hashes, match.blocks, now_s - prompt.at_s)
+            blocks += len(prompt.hashes)
+            if blocks >= TURN_BLOCKS:
+                blocks = 0
+                await asyncio.sleep(0)
+        return True

@@ -1,0 +1,129 @@
+"""Writes `controller.kubernetes.io/pod-deletion-cost` of discovered pods, so that a ReplicaSet that is scaled down
+removes the pods with the least valued caches first.
+
+One router writes, elected by a Lease. A pod is written at most once in `POD_INTERVAL_S`, and only if its cost has
+changed by a step: each write is an event for all that watch the pod. Requests never wait for this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
+from router.feeds.discovery.kube_lease import LEASE_S, KubeLease
+from router.feeds.discovery.kube_objects import Key
+from router.feeds.supervise import raise_if_cancelled
+from router.policy.cache_value import is_new_cost
+
+ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
+WARM_UP_S = 60.0
+"""A router that has just started does not know yet which prompts come back."""
+ROUND_S = 20.0
+POD_INTERVAL_S = 60.0
+MAX_WRITES = 100
+"""In one round."""
+WRITE_GAP_S = 0.1
+LEASE_MARGIN_S = 10.0
+"""Writes end this long before the Lease may be taken by another router."""
+_GONE = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""The pod is gone, or another pod has its name."""
+
+CostsOf: TypeAlias = Callable[[], Awaitable[Mapping[str, int] | None]]
+"""The deletion costs of all pods by uid; None while they cannot be known."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    cost: int
+    at_s: float
+
+
+class DeletionCosts:
+    """Keeps the annotation of the pods of one entry of `discovery.kubernetes` up to date. `pods()`: namespace and name
+    by uid."""
+
+    def __init__(self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, Key]], costs: CostsOf) -> None:
+        self._api = api
+        self._lease = lease
+        self._pods = pods
+        self._costs = costs
+        self._written: dict[str, _Written] = {}
+        """By uid, while this router has the Lease."""
+        self._error = ""
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        await asyncio.sleep(WARM_UP_S)
+        while True:
+            try:
+                await self.write()
+                self._log("")
+            except KubeApiError as error:
+                self._log(str(error))
+            raise_if_cancelled()
+            await asyncio.sleep(ROUND_S)
+
+    async def write(self) -> None:
+        """Write the costs that have changed, if this router has the Lease. Raises `KubeApiError`."""
+        asked_s = _now_s()
+        if not await self._lease.hold():
+            self._written.clear()
+            return
+        costs = await self._costs()
+        if costs is None:
+            return
+        pods = self._pods()
+        self._written = {uid: written for uid, written in self._written.items() if uid in pods}
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(asked_s + LEASE_S - LEASE_MARGIN_S):
+                for uid in self._due(pods, costs)[:MAX_WRITES]:
+                    await self._write_one(pods[uid], uid, costs[uid])
+                    await asyncio.sleep(WRITE_GAP_S)
+
+    def _due(self, pods: Mapping[str, Key], costs: Mapping[str, int]) -> list[str]:
+        """The pods to write, those first that were not written for the longest time."""
+
+        def is_due(uid: str) -> bool:
+            written = self._written.get(uid)
+            return written is None or (
+                _now_s() >= written.at_s + POD_INTERVAL_S and is_new_cost(written.cost, costs[uid])
+            )
+
+        def written_s(uid: str) -> float:
+            return self._written[uid].at_s if uid in self._written else 0.0
+
+        return sorted((uid for uid in pods if uid in costs and is_due(uid)), key=written_s)
+
+    async def _write_one(self, key: Key, uid: str, cost: int) -> None:
+        namespace, name = key
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        changes = {"metadata": {"uid": uid, "annotations": {ANNOTATION: str(cost)}}}
+        try:
+            await self._api.patch(path, msgspec.json.encode(changes))
+        except KubeApiError as error:
+            if error.status not in _GONE:
+                raise KubeApiError(
+                    error.status, Permission("", "pods", ("patch",), namespace).refusal(path, error)
+                ) from error
+        self._written[uid] = _Written(cost, _now_s())
+
+    def _log(self, error: str) -> None:
+        if error and error != self._error:
+            log.error("deletion costs not written", error=error)
+        elif self._error and not error:
+            log.info("deletion costs written again")
+        self._error = error
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
