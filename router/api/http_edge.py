@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.cors import CorsPolicy
@@ -17,14 +19,12 @@ from router.errors import RouterError
 class HttpEdge:
     """The limits of a listener, and its responses to requests that it refuses before any application sees them."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, methods: Callable[[str], frozenset[str]] = lambda _path: frozenset()) -> None:
         self.limits = limits
+        self.methods = methods
+        """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self.cors: CorsPolicy | None = None
-
-    def methods(self, path: str) -> frozenset[str]:
-        """The methods of a path whose requests become an `Exchange`; empty for other paths."""
-        return frozenset()
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""

@@ -76,7 +76,7 @@ class OpenAiEdge(HttpEdge):
         limits: Limits,
         configured: frozenset[str],
     ) -> None:
-        super().__init__(limits)
+        super().__init__(limits, ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods)
         self._forwarder = forwarder
         self._fleet = fleet
         self._unrouted = unrouted
@@ -87,13 +87,8 @@ class OpenAiEdge(HttpEdge):
         self._forms = Forms()
         self._serving = 0
         self._configured = configured
-        self._paths = ForwardedPaths((*edge.extra_paths, *edge.control_paths))
         self._session_header = edge.session_header.lower().encode()
         self._tenant_header = edge.tenant_header.lower().encode()
-
-    def methods(self, path: str) -> frozenset[str]:
-        """The methods that pods support; empty if the path is not forwarded."""
-        return self._paths.methods(path)
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""

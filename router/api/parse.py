@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from itertools import compress
-from operator import attrgetter, is_not, not_
+from operator import attrgetter, is_not, itemgetter, not_
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -143,6 +144,8 @@ _NUMBERS_IN = {
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 }
 _NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items()}
+_VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
+_FIRST_BYTE = itemgetter(0)
 _IS_GIVEN = partial(is_not, msgspec.UNSET)
 _ABSENT = (None, msgspec.UNSET)
 _NULL = msgspec.Raw(b"null")
@@ -163,7 +166,8 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     """The decoded fields of a body. Raises `MalformedRequest` that names the field. A body of more than `LARGE_BYTES`
     must be valid UTF-8: `LargeBodies` has checked it."""
     try:
-        parsed = _decoded(endpoint, body)
+        is_short = len(body) <= MAX_DECODED_BYTES
+        parsed = _DECODERS[endpoint].decode(body) if is_short else _decoded_in_parts(endpoint, body)
         if len(body) <= LARGE_BYTES and not body.isascii():
             body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
     except msgspec.ValidationError as error:
@@ -183,11 +187,8 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     return parsed
 
 
-def _decoded(endpoint: Endpoint, body: bytes) -> Any:
-    """The fields of a body. Of a large one, a repeated field is decoded once."""
-    decoder = _DECODERS[endpoint]
-    if len(body) <= MAX_DECODED_BYTES:
-        return decoder.decode(body)
+def _decoded_in_parts(endpoint: Endpoint, body: bytes) -> Any:
+    """The fields of a body. A repeated field is decoded once."""
     fields = msgspec.structs.asdict(_RAW_DECODERS[endpoint].decode(body))
     given = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
     kept = {name: given[name] for name in _UNDECODED[endpoint] & given.keys() if given[name] != _NULL}
@@ -196,7 +197,7 @@ def _decoded(endpoint: Endpoint, body: bytes) -> Any:
         raise MalformedRequest(
             f"The request body has {size_bytes} bytes besides messages and prompt, more than {MAX_DECODED_BYTES}."
         )
-    parsed = decoder.decode(msgspec.json.encode({**given, **dict.fromkeys(kept, _NOTHING)}))
+    parsed = _DECODERS[endpoint].decode(msgspec.json.encode({**given, **dict.fromkeys(kept, _NOTHING)}))
     for name, value in kept.items():
         setattr(parsed, name, value)
     return parsed
@@ -301,7 +302,7 @@ def _check_chat(parsed: ChatBody, max_messages: int) -> None:
         )
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
-    first_bytes = bytes([memoryview(message)[0] for message in parsed.messages])
+    first_bytes = bytes(map(_FIRST_BYTE, map(_VIEW, parsed.messages)))
     if rest := first_bytes.lstrip(b"{"):
         where = f"messages[{len(first_bytes) - len(rest)}]"
         raise MalformedRequest(f"Expected `object` in `{where}`.", param=where)

@@ -263,7 +263,8 @@ class EdgeProtocol(HttpToolsProtocol):
         check_head(version, headers, named)
         path, target, fault = read_target(self.url)
         method = parser.get_method().decode("ascii")
-        self.expect_100_continue = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
+        expects = b"expect" in named and version == "1.1"
+        self.expect_100_continue = expects and named[b"expect"].lower() == b"100-continue"
         cors_headers = self._edge.cors.headers_for(named.get(b"origin")) if self._edge.cors else []
         received = ReceivedRequest(method, path, target, headers, named, self._host, cors_headers=cors_headers)
         if cors_headers and is_preflight(method, named):
@@ -301,13 +302,14 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
         """Whether a pod, or a refusal, answers the request. Sets its peer and refusal."""
-        methods = self._edge.methods(received.path)
+        path, named = received.path, received.named
+        methods = self._edge.methods(path)
         if fault:
             received.refusal = MalformedRequest(fault)
-        elif methods or received.path.startswith("/v1/"):
-            if b"x-forwarded-for" in received.named:
+        elif methods or path.startswith("/v1/"):
+            if b"x-forwarded-for" in named:
                 received.peer = self._forwarded_for(received.headers)
-            received.refusal = self._served.gate.refusal(received.path, received.named, received.peer)
+            received.refusal = self._served.gate.refusal(path, named, received.peer)
             if methods and received.refusal is None:
                 received.refusal = self._edge.refusal(received, methods)
         return bool(methods) or received.refusal is not None

@@ -32,7 +32,7 @@ class _Held(msgspec.Struct, gc=False):
     """What a pod has of a run."""
 
     number: int = 0
-    """Of the last confirmed dispatch that contained the run; 0 if there is none, or its blocks are gone."""
+    """Of the prediction that was confirmed last and contained the run; 0 if there is none, or its blocks are gone."""
     blocks: int = 0
     """How many leading blocks of the run the pod still has."""
     pending: int = 0
@@ -62,7 +62,7 @@ class Prediction(msgspec.Struct, gc=False, eq=False):
 
 
 class _Dispatch(msgspec.Struct, gc=False):
-    """A dispatched prompt, identified by its last run. It owns its runs until a later dispatch renews them."""
+    """A confirmed prediction, identified by its last run. It owns its runs until a later dispatch renews them."""
 
     number: int
     at_s: float
@@ -86,7 +86,7 @@ class PredictedIndex:
         self._pods: dict[PodId, _PodDispatches] = {}
         self._runs: dict[BlockHash, _PredictedRun] = {}
         """By first block."""
-        self._dispatches = 0
+        self._predictions = 0
         self._expiries: list[tuple[float, PodId]] = []
         """Heap of the next expiry of each pod that has blocks."""
 
@@ -116,8 +116,8 @@ class PredictedIndex:
         dispatched = self._pods.get(pod)
         if dispatched is None:
             dispatched = self._pods[pod] = _PodDispatches()
-        self._dispatches += 1
-        prediction = Prediction(self._dispatches, pod, hashes, ttl_s, capacity_blocks, run, dispatched)
+        self._predictions += 1
+        prediction = Prediction(self._predictions, pod, hashes, ttl_s, capacity_blocks, run, dispatched)
         dispatched.pending.add(prediction)
         return prediction
 
@@ -133,8 +133,7 @@ class PredictedIndex:
         if ttl_s != dispatched.ttl_s or not queue:
             dispatched.ttl_s = ttl_s
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
-        self._dispatches += 1
-        number = self._dispatches
+        number = prediction.number
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:
             held, length = run.held[pod], len(run.blocks)

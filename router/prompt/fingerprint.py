@@ -233,9 +233,10 @@ class Fingerprinter:
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
         """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
         `Unrenderable` if it is too long to be encoded."""
-        limit, is_text = context_tokens or self._max_prompt_tokens, isinstance(prompt, str)
+        limit = context_tokens or self._max_prompt_tokens
         if len(prompt) <= limit:
             return
+        is_text = isinstance(prompt, str)
         self._check_fits(len(prompt), is_text, limit, endpoint)
         if is_text and len(prompt) > limit * CHARACTERS_PER_TOKEN:
             raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")

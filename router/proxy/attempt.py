@@ -149,8 +149,8 @@ class Attempts:
             return None
         rest: Sequence[Candidate] = context.decision.candidates
         if context.candidate is not None:
+            failed = [failure.pod for failure in context.failures if failure.pod]
             rest = rest[rest.index(context.candidate) + 1 :]
-        if failed := [failure.pod for failure in context.failures if failure.pod]:
             rest = sorted(rest, key=lambda candidate: _uses_any(candidate.plan, failed))
         for candidate in rest:
             if self._splits.unusable_reason(context, candidate.plan) is None:

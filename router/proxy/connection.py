@@ -117,11 +117,11 @@ class Connection(asyncio.Protocol):
         self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self.status = self._parser.get_status_code()
-        if self.status not in _STATUSES:
-            raise UpstreamBroken(f"status {self.status}")
+        status = self.status = self._parser.get_status_code()
+        if status not in _STATUSES:
+            raise UpstreamBroken(f"status {status}")
         fields, self._fields = self._fields, []
-        if self.status < 200:
+        if status < 200:
             return
         self.headers = fields
         self._head_done = True

@@ -29,13 +29,14 @@ class AttemptPredictions:
                 self._begin(plan.prefill, prompt)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
-        settings = self._needs.settings
-        ttl_s, capacity_blocks = settings.predicted_ttl_s, None
-        if not self._needs.publishes_events(pod.id):
-            ttl_s = settings.no_events_ttl_s
-            capacity_blocks = (pod.capacity_tokens or settings.no_events_capacity_tokens) // prompt.block_size_tokens
-        predict = self._needs.store.predict
-        self._pending[pod.id] = predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        needs, settings = self._needs, self._needs.settings
+        if needs.publishes_events(pod.id):
+            ttl_s, capacity_blocks = settings.predicted_ttl_s, None
+        else:
+            ttl_s, capacity_tokens = settings.no_events_ttl_s, pod.capacity_tokens or settings.no_events_capacity_tokens
+            capacity_blocks = capacity_tokens // prompt.block_size_tokens
+        prediction = needs.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        self._pending[pod.id] = prediction
 
     def first_token(self, responding: PodId) -> None:
         """The prompt is computed: all pods of the plan have it, unless the prefill pod of a split responds itself."""

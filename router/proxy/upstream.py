@@ -76,6 +76,10 @@ class UpstreamPool:
         parts = urlsplit(url)
         self._bearer_file = served.bearer_file if served else ""
         self._bearer_env = served.bearer_env if served else ""
+        self.has_key = bool(self._bearer_file or self._bearer_env)
+        self.rank_headers: HeaderList = [
+            (name.encode(), value.encode()) for name, value in (rank_headers(served) if served else {}).items()
+        ]
         self.pod = pod
         self.timeouts = timeouts
         self.host_header = parts.netloc.encode()
@@ -89,7 +93,7 @@ class UpstreamPool:
     @property
     def credentials(self) -> HeaderList:
         """The headers that authorize the router at the pod."""
-        if not self._bearer_file and not self._bearer_env:
+        if not self.has_key:
             return []
         headers = key_headers(self._bearer_file, self._bearer_env)
         return [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -140,7 +144,7 @@ class UpstreamPool:
         """The response, whose headers have arrived. Raises `UpstreamBroken` where the pod refuses the router's key: the
         client would take a 401 for a refusal of its own."""
         reply = Reply(self, connection)
-        if (self._bearer_file or self._bearer_env) and connection.status == HTTPStatus.UNAUTHORIZED:
+        if self.has_key and connection.status == HTTPStatus.UNAUTHORIZED:
             reply.close()
             why = "status 401: it does not accept the router's key (`auth` of the pod)"
             raise UpstreamBroken(f"pod {self.pod}: {why}", pod=self.pod, status=connection.status)
@@ -237,8 +241,8 @@ class UpstreamPools:
 
     def post(self, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> Awaitable[bytes]:
         """POST JSON to the pod's rank: see `UpstreamPool.fetch`."""
-        rank = [(name.encode(), value.encode()) for name, value in rank_headers(pod).items()]
-        return self.of(pod).fetch(path, timeout_s, msgspec.json.encode(body), rank)
+        pool = self.of(pod)
+        return pool.fetch(path, timeout_s, msgspec.json.encode(body), pool.rank_headers)
 
     async def get_url(self, url: str, timeout_s: float, *, pod: Pod | None = None) -> bytes:
         """GET a URL without a query over a connection of its own: see `UpstreamPool.fetch`."""
@@ -275,24 +279,21 @@ class UpstreamSender:
     def send(self, inbound: Inbound, pod: Pod, body: bytes) -> Awaitable[Reply]:
         """Wait for the headers of the response. Raises `UpstreamError`."""
         pool = self._pool(pod)
-        return pool.exchange(self._message(inbound, pod, pool, body))
+        return pool.exchange(self._message(inbound, pool, body))
 
     def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes]) -> Awaitable[Reply]:
         """The same for a body that no pod may receive twice; `body` is called just before it is sent."""
         pool = self._pool(pod)
-        return pool.exchange_once(lambda: self._message(inbound, pod, pool, body()))
+        return pool.exchange_once(lambda: self._message(inbound, pool, body()))
 
-    def _message(self, inbound: Inbound, pod: Pod, pool: UpstreamPool, body: bytes) -> Message:
+    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes) -> Message:
         headers = self._rules.upstream(inbound.headers)
-        if credentials := pool.credentials:
+        if pool.has_key and (credentials := pool.credentials):
             headers = [header for header in headers if header[0] != b"authorization"] + credentials
         headers += (
             (b"x-request-id", inbound.id.encode()),
             (b"x-forwarded-for", inbound.peer.encode()),
+            *pool.rank_headers,
         )
-        for name, value in rank_headers(pod).items():
-            headers.append((name.encode(), value.encode()))
-        target, host = pool.path_prefix + inbound.target, pool.host_header
-        if len(body) <= COPIED_BYTES:
-            return request_message(inbound.method, target, host, headers, body)
-        return request_head(inbound.method, target, host, headers, body), body
+        head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
+        return head + body if len(body) <= COPIED_BYTES else (head, body)

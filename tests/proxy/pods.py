@@ -250,7 +250,7 @@ class Town:
         **fields: Any,
     ) -> RequestContext:
         """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none.
-        `expected_ms`: the price of each."""
+        `expected_ms`: the price of each, all of it time until the first token."""
         body = {**CHAT, **fields}
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         request = InferenceRequest(
@@ -268,7 +268,7 @@ class Town:
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
         )
-        candidates = tuple(Candidate(plan, Cost.of((), expected_ms), 7) for plan in plans)
+        candidates = tuple(Candidate(plan, Cost.of([("prefill", expected_ms)], expected_ms), 7) for plan in plans)
         decision = RouteDecision("scripted", "1", candidates) if plans else None
         return RequestContext(request, inbound, prompt=prompt, decision=decision)
 
