@@ -19,8 +19,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -32,31 +32,13 @@ from rich.table import Table
 
 from router.cli.options import with_options, writable, writable_report
 from router.cli.simulate_report import summary, write_csv, write_report
-from router.config.load import load, shipped
-from router.config.policy_files import PolicyLibrary, choose_policy, load_policies
-from router.config.priors import ModelPrior, load_priors, prior_speed
-from router.config.schema import CostPrior
-from router.errors import ConfigError
-from router.policy.spec import Policy
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from router.config.policy_files import choose_policy
 from router.report import legend, text_table
-from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
-from router.sim.virtual.generate import TrafficMix
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import (
-    LineT,
-    Traffic,
-    azure_traffic,
-    mooncake_traffic,
-    read_mooncake,
-    read_receipts,
-    receipts_traffic,
-)
 from router.sim.virtual.world import OnProgress, ignore_progress
-from router.types import PodSpeed
 
-DEFAULT_FLEET = Path("llama-70b-h100")
 _PR_SET_PDEATHSIG = 1
 MANY_RUNS = 4
 """Runs per process from which the time of all is estimated."""
@@ -67,11 +49,15 @@ class TrafficOptions:
     """The options that `simulate` and `plan` share."""
 
     traffic: Annotated[
-        Path, typer.Argument(help="A trace (.jsonl, .csv), a traffic mix (.yaml), or a shipped mix such as `mixed`.")
+        Path,
+        typer.Argument(
+            help="A trace or agent sessions (.jsonl, .csv), a traffic mix (.yaml), or a shipped mix such as `mixed`."
+        ),
     ]
     fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET
     requests: Annotated[
-        int | None, typer.Option(min=1, help="Read only the first N lines of a trace.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Read only the first N lines: requests, or sessions of agents.", show_default="all"),
     ] = None
     jitter_s: Annotated[
         float, typer.Option(min=0.0, help="Delay each arrival randomly, by up to N s of trace time.")
@@ -93,7 +79,11 @@ class SimulateOptions(TrafficOptions):
     ] = None
     loads: Annotated[
         str | None,
-        typer.Option(help="Multiples of the traffic's own rate, separated by commas.", show_default="1"),
+        typer.Option(
+            help="Multiples of the rate at which requests or sessions start, separated by commas. Pauses inside a "
+            "session stay.",
+            show_default="1",
+        ),
     ] = None
     pods: Annotated[
         str,
@@ -224,88 +214,6 @@ def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_p
         return setup.run(setting, on_progress)
     finally:
         gc.enable()
-
-
-# --- files ---
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file of traffic: a Mooncake trace, our own receipts, an Azure CSV, or a YAML file of a mix."""
-
-    path: Path
-    requests: int | None = None
-    jitter_s: float = 0.0
-
-    def __call__(self, speedup: float, seed: int) -> Traffic:
-        """Raises `ConfigError`."""
-        if self.path.suffix == ".jsonl" and _is_receipts(self.path):
-            return receipts_traffic(_read(read_receipts, self.path)[: self.requests], speedup=speedup)
-        if self.path.suffix == ".jsonl":
-            trace = _read(read_mooncake, self.path)[: self.requests]
-            return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed)
-        if self.path.suffix == ".csv":
-            return azure_traffic(self.path, speedup=speedup, requests=self.requests)
-        if self.path.suffix in (".yaml", ".yml"):
-            if self.requests is not None:
-                raise ConfigError(f"{self.path}: --requests is for traces; shorten `duration_s` in a copy of the mix")
-            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
-        raise ConfigError(
-            f"{self.path}: unknown kind of traffic; use a Mooncake trace or receipts (.jsonl), an Azure trace (.csv) "
-            "or a mix (.yaml)"
-        )
-
-
-def _is_receipts(path: Path) -> bool:
-    with path.open("rb") as lines:
-        return b'"at_s"' in lines.readline()
-
-
-@lru_cache(1)
-def _read(read: Callable[[Path], list[LineT]], path: Path) -> list[LineT]:
-    return read(path)
-
-
-@cache
-def _shipped_priors() -> dict[str, ModelPrior]:
-    return load_priors(shipped("config") / "models")
-
-
-def shipped_prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
-    """Coefficients and KV bytes per token of `config/models`. Raises `ConfigError`."""
-    priors = _shipped_priors()
-    speed = prior_speed(priors, CostPrior(model=model, hardware=hardware))
-    return speed, priors[model].kv_bytes_per_token
-
-
-def simulated_library(folder: Path | None = None) -> PolicyLibrary:
-    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
-    peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
-    return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
-
-
-def simulated_policies() -> dict[str, Policy]:
-    """The shipped policies, then the peers' formulas, by name."""
-    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
-
-
-def experiment(fleet: Path, source: Source) -> Experiment:
-    """The fleet, priors, policies and traffic. Raises `ConfigError`."""
-    spec = load(_found(fleet, "fleets"), FleetSpec)
-    source = replace(source, path=_found(source.path, "traffic"))
-    source(1.0, 0)  # raises before anything is computed
-    return Experiment(spec, shipped_prior, simulated_policies(), source)
-
-
-def _found(path: Path, kind: str) -> Path:
-    """The file, or the shipped one: `mixed`, `mixed.yaml`, or `config/traffic/mixed.yaml` as in a checkout."""
-    folder = shipped("config") / kind
-    if path.exists():
-        return path
-    if path.parent in (Path(), Path("config") / kind) and (folder / f"{path.stem}.yaml").is_file():
-        return folder / f"{path.stem}.yaml"
-    known = ", ".join(sorted(one.stem for one in folder.glob("*.yaml")))
-    raise ConfigError(f"{path}: cannot be read: file not found; shipped {kind}: {known}")
 
 
 # --- plan ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gc
+import json
 import os
 import select
 import signal
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate import map_in_processes, simulated_policies
+from router.cli.simulate import map_in_processes
+from router.cli.simulate_setup import simulated_policies
 from tests.cli.conftest import Typed
 
 
@@ -116,6 +118,19 @@ def test_an_azure_trace_is_simulated(typed: Typed, fleet: Path, tmp_path: Path) 
     assert [row["requests"] for row in rows_of(table)] == ["2"]
 
 
+def test_agent_sessions_are_simulated(typed: Typed, fleet: Path, tmp_path: Path) -> None:
+    """`--requests` takes the first sessions; a load multiplies their number."""
+    path, table = tmp_path / "agents.jsonl", tmp_path / "runs.csv"
+    first = {"t": 0, "prompt_tokens": 200, "output_tokens": 2}
+    more = {"t": 5, "prompt_tokens": 300, "output_tokens": 2, "think_s": 3, "base": 0, "keep_blocks": 3}
+    session = {"block_tokens": 64, "tool_tokens": 100, "system_tokens": 50, "requests": [first, more]}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (session, session | {"requests": [first]})))
+    ended = typed("simulate", path, "--fleet", fleet, "--requests", 1, "--loads", "1,2", "--csv", table)
+    assert ended.code == 0, ended.err
+    once, twice = (int(row["requests"]) for row in rows_of(table))
+    assert 1.5 * once < twice < 3 * once and once % 2 == twice % 2 == 0
+
+
 def test_an_unknown_policy_is_reported_with_the_known_ones(typed: Typed, mix: Path, fleet: Path) -> None:
     """Exit code 2, before anything runs."""
     ended = typed("simulate", mix, "--fleet", fleet, "--policies", "cost_aware,cheapest")
@@ -129,6 +144,7 @@ def test_an_unknown_policy_is_reported_with_the_known_ones(typed: Typed, mix: Pa
     ("name", "text", "message"),
     [
         ("bad.jsonl", "{}\n", "bad.jsonl:1: invalid line of a Mooncake trace"),
+        ("bad.jsonl", '{"block_tokens": 64}\n', "bad.jsonl:1: invalid line of agent sessions"),
         ("bad.csv", "when,what\n", "bad.csv:1: invalid line of an Azure trace"),
         ("bad.yaml", "sessions_per_s: 1\nduration: 1\n", "bad.yaml:2: duration: unknown key"),
         ("bad.txt", "", "bad.txt: unknown kind of traffic"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate import DEFAULT_FLEET, Source, experiment
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.observe.receipt_lines import read_receipts
 from router.sim.virtual.compare import Setting
 from tests.stories.conftest import Chat, Deploy

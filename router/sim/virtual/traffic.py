@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count, islice
@@ -126,28 +126,24 @@ LineT = TypeVar("LineT")
 
 def read_mooncake(path: Path) -> list[TraceRequest]:
     """All lines. Raises `ConfigError` with the number of an invalid line."""
-    return _read_lines(path, TraceRequest, "invalid line of a Mooncake trace", lambda _: True)
+    return read_lines(path, TraceRequest, "invalid line of a Mooncake trace")
 
 
 def read_receipts(path: Path) -> list[ReceiptLine]:
     """Receipts with a prompt and an answer. Raises `ConfigError` with the number of an invalid line."""
-
-    def is_usable(one: ReceiptLine) -> bool:
-        return bool(one.prompt_tokens and one.output_tokens and one.block_size_tokens)
-
-    return _read_lines(path, ReceiptLine, "not a receipt", is_usable)
+    lines = read_lines(path, ReceiptLine, "not a receipt")
+    return [one for one in lines if one.prompt_tokens and one.output_tokens and one.block_size_tokens]
 
 
-def _read_lines(path: Path, kind: type[LineT], problem: str, is_usable: Callable[[LineT], bool]) -> list[LineT]:
+def read_lines(path: Path, kind: type[LineT], problem: str) -> list[LineT]:
+    """A JSONL file. Raises `ConfigError` with the number of an invalid line."""
     number = 0
     decode = msgspec.json.Decoder(kind).decode
     found: list[LineT] = []
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007, the error message needs it
-                one = decode(line)
-                if is_usable(one):
-                    found.append(one)
+                found.append(decode(line))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
     return found

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.cli.simulate import simulated_library, simulated_policies
+from router.cli.simulate_setup import simulated_library, simulated_policies
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_policies
 from router.decision import Candidate, Direct

@@ -1,0 +1,117 @@
+"""Reads what a simulation needs: fleet, traffic, cost priors and policies, by path or by the name of a shipped file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+
+from router.config.load import load, shipped
+from router.config.policy_files import PolicyLibrary, load_policies
+from router.config.priors import ModelPrior, load_priors, prior_speed
+from router.config.schema import CostPrior
+from router.errors import ConfigError
+from router.policy.spec import Policy
+from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
+from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
+from router.sim.virtual.compare import Experiment
+from router.sim.virtual.generate import TrafficMix
+from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.traffic import (
+    LineT,
+    Traffic,
+    azure_traffic,
+    mooncake_traffic,
+    read_mooncake,
+    read_receipts,
+    receipts_traffic,
+)
+from router.types import PodSpeed
+
+DEFAULT_FLEET = Path("llama-70b-h100")
+MAX_FIRST_LINE_BYTES = 1 << 20
+"""Of a JSONL file, to recognize its format."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of traffic: a Mooncake trace, our own receipts, agent sessions, an Azure CSV, or a YAML file of a mix."""
+
+    path: Path
+    requests: int | None = None
+    jitter_s: float = 0.0
+
+    def __call__(self, speedup: float, seed: int) -> Traffic:
+        """Raises `ConfigError`."""
+        if self.path.suffix == ".jsonl":
+            return self._recorded(speedup, seed)
+        if self.path.suffix == ".csv":
+            return azure_traffic(self.path, speedup=speedup, requests=self.requests)
+        if self.path.suffix in (".yaml", ".yml"):
+            if self.requests is not None:
+                raise ConfigError(f"{self.path}: --requests is for traces; shorten `duration_s` in a copy of the mix")
+            return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
+        raise ConfigError(
+            f"{self.path}: unknown kind of traffic; use a Mooncake trace, receipts or agent sessions (.jsonl), "
+            "an Azure trace (.csv) or a mix (.yaml)"
+        )
+
+    def _recorded(self, speedup: float, seed: int) -> Traffic:
+        """A JSONL file; its first line shows the format."""
+        with self.path.open("rb") as lines:
+            first = lines.readline(MAX_FIRST_LINE_BYTES)
+        if b'"at_s"' in first:
+            return receipts_traffic(_read(read_receipts, self.path)[: self.requests], speedup=speedup)
+        if b'"block_tokens"' in first:
+            sessions = _read(read_agent_sessions, self.path)[: self.requests]
+            return agent_traffic(sessions, speedup=speedup, seed=seed)
+        trace = _read(read_mooncake, self.path)[: self.requests]
+        return mooncake_traffic(trace, speedup=speedup, jitter_s=self.jitter_s, seed=seed)
+
+
+@lru_cache(1)
+def _read(read: Callable[[Path], list[LineT]], path: Path) -> list[LineT]:
+    return read(path)
+
+
+@cache
+def _shipped_priors() -> dict[str, ModelPrior]:
+    return load_priors(shipped("config") / "models")
+
+
+def shipped_prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
+    """Coefficients and KV bytes per token of `config/models`. Raises `ConfigError`."""
+    priors = _shipped_priors()
+    speed = prior_speed(priors, CostPrior(model=model, hardware=hardware))
+    return speed, priors[model].kv_bytes_per_token
+
+
+def simulated_library(folder: Path | None = None) -> PolicyLibrary:
+    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
+    peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
+    return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
+
+
+def simulated_policies() -> dict[str, Policy]:
+    """The shipped policies, then the peers' formulas, by name."""
+    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+
+
+def experiment(fleet: Path, source: Source) -> Experiment:
+    """The fleet, priors, policies and traffic. Raises `ConfigError`."""
+    spec = load(_found(fleet, "fleets"), FleetSpec)
+    source = replace(source, path=_found(source.path, "traffic"))
+    source(1.0, 0)  # raises before anything is computed
+    return Experiment(spec, shipped_prior, simulated_policies(), source)
+
+
+def _found(path: Path, kind: str) -> Path:
+    """The file, or the shipped one: `mixed`, `mixed.yaml`, or `config/traffic/mixed.yaml` as in a checkout."""
+    folder = shipped("config") / kind
+    if path.exists():
+        return path
+    if path.parent in (Path(), Path("config") / kind) and (folder / f"{path.stem}.yaml").is_file():
+        return folder / f"{path.stem}.yaml"
+    known = ", ".join(sorted(one.stem for one in folder.glob("*.yaml")))
+    raise ConfigError(f"{path}: cannot be read: file not found; shipped {kind}: {known}")
