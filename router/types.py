@@ -206,6 +206,8 @@ class Pod:
     """KV capacity; None while unknown."""
     kv_bytes_per_token: int = 0
     """KV size of a token of its model; 0 while unknown."""
+    pool: str = ""
+    """Its Deployment, or another group that is scaled as one."""
     hardware: str = ""
     """A name as in `config/models`; pods of one model, engine and hardware share a calibration."""
     version: str = ""

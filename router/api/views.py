@@ -14,6 +14,7 @@ from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.fleet.scaling import ScalingView
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
@@ -121,6 +122,7 @@ class MetricsPage:
     ledger: Ledger
     store: PrefixStore
     calibrator: Calibrator
+    scaling: ScalingView
     observe_cluster: Callable[[Metrics], None] | None = None
     discovery: Iterable[SourceStatus] = ()
     prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
@@ -128,7 +130,9 @@ class MetricsPage:
 
     def observe(self) -> None:
         """Update these gauges."""
-        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, time.monotonic())
+        now_s = time.monotonic()
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, now_s)
+        self.metrics.pools.replace(self.scaling.signals(now_s))
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})

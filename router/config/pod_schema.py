@@ -96,6 +96,8 @@ class PodSettings(Strict):
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
     dp_size: PositiveInt = 1
+    pool: str = ""
+    """The group of pods that is scaled as one, for example its Deployment; a label of metrics."""
     hardware: str = ""
     """Overrides the hardware of the model's cost prior."""
     speed: PodSpeed | None = None

@@ -142,6 +142,26 @@ class Probes(Strict):
     self_test: bool = True
     """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
 
+    @property
+    def max_load_age_s(self) -> float:
+        """Age from which a load is unknown: twenty scrapes of an idle pod, and one that times out."""
+        return 40 * self.load_interval_s + self.load_timeout_s
+
+
+class Scaling(Strict):
+    """How busy replicas should be: the targets behind `warmroute_pool_desired_replicas`, for autoscalers of engines."""
+
+    prefill_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of a pod's time that prefills should take. The rest is for decode steps and for prompts that come together:
+    at 0.6 a prompt waits for 0.75 others on average (M/D/1: u / 2 (1 - u))."""
+    backlog_s: PositiveFloat = 120.0
+    """Time in which waiting prefills should be computed. Less than a replica takes to start leads to replicas that have
+    nothing to do."""
+    kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Used share of the KV cache, as the engines report it."""
+    itl_ms: PositiveFloat = 50.0
+    """Time of a decode step, by the learnt costs."""
+
 
 class RouterConfig(Strict):
     """`config/router.yaml`."""
@@ -164,6 +184,7 @@ class RouterConfig(Strict):
     limits: Limits = Limits()
     edge: Edge = Edge()
     probes: Probes = Probes()
+    scaling: Scaling = Scaling()
     index: Index = Index()
     publish: Publish = Publish()
     log: Log = Log()

@@ -52,6 +52,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._ids = count(1)
+        self.booked_prefill_ms: dict[PodId, float] = {}
+        """By pod, the prefill of all leases that this process has ever booked."""
         self._open: set[int] = set()
         self._pods: dict[PodId, _Work] = {}
         self._inflight: dict[PodId, InFlight] = {}
@@ -97,6 +99,7 @@ class Ledger:
             work.prefilling[lease.id] = lease
             work.prefill_tokens += prefill_tokens
             work.prefill_ms += prefill_ms
+            self.booked_prefill_ms[pod.id] = self.booked_prefill_ms.get(pod.id, 0.0) + prefill_ms
         else:
             work.decode_tokens += prompt_tokens
         self._note(pod.id, work)
@@ -141,6 +144,10 @@ class Ledger:
         work.requests -= 1
         work.context_tokens -= lease.context_tokens
         self._note(lease.pod, work)
+
+    def remove(self, pod: PodId) -> None:
+        """Drop the history of a pod that is gone; its open leases stay."""
+        self.booked_prefill_ms.pop(pod, None)
 
     def pull_began(self, holder: PodId) -> int:
         """`holder` starts sending KV to another pod, until `pull_ended`. Returns its other transfers in progress."""

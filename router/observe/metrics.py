@@ -17,6 +17,7 @@ from router.observe.exposition import pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PHASES
+from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import Outcome
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
@@ -52,6 +53,7 @@ class Metrics:
         self._declare_shadow(r)
         self._declare_policies(r)
         self.by_class = ClassMetrics(r)
+        self.pools = PoolMetrics(r)
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
         """Prompts, and their predicted and reported cached tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.index.recent_prompts import RecentPrompts
+from router.fleet.scaling import ScalingTargets, ScalingView
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
@@ -60,6 +62,8 @@ class FleetParts:
         self.fleet = fleet
         fleet.listen(log_changes(fleet))  # first, so that lines are in the order of the changes
         self.ledger = Ledger()
+        targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
+        self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
         self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
@@ -152,6 +156,7 @@ class FleetParts:
             self.store.forget(pod.id)
             self._pools.remove(pod.id)
             self.calibrator.remove(pod)
+            self.ledger.remove(pod.id)
 
 
 def ejection_rules(probes: Probes) -> EjectionRules:

@@ -110,6 +110,7 @@ class Program:
             self.pods.ledger,
             self.pods.store,
             self.pods.calibrator,
+            self.pods.scaling,
             self.pods.cluster.observe if self.pods.cluster else None,
             self.pods.sources.statuses,
             self.prompts.cache_bytes,

@@ -23,6 +23,7 @@ from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.fleet.scaling import ScalingTargets, ScalingView
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
@@ -60,7 +61,8 @@ class Router:
         store = Published()
         streams = KvStreams(self.fleet, store, self.metrics.kv)
         calibrator = Calibrator(Calibration(), self.metrics, Links())
-        page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, self._observe_cluster)
+        scaling = ScalingView(self.fleet, Ledger(), ScalingTargets(), 0.0)
+        page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, scaling, self._observe_cluster)
         self.is_stopping = False
         routes = AdminRoutes(
             self.fleet,

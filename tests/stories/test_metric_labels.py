@@ -15,13 +15,14 @@ from router import __version__, errors
 from router.api.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS
+from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
 from router.observe.fast_metrics import OTHER
 from router.observe.metrics import Metrics
 from router.observe.phase import PHASES
 from router.policy.calibration import class_key
 from router.prompt.conversation import UnreadReason
-from router.types import Endpoint, PodSpeed, PodState, PrefixTrust
+from router.types import Endpoint, PodSpeed, PodState, PrefixTrust, Role
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -34,6 +35,8 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "reason": ERRORS | {reason.value for reason in UnreadReason},
     "phase": set(PHASES),
     "state": {state.value for state in PodState},
+    "role": {role.value for role in Role},
+    "resource": {resource.value for resource in Resource},
     "trust": {trust.value for trust in PrefixTrust},
     "dialect": set(DIALECTS),
     "by": {"prior", "learnt"},
@@ -43,7 +46,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "class": set(load_classes(None).names),
     "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
 }
-BY_THE_FLEET = {"model", "pod", "holder", "subject", "policy", "version", "set_version", "source"}
+BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "set_version", "source"}
 """Names in the configuration, of pods and what they serve, of policy files and of discovery's sources."""
 ROUNDS = 5
 
@@ -111,6 +114,7 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
     known: dict[str, set[str]] = BY_THE_ROUTER | {
         "model": {"", "demo"},
         "pod": {"", *(pod.id for pod in pods)},
+        "pool": {pod.pool for pod in pods},
         "subject": {class_key(pod) for pod in pods},
         "policy": set(policies.library),
         "version": {policy.version for policy in policies.library.values()} | {__version__},

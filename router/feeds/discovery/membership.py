@@ -250,6 +250,7 @@ def configured_pods(
             speed=speed,
             role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
+            pool=config.pool,
             hardware=_hardware(config),
             handoff=config.handoff,
             handoff_port=config.handoff_port,

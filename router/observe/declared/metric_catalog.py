@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from router.observe.declared import of_decisions, of_pods, of_process, of_publisher, of_requests
+from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_publisher, of_requests
 from router.observe.declared.declaration import Declaration
 
-CHAPTERS: tuple[ModuleType, ...] = (of_requests, of_decisions, of_pods, of_process, of_publisher)
+CHAPTERS: tuple[ModuleType, ...] = (of_requests, of_decisions, of_pods, of_pools, of_process, of_publisher)
 
 
 def declarations_of(chapter: ModuleType) -> list[Declaration]:

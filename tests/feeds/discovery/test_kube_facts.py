@@ -40,6 +40,7 @@ def found(labels: dict[str, str], *, entry: dict[str, Any] | None = None, **pod:
         ({"warmroute.dev/role": "decode", "llm-d.ai/role": "prefill"}, {"role": Role.DECODE}),
         ({"warmroute.dev/dp-size": "4", "warmroute.dev/hardware": "h100x8"}, {"dp_size": 4, "hardware": "h100x8"}),
         ({"warmroute.dev/zone": "z2", "warmroute.dev/rack": "r2"}, {"zone": "z2", "rack": "r2"}),
+        ({"warmroute.dev/pool": "decode"}, {"pool": "decode"}),
         ({"warmroute.dev/kv-events": "off"}, {"kv_events": "off"}),
         (
             {"warmroute.dev/kv-events-port": "5557", "warmroute.dev/kv-replay-port": "5558"},
