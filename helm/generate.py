@@ -123,6 +123,10 @@ POOL = fields(
     model=("Hub name or path of the model, for vLLM.", {"type": "string"}),
     servedModelName=("Name that clients use. Default: `model`.", {"type": "string"}),
     replicas=("Number of pods.", at_least(0)),
+    autoscaled=(
+        "An autoscaler sets the number of pods, as in examples/engine-scaling; `replicas` is ignored.",
+        {"type": "boolean"},
+    ),
     role=("Whether the pods prefill, decode, or do both.", one_of("both", "prefill", "decode")),
     handoff=(
         "How prefill pods hand KV over to decode pods.",

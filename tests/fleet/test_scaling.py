@@ -126,7 +126,7 @@ def test_free_kv_is_in_tokens_of_ready_pods() -> None:
 
 def test_decode_needs_replicas_that_keep_steps_within_the_target() -> None:
     """A step of 800 requests with 400,000 tokens takes 10 + 80 + 40 ms on one pod; with three pods 10 + 120 / 3 ms."""
-    work = InFlight(requests=800, decode_tokens=400_000)
+    work = InFlight(requests=900, prefill_requests=100, decode_tokens=400_000)
     assert one_pool([status("a")], {"a": work}).desired_replicas[Resource.DECODE_STEPS] == pytest.approx(3.0)
 
 
@@ -147,6 +147,12 @@ def test_a_pool_whose_loads_are_unknown_has_no_number(load: PodLoad) -> None:
     assert signals.desired_replicas == {}
     assert (signals.running, signals.kv_free_tokens, signals.saturation) == (None, None, None)
     assert signals.ready_replicas == 1
+
+
+def test_a_load_is_unknown_until_the_first_scrape_also_after_a_reboot() -> None:
+    """The clock then starts near 0."""
+    [signals] = signals_by_pool([status("a", PodLoad())], {}, {}, TARGETS, 3.0)
+    assert signals.desired_replicas == {}
 
 
 def test_a_pool_without_a_ready_pod_has_no_number() -> None:
@@ -313,11 +319,18 @@ def test_a_pod_that_is_replaced_leaves_the_rate_of_its_pool() -> None:
         assert found.rates[KEY] == pytest.approx(1.0)
 
 
+def test_a_pod_that_comes_again_under_its_id_starts_again() -> None:
+    """Its earlier bookings were removed with it."""
+    before = Arrivals(0.0).advanced({"a": 30_000.0}, [pod("a")], 15.0)
+    after = before.advanced({"a": 30_000.0 / 2}, [pod("a")], 1e6)
+    assert after.rates[KEY] == pytest.approx(15.0 / 1e6, rel=1e-3)
+
+
 # --- from fleet and ledger ---
 
 
 def test_signals_follow_bookings(make_pod: MakePod) -> None:
-    """And the prefill of requests that have ended counts as arrived until it is forgotten."""
+    """Of this router only; the prefill of requests that have ended counts as arrived."""
     fleet, ledger = Fleet(), Ledger()
     one = make_pod("a")
     fleet.sync([one])
@@ -326,6 +339,7 @@ def test_signals_follow_bookings(make_pod: MakePod) -> None:
     fleet.observe_load("a", PodLoad(scraped_at_s=NOW_S))
     view = ScalingView(fleet, ledger, TARGETS, NOW_S - 10)
     lease = ledger.book(one, 100_000, 50_000, NOW_S - 5)
+    ledger.apply_replicas([{"a": InFlight(requests=1, prefill_tokens=70_000, prefill_ms=9e9)}])
     [busy] = view.signals(NOW_S)
     assert busy.queued_tokens == 50_000
     assert busy.backlog_s == pytest.approx(max(0.0, lease.prefill_ms / 1000 - 5))

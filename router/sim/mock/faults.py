@@ -29,6 +29,8 @@ class FaultKind(StrEnum):
     """Wait `pause_s` before each part of the response."""
     UNHEALTHY = "unhealthy"
     """`GET /health` returns 503."""
+    NO_METRICS = "no_metrics"
+    """`GET /metrics` returns 503."""
     LOSE_EVENTS = "lose_events"
     """Use a sequence number without sending its batch of KV events. With `replayable`, replay returns the batch."""
     RESTART = "restart"

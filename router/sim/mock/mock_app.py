@@ -241,6 +241,9 @@ class EngineApp:
         await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
+        if self._faults.take(FaultKind.NO_METRICS) is not None:
+            await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
+            return
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)
 

@@ -1,0 +1,185 @@
+"""The examples that scale engines use metrics that exist, and never scale down by what is not known."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from router.feeds.discovery.kube_facts import unknown_annotations
+from router.feeds.discovery.kube_objects import KubePod
+from router.observe.declared.declaration import Join
+from router.observe.declared.metric_catalog import DECLARED
+from tests.helm.charts import CHART, EXAMPLES, example, minimal
+from tests.helm.kubernetes_schemas import mistakes
+
+FOLDER = CHART / "examples" / "engine-scaling"
+RELEASE = "llm"
+
+
+def document(name: str) -> Any:
+    return YAML(typ="safe").load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def of_keda() -> str:
+    [trigger] = document("keda")["spec"]["triggers"]
+    return str(trigger["metadata"]["query"])
+
+
+def of_adapter() -> str:
+    """Its template, filled in as for the HPA."""
+    [rule] = document("prometheus-adapter")["rules"]["external"]
+    matchers = 'namespace="llm",pool="decode"'
+    return str(rule["metricsQuery"]).replace("<<.Series>>", rule["seriesQuery"]).replace("<<.LabelMatchers>>", matchers)
+
+
+QUERIES = {"keda": of_keda(), "adapter": of_adapter()}
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+def test_every_metric_and_label_exists(query: str) -> None:
+    used = re.findall(r"(warmroute_\w+)\{([^}]*)\}", query)
+    assert {name for name, _ in used} == {"warmroute_pool_desired_replicas", "warmroute_pool_ready_replicas"}
+    for name, matchers in used:
+        assert set(re.findall(r"(\w+)=", matchers)) <= {*DECLARED[name].labels, "namespace"}
+    assert "resource" in DECLARED["warmroute_pool_desired_replicas"].labels
+
+
+def test_what_is_summed_over_routers_is_summed_over_workers() -> None:
+    """One router with four workers reads like four routers."""
+    summed = {name for name, one in DECLARED.items() if name.startswith("warmroute_pool_") and "sum" in one.help}
+    assert len(summed) >= 4
+    assert {DECLARED[name].join for name in summed} == {Join.SUM}
+
+
+def test_both_autoscalers_ask_the_same() -> None:
+    """Only the namespace of `up`, which the adapter does not know, differs."""
+    keda, adapter = (" ".join(query.split()).replace("( ", "(") for query in (of_keda(), of_adapter()))
+    assert keda.replace('up{namespace="llm",', "up{") == adapter
+
+
+def test_what_is_not_known_never_scales_to_zero() -> None:
+    spec = document("keda")["spec"]
+    [trigger] = spec["triggers"]
+    assert spec["minReplicaCount"] >= 1
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+    assert spec["fallback"]["replicas"] >= spec["minReplicaCount"]
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert document("hpa")["spec"]["minReplicas"] >= 1
+
+
+def test_the_metric_is_a_number_of_replicas() -> None:
+    """One replica for each."""
+    [trigger] = document("keda")["spec"]["triggers"]
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+    [metric] = document("hpa")["spec"]["metrics"]
+    assert metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
+    [rule] = document("prometheus-adapter")["rules"]["external"]
+    assert metric["external"]["metric"]["name"] == rule["seriesQuery"]
+
+
+def test_the_autoscalers_are_valid_and_scale_a_pool_of_the_chart() -> None:
+    assert not mistakes("1.31", document("hpa"))
+    pools = {
+        one["metadata"]["name"].removeprefix("r-") for one in example("prefill-decode").all("Deployment", "engine")
+    }
+    for name in ("keda", "hpa"):
+        spec = document(name)["spec"]
+        assert spec["scaleTargetRef"]["name"].removeprefix(f"{RELEASE}-") in pools
+        assert spec["scaleTargetRef"]["name"].endswith("-decode")
+
+
+def test_the_chart_leaves_the_replicas_of_a_scaled_pool_alone() -> None:
+    """Otherwise `helm upgrade` would undo what the autoscaler did."""
+    pool = {"name": "decode", "model": "m", "replicas": 3}
+    for values, expected in (({}, 3), ({"autoscaled": True}, None)):
+        [engine] = minimal({"engines": {"pools": [pool | values]}}).all("Deployment", "engine")
+        assert engine["spec"].get("replicas") == expected
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_router_reads_the_pool_of_the_chart(name: str) -> None:
+    """From a label with our prefix, which it would report otherwise."""
+    for engine in example(name).all("Deployment", "engine"):
+        meta = engine["spec"]["template"]["metadata"]
+        labels = meta["labels"] | meta["annotations"]
+        assert engine["metadata"]["name"].endswith(labels["warmroute.dev/pool"])
+        assert unknown_annotations(KubePod(key=("ns", "a"), uid="u", labels=labels)) == []
+
+
+# --- evaluated by Prometheus itself ---
+
+ROUTERS = ("one", "two")
+DESIRED = {"one": {"prefill": 1.5, "kv_cache": 2.0}, "two": {"prefill": 2.5, "kv_cache": 0.5}}
+TOGETHER = 4.0
+"""The sum of the scarcest resource: prefill."""
+
+
+def series(ready: int, up: dict[str, int], desired: dict[str, dict[str, float]]) -> list[dict[str, str]]:
+    """Series of two routers, and of one of another namespace and pool."""
+    own = 'namespace="llm",container="router"'
+    found = {f'up{{{own},pod="{router}"}}': value for router, value in up.items()} | {
+        f'warmroute_pool_desired_replicas{{{own},pod="{router}",pool="decode",resource="{resource}"}}': value
+        for router, needs in desired.items()
+        for resource, value in needs.items()
+    }
+    found |= {f'warmroute_pool_ready_replicas{{{own},pod="{router}",pool="decode"}}': ready for router in desired}
+    found |= {
+        'up{namespace="other",container="router",pod="one"}': 0,
+        'warmroute_pool_desired_replicas{namespace="llm",pod="one",pool="prefill",resource="prefill"}': 99,
+        'warmroute_pool_desired_replicas{namespace="other",pod="one",pool="decode",resource="prefill"}': 99,
+        'warmroute_pool_ready_replicas{namespace="other",pod="one",pool="decode"}': 1,
+    }
+    return [{"series": name, "values": str(value)} for name, value in found.items()]
+
+
+UP = dict.fromkeys(ROUTERS, 1)
+ONE_UP = {"one": 1, "two": 0}
+FIRST = {"one": DESIRED["one"]}
+
+
+@pytest.mark.parametrize("query", QUERIES.values(), ids=QUERIES)
+@pytest.mark.parametrize(
+    ("ready", "up", "desired", "expected"),
+    [
+        pytest.param(2, UP, DESIRED, TOGETHER, id="scale up"),
+        pytest.param(9, UP, DESIRED, TOGETHER, id="scale down"),
+        pytest.param(3, ONE_UP, FIRST, None, id="a router is not scraped: do not scale down"),
+        pytest.param(1, ONE_UP, FIRST, 2.0, id="a router is not scraped: scale up"),
+        pytest.param(2, {}, {}, None, id="no router is scraped"),
+        pytest.param(2, UP, {}, None, id="no router knows its pods' loads"),
+        pytest.param(2, UP, {"one": {"prefill": 0.0, "kv_cache": 0.0}}, 0.0, id="idle"),
+    ],
+)
+def test_prometheus_computes_what_the_autoscaler_should_do(
+    query: str,
+    ready: int,
+    up: dict[str, int],
+    desired: dict[str, dict[str, float]],
+    expected: float | None,
+    tmp_path: Path,
+) -> None:
+    """Needs promtool, of Debian's package prometheus."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not here")
+    labels = 'result{namespace="llm"}'
+    found = [] if expected is None else [{"labels": labels, "value": expected}]
+    rules = {"groups": [{"name": "g", "rules": [{"record": "result", "expr": query}]}]}
+    case = {
+        "input_series": series(ready, up, desired),
+        "interval": "15s",
+        "promql_expr_test": [{"expr": 'result{namespace="llm"}', "eval_time": "0s", "exp_samples": found}],
+    }
+    for name, content in {"rules": rules, "test": {"rule_files": ["rules.yaml"], "tests": [case]}}.items():
+        with (tmp_path / f"{name}.yaml").open("w", encoding="utf-8") as file:
+            YAML(typ="safe").dump(content, file)
+    done = subprocess.run(
+        [promtool, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
