@@ -24,8 +24,8 @@ from router.feeds.supervise import Feeds
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.index.recent_prompts import RecentPrompts
 from router.fleet.scaling import ScalingTargets, ScalingView
+from router.index.recent_prompts import RecentPrompts
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
