@@ -35,7 +35,7 @@ live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX5
 
 live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built once from Debian's packages: minutes
 	tests/live_k8s/install.sh
-	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_k8s
+	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from router.cli.child_processes import free_port, stop_process
+from tests.live_k8s.certificates import make_chain, make_signing_key
 
 Object = dict[str, Any]
 HOME = Path(os.environ.get("WARMROUTE_LIVE_K8S_HOME", Path.home() / ".cache" / "warmroute" / "k8s"))
@@ -47,13 +48,22 @@ class ApiServer:
         return f"https://127.0.0.1:{self.port}"
 
     @property
+    def certificates(self) -> Path:
+        """Folder of its certificate (`server.crt`, `server.key`) and keys."""
+        return self._folder / "certificates"
+
+    @property
     def ca_file(self) -> Path:
-        """The API server's own certificate and its authority."""
-        return self._folder / "certificates" / "apiserver.crt"
+        """The authority that signed the certificate of the one that signed the API server's."""
+        return self.certificates / "ca.crt"
 
     def start(self) -> None:
         """Returns when the API server is ready. Raises `ClusterFailed`."""
         (self._folder / "tokens.csv").write_text(f"{ADMIN_TOKEN},admin,admin,system:masters\n")
+        if not self.ca_file.exists():
+            self.certificates.mkdir()
+            make_chain(self.certificates)
+            make_signing_key(self.certificates)
         if self._etcd is None:
             self._etcd = self._run("etcd", self._etcd_arguments())
         self._process = self._run("kube-apiserver", self._api_arguments())
@@ -104,11 +114,11 @@ class ApiServer:
         ]
 
     def _api_arguments(self) -> list[str]:
-        """The key of the generated certificate also signs tokens of ServiceAccounts."""
-        certificates = self._folder / "certificates"
+        certificates = self.certificates
         return [
             f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            *("--bind-address=127.0.0.1", f"--secure-port={self.port}", f"--cert-dir={certificates}"),
+            *("--bind-address=127.0.0.1", f"--secure-port={self.port}"),
+            *(f"--tls-cert-file={certificates}/server.crt", f"--tls-private-key-file={certificates}/server.key"),
             "--advertise-address=192.0.2.1",  # must not be loopback; nobody connects to it
             "--service-cluster-ip-range=10.96.0.0/24",
             *("--authorization-mode=RBAC", f"--token-auth-file={self._folder}/tokens.csv"),
@@ -116,7 +126,9 @@ class ApiServer:
                 "--service-account-issuer=https://kubernetes.default.svc",
                 "--api-audiences=https://kubernetes.default.svc",
             ),
-            *(f"--service-account-{what}={certificates}/apiserver.key" for what in ("key-file", "signing-key-file")),
+            *(f"--service-account-{what}={certificates}/accounts.key" for what in ("key-file", "signing-key-file")),
+            # Fields of EndpointSlices that later versions always have.
+            "--feature-gates=EndpointSliceTerminatingCondition=true,EndpointSliceNodeName=true",
             "--disable-admission-plugins=ServiceAccount",  # it waits for a controller
         ]
 

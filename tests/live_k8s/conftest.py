@@ -35,3 +35,11 @@ async def cluster(installed: Release) -> Release:
     await installed.upgrade()
     await installed.settled()
     return installed
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests have measured."""
+    for report in (one for reports in terminalreporter.stats.values() for one in reports):
+        for name, value in getattr(report, "user_properties", ()):
+            if getattr(report, "when", "") == "call":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {name}: {value}")

@@ -68,6 +68,10 @@ class Container:
         for name, text in files.items():
             self._write(self.folder / ACCOUNT.removeprefix("var/") / name, text)
 
+    @property
+    def token(self) -> str:
+        return (self.folder / ACCOUNT.removeprefix("var/") / "token").read_text()
+
     def write_hosts(self, names: Mapping[str, str]) -> None:
         """Addresses by name of Services."""
         self._write(self.folder / "etc/hosts", "".join(f"{address} {name}\n" for name, address in names.items()))

@@ -1,16 +1,20 @@
-"""A TCP proxy between routers and the API server, whose connections can be cut, refused, or made silent."""
+"""A TCP proxy, whose connections can be cut, refused, or made silent: between routers and the API server, or as a plain
+balancer between clients and routers."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+
+Address = tuple[str, int]
 
 
 class CutProxy:
-    """`refuse`: end new connections at once."""
+    """`choose` returns the target of a new connection, None to refuse it. `refuse`: end new connections at once."""
 
-    def __init__(self, target_port: int) -> None:
-        self._target_port = target_port
+    def __init__(self, choose: Callable[[], Address | None]) -> None:
+        self._choose = choose
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -38,11 +42,12 @@ class CutProxy:
         self.cut()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuse:
+        target = None if self.refuse else self._choose()
+        if target is None:
             writer.transport.abort()
             return
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", self._target_port)
+            there, back = await asyncio.open_connection(*target)
         except OSError:
             writer.transport.abort()
             return

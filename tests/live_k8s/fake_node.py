@@ -1,5 +1,5 @@
 """Does in one namespace what a cluster does around the API server: creates the pods of Deployments, gives them
-addresses of the loopback network, runs their containers as processes, and reports their readiness.
+addresses of the loopback network, runs their containers as processes, reports their readiness, writes EndpointSlices.
 
 As a kubelet it runs `preStop`, sends SIGTERM, kills after the grace period, starts again what ended, and mounts tokens
 of ServiceAccounts. While the API server is away it keeps what runs.
@@ -12,7 +12,7 @@ import itertools
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,8 @@ import httpx
 
 from tests.live_k8s.api_server import APPS, CORE, ApiServer, checked
 from tests.live_k8s.container import Container, Lookup
-from tests.live_k8s.rollout import OWNER, is_ready, is_terminating, new_pod, next_step
+from tests.live_k8s.endpoint_slices import SLICES, endpoint_slice
+from tests.live_k8s.rollout import OWNER, is_complete, is_ready, is_terminating, new_pod, next_step
 
 Object = dict[str, Any]
 STEP_S = 0.2
@@ -70,8 +71,12 @@ class FakeNode:
         self._task: asyncio.Task[None] | None = None
         self._steps = 0
         self._changed = True
+        self._slices: dict[str, Object] = {}
+        """As last written."""
         self.running: dict[str, RunningPod] = {}
         """By uid."""
+        self.tokens: list[str] = []
+        """Names of the Secrets that tokens of ServiceAccounts are bound to."""
 
     async def __aenter__(self) -> FakeNode:
         self._task = asyncio.create_task(self._run())
@@ -102,6 +107,29 @@ class FakeNode:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
+    async def delete(self, one: RunningPod) -> None:
+        """Delete a pod as `kubectl delete` does: it may complete its answers."""
+        await self._delete(one.pod)
+
+    async def lose(self, one: RunningPod) -> None:
+        """End a pod at once and for good, as with its machine; another one replaces it."""
+        if one.task is not None:
+            one.task.cancel()
+        one.kill()
+        body = {"gracePeriodSeconds": 0}
+        checked(await self._client.request("DELETE", f"{self._root}/pods/{one.name}", json=body))
+
+    async def expire_tokens(self) -> None:
+        """Let the API server refuse all tokens of now."""
+        while self.tokens:
+            checked(await self._client.delete(f"{self._root}/secrets/{self.tokens.pop()}"))
+
+    async def renew_accounts(self) -> None:
+        """Replace the token and the authority in the files of all pods."""
+        for one in self.running.values():
+            if _has_account(one.pod):
+                one.container.write_account(await self._account(one.pod))
+
     async def stable(self) -> None:
         """Wait until all Deployments of now have their pods."""
         seen = self._steps + 1
@@ -117,7 +145,7 @@ class FakeNode:
             await asyncio.sleep(STEP_S)
 
     async def _step(self) -> bool:
-        """Returns whether it created or deleted pods."""
+        """Returns whether pods are yet to be created or deleted."""
         changed = False
         pods = checked(await self._client.get(f"{self._root}/pods"))["items"]
         deployments = checked(await self._client.get(f"{APPS}/namespaces/{self._namespace}/deployments"))["items"]
@@ -130,18 +158,35 @@ class FakeNode:
                 changed = True
                 await self._delete(pod)
         for deployment in deployments:
-            create, surplus = next_step(deployment, owned[deployment["metadata"]["name"]])
-            changed = changed or create or bool(surplus)
+            found = owned[deployment["metadata"]["name"]]
+            create, surplus = next_step(deployment, found)
+            changed = changed or not is_complete(deployment, found)
             if create:
                 pod = new_pod(deployment, next(self._numbers))
                 checked(await self._client.post(f"{self._root}/pods", json=pod))
             for pod in surplus:
                 await self._delete(pod)
+        services = checked(await self._client.get(f"{self._root}/services"))["items"]
+        await self._publish({one["metadata"]["name"]: one for one in services if one["spec"].get("selector")}, pods)
         for pod in pods:
             await self._keep(pod)
         for uid in self.running.keys() - {pod["metadata"]["uid"] for pod in pods}:
             self._forget(self.running.pop(uid))
         return changed
+
+    async def _publish(self, services: Mapping[str, Object], pods: Sequence[Object]) -> None:
+        """Write the EndpointSlices that have changed."""
+        path = f"{SLICES}/namespaces/{self._namespace}/endpointslices"
+        wanted = {name: endpoint_slice(service, pods) for name, service in services.items()}
+        for name, found in wanted.items():
+            if self._slices.get(name) != found:
+                response = await self._client.patch(f"{path}/{name}", json=found, headers=MERGE)
+                if response.status_code == 404:
+                    response = await self._client.post(path, json=found)
+                checked(response)
+        for name in self._slices.keys() - wanted.keys():
+            await self._client.delete(f"{path}/{name}")
+        self._slices = wanted
 
     def _forget(self, one: RunningPod) -> None:
         """End a pod that is gone: it was deleted at once, or has stopped."""
@@ -155,10 +200,10 @@ class FakeNode:
     async def _keep(self, pod: Object) -> None:
         """Run a pod that does not run, and remember its state."""
         uid = pod["metadata"]["uid"]
-        if uid in self.running:
-            self.running[uid].pod = pod
+        if known := self.running.get(uid):
+            known.pod = pod
             if (lookup := await self._volumes(pod)) is not None:
-                self.running[uid].container.write_files(lookup)
+                known.container.write_files(lookup)
         elif pod["spec"].get("nodeName") is None:
             target = {"target": {"kind": "Node", "name": "node-1"}, "metadata": {"name": pod["metadata"]["name"]}}
             checked(await self._client.post(f"{self._root}/pods/{pod['metadata']['name']}/binding", json=target))
@@ -176,7 +221,7 @@ class FakeNode:
         container = Container(pod, address, self._folder / pod["metadata"]["name"], environment)
         container.write_files(lookup)
         container.write_hosts(self._services())
-        if pod["spec"].get("automountServiceAccountToken", True):
+        if _has_account(pod):
             container.write_account(await self._account(pod))
         return container
 
@@ -196,8 +241,12 @@ class FakeNode:
         return lambda kind, name: found[kind, name]
 
     async def _account(self, pod: Object) -> Mapping[str, str]:
-        """A token that is bound to the pod, as the kubelet requests it."""
-        bound = {"kind": "Pod", "apiVersion": "v1", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+        """A token and what belongs to it. It is bound to a Secret, not to its pod: without the Secret it is refused, as
+        an expired one is."""
+        name = f"token-{next(self._numbers)}"
+        self.tokens.append(name)
+        secret = checked(await self._client.post(f"{self._root}/secrets", json={"metadata": {"name": name}}))
+        bound = {"kind": "Secret", "apiVersion": "v1", "name": name, "uid": secret["metadata"]["uid"]}
         request = {"spec": {"expirationSeconds": 3607, "boundObjectRef": bound}}
         path = f"{self._root}/serviceaccounts/{pod['spec']['serviceAccountName']}/token"
         token = checked(await self._client.post(path, json=request))["status"]["token"]
@@ -225,39 +274,37 @@ class FakeNode:
         if is_terminating(one.pod):
             await self._stop(one)
         else:
-            await self._write_status(one, "Failed" if one.process.returncode else "Succeeded", ready=False)
+            phase = "Failed" if one.process.returncode else "Succeeded"
+            await self._persist(*_status(one, phase, ready=False))
         while not is_terminating(one.pod):
             await asyncio.sleep(STEP_S)
-        path = f"{self._root}/pods/{one.name}"
-        await self._persist(
-            "DELETE", path, {"gracePeriodSeconds": 0, "preconditions": {"uid": one.pod["metadata"]["uid"]}}
-        )
-        del self.running[one.pod["metadata"]["uid"]]
+        uid = one.pod["metadata"]["uid"]
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        await self._persist("DELETE", f"/pods/{one.name}", options)
+        del self.running[uid]
 
     async def _report(self, one: RunningPod) -> None:
+        """Without the API server it is tried again with the next probe."""
         ready = await self._is_ready(one)
         if ready != is_ready(one.pod) or one.pod.get("status", {}).get("phase") == "Pending":
-            await self._write_status(one, "Running", ready=ready)
+            await self._write(*_status(one, "Running", ready=ready))
         one.ready = ready
 
-    async def _write_status(self, one: RunningPod, phase: str, *, ready: bool) -> None:
-        address = one.container.address
-        conditions = [{"type": "Ready", "status": str(ready)}]
-        status = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
-        await self._persist("PATCH", f"{self._root}/pods/{one.name}/status", {"status": status})
-
     async def _persist(self, method: str, path: str, body: Object) -> None:
-        """Write until the API server is there. A pod that is gone needs nothing."""
-        while True:
-            with suppress(httpx.TransportError):
-                response = await self._client.request(
-                    method, path, json=body, headers=MERGE if method == "PATCH" else None
-                )
-                if response.status_code not in (404, 409) and response.status_code < 500:
-                    checked(response)
-                if response.status_code < 500:
-                    return
+        """Write until the API server is there."""
+        while not await self._write(method, path, body):
             await asyncio.sleep(STEP_S)
+
+    async def _write(self, method: str, path: str, body: Object) -> bool:
+        """Whether the API server was there. A pod that is gone needs nothing."""
+        try:
+            headers = MERGE if method == "PATCH" else None
+            response = await self._client.request(method, self._root + path, json=body, headers=headers)
+        except httpx.TransportError:
+            return False
+        if response.status_code not in (404, 409) and response.status_code < 500:
+            checked(response)
+        return response.status_code < 500
 
     async def _is_ready(self, one: RunningPod) -> bool:
         probe = one.container.spec.get("readinessProbe", {}).get("httpGet")
@@ -280,3 +327,15 @@ class FakeNode:
             while process.poll() is None and loop.time() < end_s:
                 await asyncio.sleep(STEP_S)
         one.kill()
+
+
+def _has_account(pod: Object) -> bool:
+    return bool(pod["spec"].get("automountServiceAccountToken", True))
+
+
+def _status(one: RunningPod, phase: str, *, ready: bool) -> tuple[str, str, Object]:
+    """The request that reports a pod."""
+    address = one.container.address
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    status = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+    return "PATCH", f"/pods/{one.name}/status", {"status": status}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-import random
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ NAME = "live"
 PATIENCE_S = 120.0
 """For what processes must do, on a busy machine."""
 POLL_S = 0.1
+ATTEMPTS = re.compile(r'^warmroute_pod_requests_total\{pod="([^"]*)".*\} (\S+)', re.MULTILINE)
 
 
 def values(engines: int = 3, arguments: Sequence[str] = (), **others: Any) -> dict[str, Any]:
@@ -43,6 +44,31 @@ def values(engines: int = 3, arguments: Sequence[str] = (), **others: Any) -> di
         "topologySpreadConstraints": [],
         "engines": {"pools": [pool]},
         **others,
+    }
+
+
+def engines_of_others(replicas: int) -> dict[str, Any]:
+    """A Deployment of mock engines that is not part of the chart, and its headless Service, called `vllm`."""
+    labels = {"app": "vllm", "app.kubernetes.io/component": "engine"}
+    container = {
+        "name": "engine",
+        "image": "mock",
+        "args": ["mock-engine", "--host=0.0.0.0", "--port=8000", "--model=demo", "--drain-timeout=60"],
+        "ports": [{"name": "http", "containerPort": 8000}],
+        "readinessProbe": {"httpGet": {"path": "/health", "port": "http"}},
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 75,
+        "containers": [container],
+    }
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    ports = [{"name": "http", "port": 80, "targetPort": "http"}]
+    return {
+        "deployments": {"metadata": {"name": "vllm"}, "spec": spec},
+        "services": {"metadata": {"name": "vllm"}, "spec": {"clusterIP": "None", "selector": labels, "ports": ports}},
     }
 
 
@@ -106,7 +132,23 @@ class Release:
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             return checked(await client.get(url, headers={"authorization": f"Bearer {self.admin_token}"}))
 
-    @property
+    async def api_status(self, token: str, resource: str = "pods", root: str = CORE) -> int:
+        """The status of a list request to the API server with this token."""
+        url = f"{self.server.url}{root}/namespaces/{self.namespace}/{resource}"
+        async with httpx.AsyncClient(verify=False, trust_env=False, timeout=10) as client:
+            return (await client.get(url, headers={"authorization": f"Bearer {token}"})).status_code
+
+    async def attempts(self, router: RunningPod) -> dict[str, float]:
+        """How many requests a router has sent to each pod, or has tried to."""
+        url = f"http://{router.container.address}:9480/metrics"
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+            response = await client.get(url, headers={"authorization": f"Bearer {self.admin_token}"})
+        found: dict[str, float] = {}
+        for pod, count in ATTEMPTS.findall(response.raise_for_status().text):
+            found[pod] = found.get(pod, 0.0) + float(count)
+        return found
+
+    @cached_property
     def admin_token(self) -> str:
         with self.server.client() as client:
             secret = checked(client.get(f"{CORE}/namespaces/{self.namespace}/secrets/{NAME}-warmroute-admin"))
@@ -115,15 +157,24 @@ class Release:
     async def settled(self, within_s: float = PATIENCE_S) -> None:
         """Wait until all pods of the release are ready, and each router uses exactly its engines."""
         await self.node.stable()
+        await self.eventually(self.is_right, within_s)
 
-        async def right() -> bool:
-            every = list(self.node.running.values())
-            if not (self.routers and self.engines and all(one.ready and not is_terminating(one.pod) for one in every)):
-                return False
-            expected = {one.name: "ready" for one in self.engines}
-            return all([await self.known_pods(one) == expected for one in self.routers])
+    async def seconds_until_right(self) -> float:
+        """How long it takes from now, less the time of a last look at all pods, which is long on a busy machine."""
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        await self.eventually(self.is_right)
+        right_s = now_s()
+        await self.is_right()
+        return max(0.0, right_s - began_s - (now_s() - right_s))
 
-        await self.eventually(right, within_s)
+    async def is_right(self) -> bool:
+        """Whether all pods of the release are ready, and each router uses exactly its engines."""
+        every = list(self.node.running.values())
+        if not (self.routers and self.engines and all(one.ready and not is_terminating(one.pod) for one in every)):
+            return False
+        expected = {one.name: "ready" for one in self.engines}
+        return all([await self.known_pods(one) == expected for one in self.routers])
 
     async def eventually(self, condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
         """Wait until it holds. Raises `ClusterFailed` with the state of all pods."""
@@ -153,82 +204,12 @@ class Release:
         return "\n".join(lines)
 
 
-@dataclass
-class Traffic:
-    """Streams of several clients through all routers, each complete or a failure."""
-
-    release: Release
-    answer_tokens: int
-    answers: int = 0
-    failures: list[str] = field(default_factory=list)
-    running: int = 0
-    """Answers that began and have not ended."""
-    pods: dict[str, int] = field(default_factory=dict)
-    """Answers that began, by pod."""
-
-    async def more(self, answers: int) -> None:
-        """Wait for this many further answers."""
-        until = self.answers + answers
-        await self.release.eventually(lambda: self.answers + len(self.failures) >= until)
-
-    async def _routers(self) -> list[RunningPod]:
-        while not (found := self.release.routers):
-            await asyncio.sleep(POLL_S)
-        return found
-
-    async def _client(self, number: int) -> None:
-        turn = 0
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
-            while True:
-                turn += 1
-                text = f"Client {number}, turn {turn}. " + "The quick brown fox jumps over the lazy dog. " * 8
-                try:
-                    await self._chat(client, text)
-                except (httpx.HTTPError, ClusterFailed) as error:
-                    self.failures.append(str(error) or repr(error))
-                await asyncio.sleep(0.1)
-
-    async def _chat(self, client: httpx.AsyncClient, text: str) -> None:
-        router = random.choice(await self._routers())
-        url = f"http://{router.container.address}:8080/v1/chat/completions"
-        body = {
-            "model": "demo",
-            "stream": True,
-            "max_tokens": self.answer_tokens,
-            "messages": [{"role": "user", "content": text}],
-        }
-        async with client.stream("POST", url, json=body) as response:
-            pod = response.headers.get("x-warmroute-pod", "")
-            self.pods[pod] = self.pods.get(pod, 0) + 1
-            self.running += 1
-            try:
-                received = await response.aread()
-            finally:
-                self.running -= 1
-            if response.status_code != 200 or not received.rstrip().endswith(b"[DONE]"):
-                raise ClusterFailed(f"{pod}: {response.status_code} {received[-300:]!r}")
-        self.answers += 1
-
-
-@asynccontextmanager
-async def traffic(release: Release, clients: int = 4, answer_tokens: int = 160) -> AsyncIterator[Traffic]:
-    """Clients that chat until the end of the block. 160 tokens take a second."""
-    found = Traffic(release, answer_tokens)
-    tasks = [asyncio.create_task(found._client(number)) for number in range(clients)]
-    try:
-        yield found
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 @asynccontextmanager
 async def release(server: ApiServer, namespace: str, folder: Path) -> AsyncIterator[Release]:
     """A namespace with a node, and nothing installed."""
     with server.client() as client:
         checked(client.post(f"{CORE}/namespaces", json={"metadata": {"name": namespace}}))
-    proxy = CutProxy(server.port)
+    proxy = CutProxy(lambda: ("127.0.0.1", server.port))
     await proxy.start()
     try:
         async with FakeNode(server, namespace, ("127.0.0.1", proxy.port), folder / "pods") as node:

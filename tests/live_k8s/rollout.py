@@ -34,6 +34,12 @@ def next_step(deployment: Object, pods: Sequence[Object]) -> tuple[bool, list[Ob
     return create, list(_surplus(old, new, replicas))
 
 
+def is_complete(deployment: Object, pods: Sequence[Object]) -> bool:
+    """Whether the Deployment has all its pods, and no others."""
+    hashes = [pod["metadata"]["labels"][HASH] for pod in pods if not is_terminating(pod)]
+    return hashes == [template_hash(deployment)] * deployment["spec"]["replicas"]
+
+
 def _surplus(old: Sequence[Object], new: Sequence[Object], replicas: int) -> Iterator[Object]:
     """Pods that are not ready first, then old ones; of ready ones no more than leave `replicas` ready."""
     ready = sum(is_ready(pod) for pod in [*old, *new])

@@ -7,14 +7,12 @@ import asyncio
 import pytest
 
 from tests.live_k8s.api_server import RBAC, checked
-from tests.live_k8s.release import NAME, Release, traffic
+from tests.live_k8s.release import NAME, Release
 from tests.live_k8s.rollout import is_terminating
+from tests.live_k8s.traffic import traffic
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-AWAY_S = 60.0
-AGAIN_RIGHT_S = 5.0
-"""After the API server is back."""
 WATCH_S = 100.0
 """A silent watch is replaced after at most 80 s."""
 
@@ -24,18 +22,6 @@ async def test_installed_pods_are_found_and_get_requests(cluster: Release) -> No
         await clients.more(30)
     assert not clients.failures
     assert set(clients.pods) <= {one.name for one in cluster.engines}
-
-
-async def test_a_rolling_update_of_engines_fails_and_cuts_no_answer(cluster: Release) -> None:
-    before = {one.name for one in cluster.engines}
-    async with traffic(cluster) as clients:
-        await cluster.upgrade(arguments=["--time-scale=1.1"])
-        await cluster.eventually(lambda: not before & {one.name for one in cluster.node.running.values()}, 300)
-        await cluster.settled()
-        await clients.more(20)
-    assert not clients.failures
-    assert set(clients.pods) & before
-    assert set(clients.pods) - before
 
 
 async def test_a_pod_that_terminates_is_drained_and_its_streams_end_in_peace(cluster: Release) -> None:
@@ -77,43 +63,6 @@ async def test_a_watch_that_is_silent_for_ever_is_replaced(cluster: Release) -> 
     await cluster.upgrade(engines=4)
     await cluster.eventually(lambda: len(cluster.engines) == 4)
     await cluster.settled(WATCH_S)
-
-
-async def test_pods_come_and_go_while_routers_cannot_reach_the_api_server(cluster: Release) -> None:
-    """A router that cannot know that a pod stops sends it requests; its last streams may be cut, and nothing else."""
-    loop, before = asyncio.get_running_loop(), {one.name for one in cluster.engines}
-    async with traffic(cluster) as clients:
-        cluster.proxy.refuse = True
-        cluster.proxy.cut()
-        back_s = loop.time() + AWAY_S
-        await cluster.upgrade(engines=2)
-        await cluster.eventually(lambda: len(cluster.node.pods("engine")) == 2)
-        await clients.more(10)
-        await cluster.upgrade(engines=4)
-        await cluster.eventually(lambda: len(cluster.engines) == 4 and all(one.ready for one in cluster.engines))
-        await cluster.eventually(lambda: not any(is_terminating(one.pod) for one in cluster.node.running.values()))
-        await asyncio.sleep(max(0.0, back_s - loop.time()))
-        assert all([set(await cluster.known_pods(one)) == before for one in cluster.routers])
-        cluster.proxy.refuse = False
-        await cluster.settled(AGAIN_RIGHT_S)
-        stopped = before - {one.name for one in cluster.engines}
-        failures = [*clients.failures]
-        await clients.more(10)
-    assert clients.failures == failures
-    assert len(failures) <= 4
-    assert all(one.partition(": 200 ")[0] in stopped for one in failures)
-
-
-async def test_an_api_server_that_is_killed_costs_no_answer(cluster: Release) -> None:
-    async with traffic(cluster) as clients:
-        cluster.server.kill()
-        await clients.more(40)
-        await asyncio.to_thread(cluster.server.start)
-        await cluster.settled(AGAIN_RIGHT_S)
-        await cluster.upgrade(engines=2)
-        await cluster.eventually(lambda: len(cluster.engines) == 2)
-        await cluster.settled()
-    assert not clients.failures
 
 
 async def test_without_its_role_a_router_names_the_missing_verb_and_keeps_its_pods(cluster: Release) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.live_k8s.api_server import CORE, checked
-from tests.live_k8s.release import NAME, Release, traffic, values
+from tests.live_k8s.release import NAME, Release, values
+from tests.live_k8s.traffic import traffic
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -50,12 +51,12 @@ async def test_a_changed_policy_takes_effect_without_a_restart(cluster: Release)
 
 async def test_uninstall_completes_the_streams_and_leaves_nothing(cluster: Release) -> None:
     async with traffic(cluster, clients=4, answer_tokens=1600) as clients:
-        await cluster.eventually(lambda: clients.running == 4)
+        await cluster.eventually(lambda: clients.running.total() == 4)
         await cluster.helm("uninstall", NAME)
         await cluster.eventually(lambda: not cluster.routers)
-        assert clients.running == 4
+        assert clients.running.total() == 4
         await cluster.eventually(lambda: not cluster.node.running, 200)
-        assert (clients.running, clients.answers, clients.failures) == (0, 4, [])
+        assert (clients.running.total(), clients.answers, clients.failures) == (0, 4, [])
     with cluster.server.client() as client:
         for kind in ("pods", "configmaps", "secrets", "services", "serviceaccounts"):
             left = checked(client.get(f"{CORE}/namespaces/{cluster.namespace}/{kind}"))["items"]
