@@ -1,4 +1,4 @@
-"""Five minutes without the API server, while engine pods come and go. A file of its own, to run beside others."""
+"""Five minutes without the API server, while engine pods come and go. A file of its own, to run next to others."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from router.feeds.discovery.kube_facts import CONVENTIONS, NodePlace, pod_config
 from router.feeds.discovery.kube_objects import KubePod
 from router.types import Role
 
+ENGINES = Path(__file__).parents[3] / "helm/templates/engines.yaml"
 PLACE = NodePlace("z1", "r1")
 
 
@@ -119,6 +122,12 @@ def test_a_wrong_value_is_refused(labels: dict[str, str], message: str) -> None:
     """The message names the field."""
     with pytest.raises(ConfigError, match=message):
         found(labels)
+
+
+def test_labels_that_the_chart_gives_its_engines_are_not_reported() -> None:
+    labels = dict.fromkeys(re.findall(r"^ *(warmroute\.dev/[a-z-]+):", ENGINES.read_text(), re.MULTILINE), "x")
+    assert labels
+    assert unknown_annotations(KubePod(key=("ns", "a"), uid="u", labels=labels)) == []
 
 
 def test_unknown_own_annotations_are_reported_and_only_known_labels_are_kept() -> None:
