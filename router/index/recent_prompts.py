@@ -48,7 +48,7 @@ class RecentPrompts:
         while len(self._prompts) > self._max_prompts or (self.blocks > self._max_blocks and len(self._prompts) > 1):
             self.blocks -= len(self._prompts.popitem(last=False)[1].hashes)
 
-    def sample(self, max_blocks: int) -> tuple[list[RecentPrompt], int]:
-        """Every k-th prompt, newest first, and k: about `max_blocks` blocks. O(prompts)."""
-        step = max(-(-self.blocks // max_blocks), 1)
+    def sample(self, max_prompts: int, max_blocks: int) -> tuple[list[RecentPrompt], int]:
+        """Every k-th prompt, newest first, and k: up to about this number of prompts and blocks. O(prompts)."""
+        step = max(-(-self.blocks // max_blocks), -(-len(self._prompts) // max_prompts), 1)
         return list(reversed(self._prompts.values()))[::step], step

@@ -4,7 +4,7 @@
     w(age) = 2^(-age / HALF_LIFE_S)
 
 T is the pod's learnt time to compute these tokens. A block that another ready pod or a store within its reach also has
-is not lost, and counts nothing. A block of several prompts counts once, with the newest. Prompts come newest first.
+is not lost, and counts nothing. Blocks of several prompts count once, with the newest. Prompts come newest first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ HALF_LIFE_S = 300.0
 """After this time without use, a prompt's blocks count half."""
 MAX_PROMPT_BLOCKS = 8192
 """Leading blocks of a prompt that count."""
+MARK_BLOCKS = 8
+"""Blocks are counted once, except fewer than this number after a fork: with all of them, the set would be as much
+larger, and its growth would take several milliseconds."""
 MAX_COST = 2**31 - 1
 """Kubernetes reads a deletion cost as int32."""
 STEP = 0.2
@@ -52,8 +55,12 @@ class CacheValues:
         if owner is None or others_blocks >= end:
             return
         # A chain hash identifies everything before it: the blocks that are counted already come first.
-        first = bisect_left(range(end), True, lo=others_blocks, key=lambda number: hashes[number] not in self._counted)
-        self._counted.update(hashes[first:end])
+        marks = range(MARK_BLOCKS - 1, end, MARK_BLOCKS)
+        number = bisect_left(
+            marks, True, lo=others_blocks // MARK_BLOCKS, key=lambda at: hashes[at] not in self._counted
+        )
+        self._counted.update(hashes[at] for at in marks[number:])
+        first = max(others_blocks, number * MARK_BLOCKS)
         size = owner.block_size_tokens
         weight = 2.0 ** (-max(age_s, 0.0) / HALF_LIFE_S)
         self.lost_ms[owner.name] += weight * owner.speed.compute_ms(first * size, end * size)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.feeds.cache_costs import TURN_BLOCKS, CacheCosts
+from router.feeds.cache_costs import TURN_STEPS, CacheCosts
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.recent_prompts import RecentPrompts
@@ -114,4 +114,4 @@ async def test_other_tasks_run_between_a_few_prompts() -> None:
     task.cancel()
     assert costs is not None
     assert costs["uid-a"] == pytest.approx(prompts * blocks * BLOCK_MS, rel=0.05)
-    assert turns >= prompts * blocks // TURN_BLOCKS
+    assert turns >= prompts * blocks // TURN_STEPS

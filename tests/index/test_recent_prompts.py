@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from tests.index.test_lineage import blocks
 
 def kept(recent: RecentPrompts) -> list[int]:
     """Lengths of the prompts, newest first."""
-    return [len(prompt.hashes) for prompt in recent.sample(1 << 30)[0]]
+    return [len(prompt.hashes) for prompt in recent.sample(1 << 30, 1 << 30)[0]]
 
 
 def test_a_conversation_is_kept_once_with_its_latest_prompt() -> None:
@@ -54,10 +55,11 @@ def test_prompts_and_blocks_are_bounded_and_the_newest_stay(
     assert found or not lengths
 
 
-def test_a_sample_stands_for_all_prompts() -> None:
+@pytest.mark.parametrize(("max_prompts", "max_blocks"), [(1000, 50), (25, 1000)])
+def test_a_sample_stands_for_all_prompts(max_prompts: int, max_blocks: int) -> None:
     recent = RecentPrompts()
     for number in range(100):
         recent.put([2 * number, 2 * number + 1], None, float(number))
-    prompts, step = recent.sample(50)
+    prompts, step = recent.sample(max_prompts, max_blocks)
     assert (len(prompts), step) == (25, 4)
     assert prompts[0].at_s == 99.0

@@ -26,13 +26,13 @@ from router.policy.cache_value import is_new_cost
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 WARM_UP_S = 60.0
 """A router that has just started does not know yet which prompts come back."""
-ROUND_S = 20.0
+ROUND_S = 25.0
 POD_INTERVAL_S = 60.0
 MAX_WRITES = 100
 """In one round."""
 WRITE_GAP_S = 0.1
-LEASE_MARGIN_S = 10.0
-"""Writes end this long before the Lease may be taken by another router."""
+LEASE_MARGIN_S = 35.0
+"""Writes end this long before the Lease may be taken by another router: the next round still renews it."""
 _GONE = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY)
 """The pod is gone, or another pod has its name."""
 
