@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
             while not self._head_done:
                 if self._lost or self._broken:
                     if not self._buffered_bytes:
-                        raise StaleConnection("the pod closed the connection without a response", pod=self._pod)
+                        raise StaleConnection("connection closed without a response", pod=self._pod)
                     raise self._broken_off("headers")
                 await self._next_event()
         except BaseException:
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def _broken_off(self, part: str) -> UpstreamBroken:
-        why = self._broken or f"the pod closed the connection inside the {part}"
+        why = self._broken or f"connection closed inside the {part}"
         return UpstreamBroken(f"pod {self._pod}: {why}", pod=self._pod)
 
     def _next_event(self) -> asyncio.Future[None]:

@@ -156,8 +156,7 @@ class UpstreamPool:
         """The body of the 200 response to a GET of `path`, or to a POST of `json`; one deadline for the whole exchange.
         `more`: headers to add. Raises `UpstreamError`."""
         method, headers = ("GET", _PLAIN) if json is None else ("POST", _JSON)
-        headers = [*headers, *self.credentials, *(more or ())]
-        message = request_message(method, self.path_prefix + path.encode(), self.host_header, headers, json or b"")
+        message = self._own_message(method, path, [*headers, *(more or ())], json or b"")
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self.exchange(message)
@@ -169,6 +168,15 @@ class UpstreamPool:
         if reply.status != HTTPStatus.OK:
             raise unexpected_status(reply.status, path, self.pod)
         return body
+
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        """Send a request of the router itself and wait for the headers of its response. Raises like `exchange`."""
+        more = [(name.encode(), value.encode()) for name, value in headers.items()]
+        return await self.exchange(self._own_message(method, target, [*_PLAIN, *more], body))
+
+    def _own_message(self, method: str, target: str, headers: HeaderList, body: bytes) -> bytes:
+        headers = [*headers, *self.credentials]
+        return request_message(method, self.path_prefix + target.encode(), self.host_header, headers, body)
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()

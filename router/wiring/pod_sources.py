@@ -6,22 +6,29 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_hexdigest
 
 from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
+from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts
 from router.feeds.discovery.dns_pods import DnsPods
+from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
+from router.feeds.discovery.kube_lease import KubeLease
+from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.upstream import UpstreamPool
+from router.types import Pod, PodSpeed, PodTls
 
-if TYPE_CHECKING:
-    from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts
-    from router.feeds.discovery.kube_api import KubeApi
-    from router.feeds.discovery.kube_lease import KubeLease
+
+def api_server(url: str, tls: PodTls) -> UpstreamPool:
+    """Connections to a Kubernetes API server."""
+    timeouts = UpstreamTimeouts(connect_s=CONNECT_TIMEOUT_S, first_byte_s=REQUEST_TIMEOUT_S, idle_s=QUIET_S)
+    return UpstreamPool(url, url, timeouts, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
 
 
 class PodSources:
@@ -46,19 +53,13 @@ class PodSources:
             self._add_cluster(entry)
 
     def _add_cluster(self, entry: KubernetesPods) -> None:
-        from router.feeds.discovery.kube_api import KubeApi, own_namespace  # imports httpx
-        from router.feeds.discovery.kubernetes_pods import KubernetesSource
-        from router.feeds.http_client import open_client
-
         name = f"kubernetes {entry.selector or entry.service}"
         namespaces = entry.namespaces or (own_namespace(),)
         statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
-        api = KubeApi(entry.api, open_client())
+        api = KubeApi(entry.api, api_server)
         source = KubernetesSource(entry, api, statuses)
         self.by_name[statuses[namespaces[0]].source] = source
         if entry.deletion_cost:
-            from router.feeds.discovery.deletion_costs import DeletionCosts
-
             lease = lease_of(entry, api, own_namespace() if ALL_NAMESPACES in namespaces else namespaces[0])
             self._deletion_costs.append(lambda costs: DeletionCosts(api, lease, source.living_pods, costs))
 
@@ -75,7 +76,5 @@ class PodSources:
 
 def lease_of(entry: KubernetesPods, api: KubeApi, namespace: str) -> KubeLease:
     """The Lease of the routers that write the costs of the same pods."""
-    from router.feeds.discovery.kube_lease import KubeLease
-
     identity = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     return KubeLease(api, namespace, f"warmroute-{xxh3_64_hexdigest(entry.selector.encode())}", identity)

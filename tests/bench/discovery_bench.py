@@ -22,8 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 
 RELEVANT = 50
+
+
+def is_ready(count: int, pods: int) -> bool:
+    """Whether write number `count` reports its pod as ready: one in `RELEVANT` changes that."""
+    return bool(count % RELEVANT) or bool(count // pods % 2)
 
 
 def pod(number: int, version: int, *, ready: bool = True) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def serve(pipe: Connection, pods: int, events_per_s: int) -> None:
             return
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
         for count in range(2, 1_000_000):
-            found = pod(count % pods, count, ready=bool(count % RELEVANT))
+            found = pod(count % pods, count, ready=is_ready(count, pods))
             line = json.dumps({"type": "MODIFIED", "object": found}).encode() + b"\n"
             writer.write(b"%x\r\n%b\r\n" % (len(line), line))
             await writer.drain()
@@ -96,9 +102,9 @@ async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
     from router.feeds.discovery.kubernetes_pods import KubernetesSource
     from router.feeds.discovery.membership import Membership
     from router.feeds.discovery.source_status import SourceStatus
-    from router.feeds.http_client import open_client
     from router.fleet.fleet import Fleet
     from router.types import PodSpeed
+    from router.wiring.pod_sources import api_server
 
     imported_mib = rss_mib()
     entry = KubernetesPods(
@@ -108,22 +114,25 @@ async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
         api=KubernetesApi.model_validate(api),
     )
     status, speed, fleet = SourceStatus("kubernetes"), PodSpeed(1.0, 0.02, 0.0), Fleet()
-    source = KubernetesSource(entry, KubeApi(entry.api, open_client()), {"models": status})
+    source = KubernetesSource(entry, KubeApi(entry.api, api_server), {"models": status})
     members = Membership(fleet, lambda *_: (speed, 0), {"kubernetes": source})
     tasks = [asyncio.ensure_future(run()) for run in members.feeds.values()]
     began_cpu_s, began_s = time.process_time(), time.monotonic()
     while not fleet.snapshot.pods:
         await asyncio.sleep(0.01)
     listed_cpu_s = time.process_time() - began_cpu_s
+    watch = source._watches[0]
+    began_version = int(watch.table.version)
     began_cpu_s, began_s = time.process_time(), time.monotonic()
     await asyncio.sleep(seconds)
-    cpu_share = (time.process_time() - began_cpu_s) / (time.monotonic() - began_s)
+    took_s = time.monotonic() - began_s
+    cpu_share = (time.process_time() - began_cpu_s) / took_s
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     return {
         "pods": len(fleet.snapshot.pods),
-        "events": int(source._watches[0].table.version),
+        "events_per_s": (int(watch.table.version) - began_version) / took_s,
         "list_cpu_ms": listed_cpu_s * 1000,
         "cpu_percent": cpu_share * 100,
         "imports_mib": imported_mib - began_mib,
@@ -157,7 +166,7 @@ def main(pods: int = 500, events_per_s: int = 50, seconds: int = 20) -> None:
     server.start()
     try:
         api = {"url": f"http://127.0.0.1:{ours.recv()}", "token_file": "/none"}
-        found = asyncio.run(follow(api, seconds))
+        found = uvloop.run(follow(api, seconds))
     finally:
         server.terminate()
     print(json.dumps({name: round(value, 2) for name, value in (found | decode_us()).items()}))

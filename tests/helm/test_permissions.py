@@ -53,7 +53,6 @@ def called(rendered: Rendered) -> set[Permission]:
     cluster = FakeKubernetes()
 
     async def follow() -> None:
-        client = httpx.AsyncClient(transport=cluster.transport)
         found = RouterConfig.model_validate({**rendered.router_config, "models": []}).discovery.kubernetes
         async with asyncio.TaskGroup() as group:
             for entry in found:
@@ -67,7 +66,7 @@ def called(rendered: Rendered) -> set[Permission]:
                     update={"namespaces": namespaces, "api": entry.api.model_copy(update={"url": "http://kube"})}
                 )
                 statuses = {one: SourceStatus(one) for one in namespaces}
-                api = KubeApi(local.api, client)
+                api = KubeApi(local.api, cluster.connect)
                 source = KubernetesSource(local, api, statuses)
                 group.create_task(run(source))
                 if entry.deletion_cost:

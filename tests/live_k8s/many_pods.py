@@ -8,7 +8,6 @@ same without an API server.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -19,11 +18,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.bench.discovery_bench import follow, pod
+import uvloop
+
+from tests.bench.discovery_bench import follow, is_ready, pod
 from tests.live_k8s.api_server import ADMIN_TOKEN, CORE, ApiServer, checked, running
 
 PATH = f"{CORE}/namespaces/models/pods"
-RELEVANT = 50
 SPAWN = get_context("spawn")
 
 
@@ -50,7 +50,7 @@ def write(url: str, pods: int, writes_per_s: int) -> None:
         for count in range(1, sys.maxsize):
             number = count % pods
             address = f"10.0.{number // 250}.{number % 250 + 1}"
-            _write(client, f"vllm-{number}", address, ready=bool(count % RELEVANT), count=count)
+            _write(client, f"vllm-{number}", address, ready=is_ready(count, pods), count=count)
             time.sleep(max(0.0, began_s + count / writes_per_s - time.monotonic()))
 
 
@@ -63,7 +63,7 @@ def _write(client: Any, name: str, address: str, *, ready: bool, count: int) -> 
 
 def measure(api: dict[str, str], seconds: int) -> dict[str, float]:
     """In a process of its own."""
-    return asyncio.run(follow(api, seconds))
+    return uvloop.run(follow(api, seconds))
 
 
 @contextmanager

@@ -1,24 +1,24 @@
 """Sends requests to the Kubernetes API server, with the credentials of a ServiceAccount, and explains refusals.
 
 The token is read for each request, because the kubelet replaces it; a watch lasts about a minute. The authority is read
-again when its file changes.
+again when its file changes. Connections are those of `proxy/upstream.py`, which `wiring` passes in: an HTTP library
+took more CPU than everything else that a watch does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
-
-import httpx
+from typing import Protocol, TypeAlias
+from urllib.parse import urlencode
 
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
-from router.errors import ConfigError
+from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import error_message
 from router.types import PodTls
 
@@ -30,7 +30,38 @@ GATHER_S, WAITED_S = 0.1, 0.005
 """After a wait for an event, those of the next 0.1 s are read together: a wait costs ten times as much as an event."""
 REQUEST_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 3.0
+QUIET_S = 120.0
+"""A connection that is silent for longer is broken; watches end earlier."""
+SUCCESS = range(200, 300)
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Response(Protocol):
+    """A response that is being read."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+    async def read(self) -> bytes:
+        """All bytes of the body since the last call; b"" at the end. Raises `UpstreamError`."""
+
+    def close(self) -> None:
+        """Must be called, also after an error."""
+
+
+class ServerConnections(Protocol):
+    """Connections to one server."""
+
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
+        """Send a request and wait for the headers of its response. Raises `UpstreamError`, `ConfigError` if a TLS file
+        cannot be read."""
+
+    def close(self) -> None:
+        """Close idle connections."""
+
+
+Connect: TypeAlias = Callable[[str, PodTls], ServerConnections]
+"""Maps a URL and TLS files to connections, which are opened by requests."""
 
 
 class KubeApiError(Exception):
@@ -52,16 +83,17 @@ class Permission:
     verbs: tuple[str, ...]
     namespace: str
 
-    def refusal(self, path: str, error: KubeApiError) -> str:
-        """An error of the API server with what to do."""
+    def refusal(self, path: str, error: KubeApiError, verb: str = "") -> str:
+        """An error of the API server with what to do. `verb`: of the request that failed, if `verbs` are several."""
         if error.status not in (401, 403):
             return f"{path}: {error.status or ''} {error}".replace("  ", " ")
         if error.status == 401:
             return f"{path}: 401 {error}; the API server does not accept the token (api.token_file)"
         role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
         verbs = ", ".join(f'"{verb}"' for verb in self.verbs)
+        refused = f"{verb} is not permitted: " if verb else ""
         return (
-            f"{path}: 403 {error}; give the router's ServiceAccount a {role} with "
+            f"{path}: 403 {error}; {refused}give the router's ServiceAccount a {role} with "
             f'apiGroups: ["{self.group}"], resources: ["{self.resource}"], verbs: [{verbs}]'
         )
 
@@ -69,35 +101,37 @@ class Permission:
 class KubeApi:
     """The API server. Raises `ConfigError` if its address is unknown."""
 
-    def __init__(self, api: KubernetesApi, client: httpx.AsyncClient) -> None:
+    def __init__(self, api: KubernetesApi, connect: Connect) -> None:
         self._api = api
-        self._client = client
         self._url = api.url or _cluster_url()
         ca_file = api.ca_file if Path(api.ca_file).exists() else ""
-        self._extensions = {"tls_files": PodTls(ca_file=ca_file), "timeout": {"connect": CONNECT_TIMEOUT_S}}
+        self._server = connect(self._url, PodTls(ca_file=ca_file))
+
+    def close(self) -> None:
+        """Close idle connections; requests may follow."""
+        self._server.close()
 
     async def get(self, path: str, query: Mapping[str, str]) -> bytes:
         """The body of a successful response. Raises `KubeApiError`."""
-        return await self._exchange(self._client.build_request("GET", self._url + path, params=query))
+        return await self._exchange("GET", _target(path, query))
 
     async def create(self, path: str, created: bytes) -> None:
         """Create an object, given as JSON. Raises `KubeApiError`."""
-        await self._exchange(self._with_body("POST", path, created, "application/json"))
+        await self._exchange("POST", path, created, "application/json")
 
     async def patch(self, path: str, changes: bytes) -> None:
         """Change fields of an object, given as a merge patch. Raises `KubeApiError`."""
-        await self._exchange(self._with_body("PATCH", path, changes, "application/merge-patch+json"))
+        await self._exchange("PATCH", path, changes, "application/merge-patch+json")
 
     async def lines(self, path: str, query: Mapping[str, str], limit_s: float) -> AsyncGenerator[list[bytes], None]:
         """The lines of a response as they arrive, first none when it begins. Raises `KubeApiError`, also if it does not
         end within `limit_s`."""
         rest, now_s = b"", asyncio.get_running_loop().time
         try:
-            request = self._client.build_request("GET", self._url + path, params=query)
-            async with asyncio.timeout(limit_s), self._open(request) as response:
+            async with asyncio.timeout(limit_s), self._open("GET", _target(path, query)) as response:
                 yield []
                 asked_s = now_s()
-                async for piece in response.aiter_bytes():
+                while piece := await response.read():
                     *lines, rest = (rest + piece).split(b"\n")
                     if len(rest) > MAX_LINE_BYTES:
                         raise KubeApiError(0, f"watch sent a line of more than {MAX_LINE_BYTES} bytes")
@@ -108,32 +142,28 @@ class KubeApi:
         except TimeoutError:
             raise KubeApiError(0, f"watch sent no end within {limit_s:g} s") from None
 
-    def _with_body(self, method: str, path: str, body: bytes, content_type: str) -> httpx.Request:
-        return self._client.build_request(
-            method, self._url + path, content=body, headers={"content-type": content_type}
-        )
-
-    async def _exchange(self, request: httpx.Request) -> bytes:
+    async def _exchange(self, method: str, target: str, body: bytes = b"", content_type: str = "") -> bytes:
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(request) as response:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(method, target, body, content_type) as response:
                 return await _read(response)
         except TimeoutError:
             raise KubeApiError(0, f"{self._url}: no response within {REQUEST_TIMEOUT_S:g} s") from None
 
     @asynccontextmanager
-    async def _open(self, request: httpx.Request) -> AsyncIterator[httpx.Response]:
-        request.headers.update(self._credentials())
-        request.extensions = {**request.extensions, **self._extensions}
+    async def _open(
+        self, method: str, target: str, body: bytes = b"", content_type: str = ""
+    ) -> AsyncIterator[Response]:
+        headers = self._credentials() | ({"content-type": content_type} if body else {})
         try:
-            response = await self._client.send(request, stream=True)
+            response = await self._server.send(method, target, headers, body)
             try:
-                if not response.is_success:
+                if response.status not in SUCCESS:
                     raise await _refused(response)
                 yield response
             finally:
-                await response.aclose()
-        except httpx.HTTPError as error:
-            raise KubeApiError(0, f"{self._url}: {type(error).__name__}: {error!s:.200}") from error
+                response.close()
+        except UpstreamError as error:
+            raise KubeApiError(0, f"{error!s:.300}".removeprefix("pod ")) from error
         except ConfigError as error:  # the authority cannot be read
             raise KubeApiError(0, str(error)) from error
 
@@ -144,19 +174,24 @@ class KubeApi:
             return {}  # the API server answers 401 if it needs one
 
 
-async def _read(response: httpx.Response) -> bytes:
+def _target(path: str, query: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+async def _read(response: Response) -> bytes:
     body = bytearray()
-    async for piece in response.aiter_bytes():
+    while piece := await response.read():
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise KubeApiError(0, f"response of more than {MAX_BODY_BYTES} bytes")
     return bytes(body)
 
 
-async def _refused(response: httpx.Response) -> KubeApiError:
-    message = error_message(await _read(response)) or HTTPStatus(response.status_code).phrase
-    after = response.headers.get("retry-after", "")
-    return KubeApiError(response.status_code, message, float(after) if after.isdecimal() and len(after) < 5 else 0.0)
+async def _refused(response: Response) -> KubeApiError:
+    message = error_message(await _read(response)) or "without a message"
+    after = dict(response.headers).get(b"retry-after", b"")
+    retry_after_s = float(after) if after.isdigit() and len(after) < 5 else 0.0
+    return KubeApiError(response.status, message, retry_after_s)
 
 
 def _cluster_url() -> str:

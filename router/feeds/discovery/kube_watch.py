@@ -50,10 +50,10 @@ class Collection(Generic[T]):
         scope = "" if self.namespace == "*" else f"/namespaces/{self.namespace}"
         return f"{root}{scope}/{self.resource}"
 
-    def refusal(self, error: KubeApiError) -> str:
-        """An error of the API server with what to do."""
-        verbs = ("get", "list", "watch")
-        return Permission(self.group, self.resource, verbs, self.namespace).refusal(self.path, error)
+    def refusal(self, error: KubeApiError, verb: str) -> str:
+        """An error of the API server with what to do. `verb`: of the request, `list` or `watch`."""
+        permission = Permission(self.group, self.resource, ("list", "watch"), self.namespace)
+        return permission.refusal(self.path, error, verb)
 
 
 class KubeWatch(Generic[T]):
@@ -81,7 +81,8 @@ class KubeWatch(Generic[T]):
             try:
                 pause_s = await self._request()
             except KubeApiError as error:
-                self._status.fail(self._collection.refusal(error))
+                verb = "watch" if self._plan.list_version is None else "list"
+                self._status.fail(self._collection.refusal(error, verb))
                 pause_s = self._plan.failed(error.status, error.retry_after_s)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._status.fail(f"{self._collection.path}: response is not what Kubernetes sends: {error!s:.200}")
@@ -114,7 +115,7 @@ class KubeWatch(Generic[T]):
             self.listed = True
             self._on_change()
         self._plan.listed(_now_s())
-        self._status.confirm()
+        self._status.read()  # the watch that follows may be refused
 
     async def _watch(self) -> float:
         began_s, seen = _now_s(), 0

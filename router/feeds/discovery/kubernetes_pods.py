@@ -99,6 +99,7 @@ class KubernetesSource:
     """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace."""
 
     def __init__(self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus]) -> None:
+        self._api = api
         self._changed = asyncio.Event()
         self._nodes = NodePlaces(api, entry, self._changed.set)
         many = len(statuses) > 1 or "*" in statuses
@@ -128,6 +129,7 @@ class KubernetesSource:
                     yield self._listed()
         finally:
             await cancel_all(tasks)
+            self._api.close()
 
     def _listed(self) -> list[ListedPod]:
         objects = [found for watch in self._watches for found in watch.table.objects.values()]

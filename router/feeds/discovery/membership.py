@@ -76,8 +76,8 @@ class Membership:
         self._removed: frozenset[str] = frozenset()
         """URLs that an admin call removed and a source still lists."""
         self._listed: dict[str, ListedPod] = {}
-        self._built: dict[str, tuple[ListedPod, tuple[str, ...], tuple[Pod, ...]]] = {}
-        """By URL: a listed pod, the models that it has reported, and the pods that follow from both."""
+        self._built: dict[str, tuple[ListedPod, tuple[Pod, ...]]] = {}
+        """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
         self._drained_by_source: set[PodId] = set()
         self._drained_by_admin: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
@@ -150,6 +150,7 @@ class Membership:
             speed, kv_bytes = self._prior(listed.config, status.pod.models)
             known = next(one for one in self.pods if one.id == pod.id)
             if (known.speed, known.kv_bytes_per_token) != (speed, kv_bytes):
+                self._built.pop(pod.url)
                 self._apply(self._by_source, self._removed)
         except ConfigError as error:
             log.error("cost prior not updated", pod=pod.id, error=str(error))
@@ -202,15 +203,14 @@ class Membership:
 
     def _build(self, listed: ListedPod) -> tuple[Pod, ...]:
         """The pods of one definition with the prior of the models that they have reported. Raises `ConfigError`."""
-        url, known = listed.config.url, self._built.get(listed.config.url)
-        ids = [pod.id for pod in known[2]] if known and known[0].config == listed.config else listed.config.ids
-        statuses = [self._fleet.status(pod_id) for pod_id in ids]
-        models = next((status.pod.models for status in statuses if status and status.pod.url == url), ())
-        if known and known[:2] == (listed, models):
-            return known[2]
-        pods = configured_pods(listed.config, *self._prior(listed.config, models), uid=listed.uid)
-        self._built[url] = listed, models, pods
-        return pods
+        url = listed.config.url
+        known = self._built.get(url)
+        if known is None or known[0] != listed:
+            statuses = [self._fleet.status(pod_id) for pod_id in listed.config.ids]
+            models = next((status.pod.models for status in statuses if status and status.pod.url == url), ())
+            pods = configured_pods(listed.config, *self._prior(listed.config, models), uid=listed.uid)
+            known = self._built[url] = listed, pods
+        return known[1]
 
     # --- drains ---
 

@@ -21,9 +21,13 @@ class SourceStatus:
         """Pods that a watch had lost and a full list has corrected."""
         self._confirmed_s: float | None = None
 
+    def read(self) -> None:
+        """The pods were up to date at this moment; an error may last."""
+        self._confirmed_s = _now_s()
+
     def confirm(self) -> None:
         """The pods are up to date."""
-        self._confirmed_s = _now_s()
+        self.read()
         if self.error:
             log.info("pod source available again", source=self.source)
             self.error = ""

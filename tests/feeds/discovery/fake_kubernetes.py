@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from router.errors import ConnectFailed
+from router.types import PodTls
 
 Object = dict[str, Any]
 PODS, SLICES, LEASES = "pods", "endpointslices", "leases"
@@ -31,7 +34,8 @@ class Faults:
     down: bool = False
     """Connections are refused."""
     status: int = 0
-    """Every request is refused with it."""
+    """Every request is refused with it, or those of `refused_verb`."""
+    refused_verb: str = ""
     retry_after_s: int = 0
     silent: bool = False
     """Open and new watches send nothing and never end."""
@@ -50,7 +54,7 @@ class Faults:
 
 @dataclass
 class FakeKubernetes:
-    """The cluster. `transport` connects a client to it."""
+    """The cluster."""
 
     faults: Faults = field(default_factory=Faults)
     objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
@@ -64,9 +68,8 @@ class FakeKubernetes:
     _wakers: set[asyncio.Event] = field(default_factory=set)
     _close: int = 0
 
-    @property
-    def transport(self) -> httpx.MockTransport:
-        return httpx.MockTransport(self._handle)
+    def connect(self, url: str, _tls: PodTls) -> FakeConnections:
+        return FakeConnections(self, url)
 
     # --- what people and controllers do ---
 
@@ -169,14 +172,15 @@ class FakeKubernetes:
 
     # --- the API ---
 
-    async def _handle(self, request: httpx.Request) -> httpx.Response:
+    async def handle(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         await asyncio.sleep(0.001)
         if self.faults.down:
-            raise httpx.ConnectError("connection refused", request=request)
-        if self.faults.status:
+            raise ConnectFailed(f"pod {request.url.host}: cannot connect", refused=True)
+        verb = "watch" if request.url.params.get("watch") else "list"
+        if self.faults.status and self.faults.refused_verb in ("", verb):
             headers = {"retry-after": str(self.faults.retry_after_s)} if self.faults.retry_after_s else {}
-            body = {"kind": "Status", "code": self.faults.status, "message": 'User "sa" cannot list resource "pods"'}
+            body = {"kind": "Status", "code": self.faults.status, "message": f'User "sa" cannot {verb} resource "pods"'}
             return httpx.Response(self.faults.status, json=body, headers=headers)
         path, query = request.url.path.split("/"), request.url.params
         if "nodes" in path:
@@ -266,6 +270,34 @@ def _merged(known: Object, changes: Object) -> Object:
     for name, value in changes.items():
         known[name] = _merged(known.get(name) or {}, value) if isinstance(value, dict) else value
     return known
+
+
+class FakeConnections:
+    """Connections to the cluster."""
+
+    def __init__(self, cluster: FakeKubernetes, url: str) -> None:
+        self._cluster = cluster
+        self._url = url
+
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> FakeResponse:
+        request = httpx.Request(method, self._url + target, headers=headers, content=body)
+        return FakeResponse(await self._cluster.handle(request))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class FakeResponse:
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self.headers = response.headers.raw
+        self._pieces = response.aiter_bytes()
+
+    async def read(self) -> bytes:
+        return await anext(self._pieces, b"")
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class _Lines(httpx.AsyncByteStream):

@@ -37,8 +37,7 @@ class Writer:
         self.cluster = cluster
         self.also: dict[str, tuple[str, str]] = {}
         """Pods that the router believes to exist."""
-        client = httpx.AsyncClient(transport=cluster.transport)
-        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), client)
+        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), cluster.connect)
 
         async def current() -> dict[str, int] | None:
             return self.costs
@@ -223,8 +222,7 @@ def test_a_lease_is_not_taken_by_a_write_that_came_second(created: bool) -> None
     cluster = cluster_of(0)
 
     async def main() -> bool:
-        client = httpx.AsyncClient(transport=cluster.transport)
-        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), client)
+        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), cluster.connect)
         first, second = KubeLease(api, "ns", "lease", "first"), KubeLease(api, "ns", "lease", "second")
         if created:
             await first.hold()

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,8 +38,7 @@ class Observed:
         keys = {"selector": "" if "service" in entry else "app=vllm", "namespaces": ("ns",), **entry}
         settings = KubernetesPods(api=KubernetesApi(url="http://kube", token_file=token), **keys)
         self.statuses = {name: SourceStatus(f"kubernetes in {name}") for name in settings.namespaces}
-        client = httpx.AsyncClient(transport=cluster.transport)
-        self._source = KubernetesSource(settings, KubeApi(settings.api, client), self.statuses)
+        self._source = KubernetesSource(settings, KubeApi(settings.api, cluster.connect), self.statuses)
 
     @property
     def status(self) -> SourceStatus:
@@ -261,21 +259,24 @@ def test_of_two_pods_with_one_address_the_newer_one_is_used() -> None:
     virtually(three_pods(), story)
 
 
-def test_missing_permission_is_named_once_with_verb_resource_and_namespace() -> None:
-    """The pods that are known stay."""
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_missing_permission_is_named_once_with_verb_resource_and_namespace(verb: str) -> None:
+    """The verb is the one that was refused. The pods that are known stay."""
 
     async def story(observed: Observed) -> None:
-        observed.cluster.faults.status = 403
+        faults = observed.cluster.faults
+        faults.status, faults.refused_verb = 403, verb
         observed.cluster.close_watches()
-        await asyncio.sleep(200)
+        await asyncio.sleep(RESYNC_S + 200)
         assert len(observed.chosen()) == 3
-        assert len(observed.cluster.requests) < 50
+        assert len(observed.cluster.requests) < 110
 
     with capture_logs() as logs:
         virtually(three_pods(), story)
-    (line,) = logs
-    assert 'resources: ["pods"], verbs: ["get", "list", "watch"]' in line["error"]
-    assert "namespace ns" in line["error"] and 'cannot list resource "pods"' in line["error"]
+    errors = [line["error"] for line in logs]
+    assert len(errors) == 1
+    assert f"{verb} is not permitted" in errors[0] and 'resources: ["pods"], verbs: ["list", "watch"]' in errors[0]
+    assert "namespace ns" in errors[0] and f'cannot {verb} resource "pods"' in errors[0]
 
 
 def test_a_rotated_token_is_used_within_a_watch(tmp_path: Path) -> None:
