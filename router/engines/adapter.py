@@ -7,7 +7,7 @@ it returns None and never raises.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -21,6 +21,15 @@ MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
 MAX_MODELS = 4096
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
+MAX_RANKS = 64
+"""Data-parallel ranks of one pod that a pod may report."""
+OWNERS: Mapping[str, str] = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt_llm": "trtllm",
+    "llamacpp": "llamacpp",
+}
+"""Engines by what they name as the owner of their models in /v1/models."""
 MAX_COUNT = 1 << 53
 """Larger numbers are not sizes."""
 _T = TypeVar("_T")
@@ -45,6 +54,10 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     models: tuple[str, ...]
     """Names that clients may send, without adapters."""
+    engine: str = ""
+    """Name of its adapter; empty where /v1/models does not show it."""
+    dp_size: int = 1
+    """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
     """Of the engine; empty where it is not reported."""
@@ -64,6 +77,7 @@ class _ModelMeta(msgspec.Struct):
 class _ModelCard(msgspec.Struct):
     id: str
     parent: str | None = None
+    owned_by: str | None = None
     max_model_len: int | None = None
     meta: _ModelMeta | None = None
 
@@ -142,6 +156,13 @@ def known_size(size: int | None) -> int | None:
     return size if size is not None and 0 < size < MAX_COUNT else None
 
 
+def rank_count(ranks: Iterable[str]) -> int:
+    """How many ranks these are, if they are numbered from 0; else 1, because the numbers of others are unknown."""
+    found = set(ranks)
+    count = len(found)
+    return count if 1 < count <= MAX_RANKS and found == set(map(str, range(count))) else 1
+
+
 def parse_models(response: bytes) -> PodFacts | None:
     """The response of `/v1/models`; None if it names no base model. An adapter is a card that has a parent."""
     listed = decode(response, _ModelList)
@@ -151,6 +172,7 @@ def parse_models(response: bytes) -> PodFacts | None:
         return None
     return PodFacts(
         models=tuple(card.id for card in base),
+        engine=OWNERS.get(base[0].owned_by or "", ""),
         adapters=tuple(card.id for card in cards if card.parent is not None),
         max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),
     )

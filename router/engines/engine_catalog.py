@@ -33,5 +33,8 @@ DIALECTS: Mapping[str, Dialect] = {
     "p2p": P2p(),
 }
 
+DEFAULT_HANDOFFS: Mapping[str, str] = {"vllm": "nixl", "sglang": "bootstrap", "trtllm": "trtllm"}
+"""The dialect of a discovered prefill or decode pod, by engine."""
+
 PULL_DIALECTS = tuple(name for name, dialect in DIALECTS.items() if type(dialect).pull_body is not Dialect.pull_body)
 """Dialects with a request to pull KV from a peer."""

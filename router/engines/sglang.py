@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.engines.adapter import (
+    MAX_RANKS,
     MODELS_PATH,
     EngineAdapter,
     KvEventSource,
@@ -60,6 +61,7 @@ class Sglang(EngineAdapter):
         own_block = known_size(info.kv_events.block_size if info.kv_events else None)
         return replace(
             facts,
+            dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
             kv_events=_kv_events(info, pod),

@@ -16,6 +16,7 @@ from router.engines.adapter import (
     Responses,
     decode,
     on_pod,
+    rank_count,
 )
 from router.engines.prometheus import LoadGauges, samples
 from router.types import Pod
@@ -63,11 +64,19 @@ class Vllm(EngineAdapter):
         release = decode(responses.get(_VERSION_PATH, b""), _Version)
         return replace(
             facts,
+            dp_size=_ranks(responses),
             version=release.version if release else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
             kv_events=_kv_events(responses.get(_KV_PATH, b""), pod),
         )
+
+
+def _ranks(responses: Responses) -> int:
+    """Ranks that publish KV events, else those that have metrics."""
+    sources = decode(responses.get(_KV_PATH, b""), dict[str, _Source])
+    caches = samples(responses.get(_METRICS_PATH, b""), "vllm:cache_config_info")
+    return rank_count(sources or (sample.labels.get("engine", "") for sample in caches))
 
 
 def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int | None]:

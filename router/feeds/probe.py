@@ -111,7 +111,8 @@ class ProbeFeed:
             seen.reasons.clear()
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
-        """Fetch what the pod serves and report it. False if the pod does not answer or has restarted since."""
+        """Fetch what the pod serves and report it. False if the pod does not answer, has restarted since, or is another
+        pod because of what it reported."""
         try:
             facts = await fetch_facts(self._fetch, pod, self._timeout_s)
         except UpstreamError as error:
@@ -122,7 +123,8 @@ class ProbeFeed:
             return False
         seen.described_epoch = pod.epoch
         self._on_described(now.pod, facts)
-        return True
+        after = self._fleet.status(pod.id)
+        return after is not None and after.pod.epoch == pod.epoch
 
     def _explain(self, pod: Pod, seen: _Seen, error: UpstreamError) -> None:
         """Record why the pod is not READY; log each reason once until it is READY."""

@@ -154,6 +154,8 @@ class Agent:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Follow the events of a pod that has answered its first probe."""
+        if self._membership.report(pod, facts.engine, facts.dp_size):
+            return
         self.fleet.describe(
             pod.id,
             models=facts.models,

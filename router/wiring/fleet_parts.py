@@ -124,6 +124,8 @@ class FleetParts:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
+        if self.membership.report(pod, facts.engine, facts.dp_size):
+            return
         self._prompts.add_served(facts.models)
         generation = self._prompts.generation_of(facts.models)
         self.fleet.describe(

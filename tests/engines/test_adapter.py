@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from router.engines.adapter import (
     parse_tokens,
     prompt_token_count,
     prompt_token_ids,
+    rank_count,
     rank_headers,
 )
 from router.engines.engine_catalog import ENGINES
@@ -184,3 +185,24 @@ def test_numbers_that_are_no_size_are_unknown() -> None:
     assert prompt_token_count(b'{"usage": {"prompt_tokens": 1%s}}' % (b"0" * 2000)) is None
     facts = parse_models(b'{"data": [{"id": "m", "max_model_len": 1%s}]}' % (b"0" * 2000))
     assert facts is not None and facts.max_model_len_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "engine"),
+    [("vllm", "vllm"), ("sglang", "sglang"), ("tensorrt_llm", "trtllm"), ("llamacpp", "llamacpp"), ("me", "")],
+)
+def test_the_owner_of_models_shows_the_engine(owner: str, engine: str) -> None:
+    """Whichever adapter reads it."""
+    body = b'{"data": [{"id": "m", "owned_by": "%b"}]}' % owner.encode()
+    facts = parse_models(body)
+    assert facts is not None and facts.engine == engine
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [([], 1), (["0"], 1), (["1", "0"], 2), (["0", "2"], 1), (["4", "5"], 1), ([""], 1), (map(str, range(65)), 1)],
+    ids=str,
+)
+def test_ranks_count_only_if_they_are_numbered_from_zero(ranks: Iterable[str], count: int) -> None:
+    """And if they are not more than a pod has."""
+    assert rank_count(ranks) == count

@@ -75,6 +75,30 @@ def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
 
 
+@pytest.mark.parametrize(
+    ("sources", "engines", "ranks"),
+    [
+        ({"0": {}, "1": {}}, "", 2),
+        ({"0": {}}, "01", 1),
+        ({}, "01", 2),
+        ({}, "3", 1),
+        ({}, "", 1),
+    ],
+)
+def test_ranks_are_those_with_events_else_those_with_metrics(
+    sources: dict[str, Any], engines: str, ranks: int, make_pod: MakePod
+) -> None:
+    """One rank where no other can be selected."""
+    lines = [f'vllm:cache_config_info{{engine="{rank}",block_size="16"}} 1.0' for rank in engines]
+    responses = {
+        "/v1/models": b'{"data": [{"id": "m"}]}',
+        "/metrics": "\n".join(lines).encode(),
+        "/kv_event_sources": json.dumps(sources).encode(),
+    }
+    facts = ENGINES["vllm"].describe(responses, make_pod("a"))
+    assert facts is not None and facts.dp_size == ranks
+
+
 def test_too_long_numbers_are_ignored(make_pod: MakePod) -> None:
     """Python does not parse them."""
     metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%b"} 1.0\n' % (b"9" * 5000)

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import structlog
 
 from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
-from router.engines.engine_catalog import DIALECTS
+from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
 from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet, PodEvent
@@ -78,6 +78,8 @@ class Membership:
         self._listed: dict[str, ListedPod] = {}
         self._built: dict[str, tuple[ListedPod, tuple[Pod, ...]]] = {}
         """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
+        self._reported: dict[str, tuple[str, str, int]] = {}
+        """By URL: (uid, engine, ranks) as reported by the pod."""
         self._drained_by_source: set[PodId] = set()
         self._drained_by_admin: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
@@ -141,6 +143,37 @@ class Membership:
         status = self._fleet.status(pod_id)
         return status.state if status else PodState.GONE
 
+    def report(self, pod: Pod, engine: str, dp_size: int) -> bool:
+        """Use the engine, if it is not empty, and the number of ranks that a pod reports, where its definition names
+        none. Returns whether the pod is another now, which must be probed and described again."""
+        listed = self._listed.get(pod.url)
+        if listed is None:
+            return False
+        self._reported[pod.url] = listed.uid, engine or pod.engine, dp_size
+        if self._reported[pod.url][1:] != (listed.config.engine, listed.config.dp_size):
+            try:
+                self._apply(self._by_source, self._removed)
+            except ConfigError as error:
+                self._reported.pop(pod.url)
+                log.error("facts that a pod reports cannot be used", pod=pod.id, error=str(error))
+        now = self._fleet.status(pod.id)
+        return now is None or now.pod.epoch != pod.epoch
+
+    def _completed(self, listed: ListedPod) -> ListedPod:
+        """The definition with what the pod has reported, where the definition is silent."""
+        uid, engine, dp_size = self._reported.get(listed.config.url, ("", "", 1))
+        if uid != listed.uid:
+            return listed
+        config, given = listed.config, listed.config.model_fields_set
+        facts: dict[str, Any] = {}
+        if engine and engine != config.engine and "engine" not in given:
+            facts["engine"] = engine
+            if config.handoff and config.handoff == DEFAULT_HANDOFFS.get(config.engine):
+                facts["handoff"] = DEFAULT_HANDOFFS.get(engine, config.handoff)
+        if dp_size != config.dp_size and "dp_size" not in given:
+            facts["dp_size"] = dp_size
+        return replace(listed, config=config.model_copy(update=facts)) if facts else listed
+
     def refresh_prior(self, pod: Pod) -> None:
         """Use the prior of the model that the pod has reported."""
         listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)
@@ -172,7 +205,7 @@ class Membership:
         for listed in pods:
             url = listed.config.url
             try:
-                for pod in self._build(listed):
+                for pod in self._build(self._completed(listed)):
                     if taken.setdefault(pod.id, url) != url:
                         raise ConfigError(f"pods: duplicate id {pod.id}; give each pod its own `id`")
                 usable.append(listed)
@@ -185,9 +218,10 @@ class Membership:
 
     def _apply(self, by_source: dict[str, dict[str, ListedPod]], removed: frozenset[str]) -> None:
         known = {url: pod for pods in by_source.values() for url, pod in pods.items()}
-        listed = {url: pod for url, pod in known.items() if url not in removed}
+        listed = {url: self._completed(pod) for url, pod in known.items() if url not in removed}
         pods = self._pods_of(listed)
         self._by_source, self._removed, self._listed = by_source, removed & known.keys(), listed
+        self._reported = {url: facts for url, facts in self._reported.items() if url in known}
         self._built = {url: built for url, built in self._built.items() if url in known}
         if pods != self.pods:
             self.pods = pods

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 from router.config.discovery_schema import HOST, DiscoveredPods
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import KvEvents, PodConfig
+from router.engines.engine_catalog import DEFAULT_HANDOFFS
 from router.errors import ConfigError
 from router.types import Role
 
-DEFAULT_HANDOFFS: Mapping[str, str] = {"vllm": "nixl", "sglang": "bootstrap", "trtllm": "trtllm"}
-"""The dialect of a prefill or decode pod, by engine."""
 Facts: TypeAlias = Mapping[str, Any]
 """Values of fields of a `PodConfig`."""
 NO_FACTS: Facts = MappingProxyType({})

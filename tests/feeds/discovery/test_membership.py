@@ -292,3 +292,68 @@ async def test_a_mistake_in_a_pod_is_logged_once_while_it_lasts() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert [(line["event"], line["url"]) for line in logs] == [("pod rejected", "http://x")] * 2
+
+
+# --- what pods report about themselves ---
+
+
+def reported(config: PodConfig, engine: str, dp_size: int, uid: str = "u") -> tuple[Membership, Fleet, bool]:
+    """A pod that was found and has answered its first probe."""
+    fleet = Fleet()
+    members = Membership(fleet, lambda *_: (SPEED, 0), {"source": ConfiguredPods([])})
+    members.replace("source", [ListedPod(config, uid)])
+    return members, fleet, members.report(fleet.snapshot.pods[0].pod, engine, dp_size)
+
+
+@pytest.mark.parametrize(
+    ("definition", "engine", "dp_size", "expected"),
+    [
+        ({}, "sglang", 1, [("p", "sglang")]),
+        ({}, "", 2, [("p#0", "vllm"), ("p#1", "vllm")]),
+        ({}, "sglang", 2, [("p#0", "sglang"), ("p#1", "sglang")]),
+        ({"engine": "vllm"}, "sglang", 1, [("p", "vllm")]),
+        ({"dp_size": 1}, "vllm", 2, [("p", "vllm")]),
+        ({}, "vllm", 1, [("p", "vllm")]),
+    ],
+)
+def test_engine_and_ranks_are_what_the_pod_reports_where_its_definition_is_silent(
+    definition: dict[str, object], engine: str, dp_size: int, expected: list[tuple[str, str]]
+) -> None:
+    """A pod that is another because of that joins anew."""
+    _, fleet, is_another = reported(PodConfig(url="http://p:1", id="p", **definition), engine, dp_size)
+    assert [(status.pod.id, status.pod.engine) for status in fleet.snapshot.pods] == expected
+    assert is_another is (expected != [("p", "vllm")])
+    assert {status.state for status in fleet.snapshot.pods} == {PodState.JOINING}
+
+
+def test_reported_facts_last_as_long_as_the_process() -> None:
+    """The next set of the source changes nothing, another uid is asked again."""
+    config = PodConfig(url="http://p:1", id="p")
+    members, fleet, _ = reported(config, "sglang", 2)
+    epochs = [status.pod.epoch for status in fleet.snapshot.pods]
+    members.replace("source", [ListedPod(config, "u")])
+    first = fleet.snapshot.pods[0].pod
+    assert members.report(first, "sglang", 2) is False
+    assert [status.pod.epoch for status in fleet.snapshot.pods] == epochs
+    members.replace("source", [ListedPod(config, "another")])
+    assert [(status.pod.id, status.pod.engine) for status in fleet.snapshot.pods] == [("p", "vllm")]
+
+
+def test_a_default_handoff_follows_the_reported_engine() -> None:
+    """One that the definition names stays."""
+    for handoff, expected in (("nixl", "bootstrap"), ("mooncake", "mooncake")):
+        config = PodConfig(url="http://p:1", id="p", role=Role.PREFILL, handoff=handoff)
+        _, fleet, _ = reported(config, "sglang", 1)
+        assert fleet.snapshot.pods[0].pod.handoff == expected
+
+
+def test_reported_ranks_whose_ids_are_taken_are_not_used() -> None:
+    """The pod stays as it was."""
+    fleet = Fleet()
+    members = Membership(fleet, lambda *_: (SPEED, 0), {"source": ConfiguredPods([])})
+    pods = [PodConfig(url="http://p:1", id="p"), PodConfig(url="http://q:1", id="p#1")]
+    members.replace("source", [ListedPod(pod) for pod in pods])
+    with capture_logs() as logs:
+        assert members.report(fleet.snapshot.pods[0].pod, "vllm", 2) is False
+    assert [status.pod.id for status in fleet.snapshot.pods] == ["p", "p#1"]
+    assert "duplicate id p#1" in logs[0]["error"]
