@@ -87,6 +87,7 @@ class PodSettings(Strict):
     """What a router can be configured with about one pod or a group of pods, apart from addresses and credentials."""
 
     engine: EngineName = "vllm"
+    """Default: as the pod reports, and vllm until then."""
     role: Role = Role.BOTH
     handoff: HandoffName = ""
     """Dialect for handing KV over between prefill and decode; required with role `prefill` or `decode` (discovered pods
@@ -96,6 +97,7 @@ class PodSettings(Strict):
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
     dp_size: PositiveInt = 1
+    """Data-parallel ranks. Default: as many as the pod reports, and 1 until then."""
     pool: str = ""
     """The group of pods that is scaled as one, for example its Deployment; a label of metrics."""
     hardware: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from structlog.testing import capture_logs
@@ -317,7 +317,7 @@ def reported(config: PodConfig, engine: str, dp_size: int, uid: str = "u") -> tu
     ],
 )
 def test_engine_and_ranks_are_what_the_pod_reports_where_its_definition_is_silent(
-    definition: dict[str, object], engine: str, dp_size: int, expected: list[tuple[str, str]]
+    definition: dict[str, Any], engine: str, dp_size: int, expected: list[tuple[str, str]]
 ) -> None:
     """A pod that is another because of that joins anew."""
     _, fleet, is_another = reported(PodConfig(url="http://p:1", id="p", **definition), engine, dp_size)
