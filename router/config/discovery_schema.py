@@ -85,6 +85,9 @@ class TargetGroup(GroupSettings):
 
     targets: Annotated[tuple[Annotated[str, AfterValidator(_target)], ...], Field(max_length=10_000)]
     """HOST:PORT or URLs."""
+    labels: Annotated[dict[str, str], Field(max_length=100)] = Field(default_factory=dict)
+    """As in Prometheus' file_sd. Those with names of fields, such as `role` and `zone`, and those of charts are facts,
+    which `pod` and the fields of this entry override. Others are ignored."""
 
 
 class TargetFile(Strict):

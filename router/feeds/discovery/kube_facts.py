@@ -92,7 +92,6 @@ IMAGES: Mapping[str, str] = {
     "llama-cpp": "llamacpp",
 }
 """Engines by a part of the name of their image."""
-_NUMBERS = ("handoff_port", "dp_size")
 _OWN = {
     **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in ("kv_events", "speed")},
     **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},
@@ -117,7 +116,7 @@ class NodePlace:
 
 def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: str) -> list[PodConfig]:
     """The definitions of a pod, one for each port; none if it takes no requests. Raises `ConfigError`."""
-    hints, own = _conventional(pod), _annotated(pod)
+    hints, own = _conventional(pod.labels), _annotated(pod)
     if hints.get("role") == NOT_SERVING and "role" not in own:
         return []
     container, engine = _serving_container(pod)
@@ -148,10 +147,19 @@ def _configured(entry: KubernetesPods) -> list[int]:
     return [] if entry.port is None else [entry.port]
 
 
-def _conventional(pod: KubePod) -> dict[str, Any]:
+def label_facts(labels: Mapping[str, str]) -> dict[str, Any] | None:
+    """What the labels of a target file say: those of charts, and those that are named like our annotations, with
+    underscores or dashes. Others are ignored. None if the targets take no requests."""
+    named = {_OWN.get(name.replace("_", "-"), ""): value.strip() for name, value in labels.items()}
+    found = _conventional(labels) | {name: value for name, value in named.items() if name in PodSettings.model_fields}
+    found.pop("ports", None)
+    return None if found.get("role") == NOT_SERVING else found
+
+
+def _conventional(labels: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for row in CONVENTIONS:
-        value = pod.labels.get(row.label, "").strip()
+        value = labels.get(row.label, "").strip()
         meaning = row.values.get(value.lower()) if row.values is not None else value or None
         if meaning is not None:
             found.setdefault(row.fact, meaning)

@@ -20,6 +20,7 @@ from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
 from router.errors import ConfigError
+from router.feeds.discovery.kube_facts import label_facts
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import Facts, pod_at
 from router.feeds.discovery.source_status import SourceStatus
@@ -102,8 +103,11 @@ def read_targets(entry: TargetFile) -> list[ListedPod]:
             where = partial(_place, document, number)
             mistakes.append(explain_mistakes(error, TargetGroup, given, where))
             continue
-        facts = {name: getattr(group, name) for name in group.model_fields_set - {"targets"}}
-        pods += [ListedPod(_pod(target, entry, facts)) for target in group.targets]
+        hints = label_facts(group.labels)
+        if hints is None:
+            continue
+        facts = {name: getattr(group, name) for name in group.model_fields_set - {"targets", "labels"}}
+        pods += [ListedPod(_pod(target, entry, facts, hints)) for target in group.targets]
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return pods
@@ -113,8 +117,8 @@ def _place(document: Document, number: int, keys: Location) -> tuple[str, int]:
     return document.place_of((number, *keys))
 
 
-def _pod(target: str, entry: TargetFile, facts: Facts) -> PodConfig:
+def _pod(target: str, entry: TargetFile, facts: Facts, hints: Facts) -> PodConfig:
     scheme = "https" if entry.pod.tls else "http"
     url = target if "://" in target else f"{scheme}://{target}"
     host = urlsplit(url).hostname or ""
-    return pod_at(url, f"[{host}]" if ":" in host else host, entry.pod, facts)
+    return pod_at(url, f"[{host}]" if ":" in host else host, entry.pod, facts, hints)

@@ -61,6 +61,26 @@ def test_an_entry_overrides_the_facts_of_the_configuration(tmp_path: Path) -> No
     ]
 
 
+def test_labels_are_facts_that_fields_override(tmp_path: Path) -> None:
+    """Names of fields, and those of charts; what others write for Prometheus is ignored."""
+    text = """
+- targets: [10.0.0.7:8000]
+  labels: {job: vllm, role: decode, handoff-port: "9000", zone: b, rack: r, llm-d.ai/engine-type: sglang, ports: "1,2"}
+  rack: s
+- targets: [10.0.0.8:8000]
+  labels: {llm-d.ai/role: encode}
+"""
+    (pod,) = (listed.config for listed in read(tmp_path, text, zone="a"))
+    assert (pod.role, pod.engine, pod.handoff, pod.handoff_port) == (Role.DECODE, "sglang", "bootstrap", 9000)
+    assert (pod.zone, pod.rack, pod.url) == ("a", "s", "http://10.0.0.7:8000")
+
+
+def test_a_label_whose_value_no_pod_can_have_is_named(tmp_path: Path) -> None:
+    """With the target."""
+    with pytest.raises(ConfigError, match=r"http://a:1.*role"):
+        read(tmp_path, '[{"targets": ["a:1"], "labels": {"role": "master"}}]')
+
+
 def test_a_file_may_be_json(tmp_path: Path) -> None:
     """As written by programs."""
     assert urls(read(tmp_path, json.dumps([{"targets": ["a:1"], "dp_size": 2}]))) == ["http://a:1"]
