@@ -36,7 +36,7 @@ async def served(cluster: FakeKubernetes) -> AsyncIterator[str]:
             body, more = body + message.get("body", b""), message.get("more_body", False)
         path = scope["raw_path"].decode() + "?" + scope["query_string"].decode()
         request = httpx.Request(scope["method"], "http://kube" + path, headers=scope["headers"], content=body)
-        response = await cluster.transport.handle_async_request(request)
+        response = await cluster.handle(request)
         head = {"status": response.status_code, "headers": [(b"content-type", b"application/json")]}
         await send({"type": "http.response.start", **head})
         assert isinstance(response.stream, httpx.AsyncByteStream)

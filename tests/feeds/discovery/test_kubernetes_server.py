@@ -12,7 +12,7 @@ from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_lease import KubeLease
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.http_client import open_client
+from router.wiring.pod_sources import api_server
 from tests.feeds.discovery.fake_kubernetes import PODS, FakeKubernetes
 from tests.feeds.discovery.kubernetes_server import served
 
@@ -23,9 +23,9 @@ DEADLINE_S = 20.0
 async def test_pods_are_listed_watched_and_written() -> None:
     cluster = FakeKubernetes()
     cluster.put_pod("a")
-    async with asyncio.timeout(DEADLINE_S), served(cluster) as url, open_client() as client:
+    async with asyncio.timeout(DEADLINE_S), served(cluster) as url:
         entry = KubernetesPods(selector="app=vllm", namespaces=("ns",), node_labels=False)
-        api = KubeApi(KubernetesApi(url=url, token_file="/none"), client)
+        api = KubeApi(KubernetesApi(url=url, token_file="/none"), api_server)
         source = KubernetesSource(entry, api, {"ns": SourceStatus("pods")})
         found = aiter(source)
         assert [pod.uid for pod in await anext(found)] == ["uid-1"]
