@@ -200,8 +200,16 @@ def test_the_owner_of_models_shows_the_engine(owner: str, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "count"),
-    [([], 1), (["0"], 1), (["1", "0"], 2), (["0", "2"], 1), (["4", "5"], 1), ([""], 1), (map(str, range(65)), 1)],
-    ids=str,
+    [
+        ([], 1),
+        (["0"], 1),
+        (["1", "0"], 2),
+        (["0", "2"], 1),
+        (["4", "5"], 1),
+        ([""], 1),
+        ([str(rank) for rank in range(65)], 1),
+    ],
+    ids=["none", "one", "two", "a gap", "not from zero", "unnamed", "too many"],
 )
 def test_ranks_count_only_if_they_are_numbered_from_zero(ranks: Iterable[str], count: int) -> None:
     """And if they are not more than a pod has."""
