@@ -1,6 +1,7 @@
 """The endpoints of the admin listener. `admin_access.py` decides who may use them.
 
-GET    /readyz                      whether the router is ready, with pods and policies
+GET    /livez                       the process is alive; for everyone
+GET    /readyz                      whether the router is ready; for callers with a token, with pods and policies
 GET    /metrics                     for Prometheus
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
@@ -38,7 +39,7 @@ from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
 _PATHS_HINT = (
-    " This listener has /metrics, /readyz, /admin/pods, /admin/policies, /admin/preview and /admin/explain/ID; "
+    " This listener has /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview and /admin/explain/ID; "
     "requests of clients go to the other port (`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]

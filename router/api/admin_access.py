@@ -3,17 +3,20 @@
 A caller that can add a pod can read every prompt. With `admin.bearer_file`, each request needs one of its tokens.
 Without it, the listener serves only this machine: no request that came through a proxy, and only under a host name that
 no web page can point to the machine (DNS rebinding). A web page of another origin is refused in either case.
+
+Probes need no token: `/livez`, and without a token `/readyz`, answer with the status alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.probes import PROBE_PATHS, answer_probe
 from router.api.request_bodies import read_body, refuse, replayed
 from router.config.bearer_file import BearerFile
 from router.errors import AccessDenied, ClientError, NotAuthenticated, UnsupportedContentType
@@ -37,9 +40,13 @@ class AdminAccess:
     host: str
     bearer: BearerFile | None
     max_preview_bytes: int
+    is_ready: Callable[[], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, peer = _by_name(scope["headers"]), scope["client"][0] if scope["client"] else ""
+        if self._is_probe(scope, headers):
+            await answer_probe(send, scope["path"], is_ready=self.is_ready())
+            return
         try:
             if self.bearer is not None:
                 check_token(headers, self.bearer)
@@ -54,6 +61,11 @@ class AdminAccess:
             return
         if body is not None:
             await self.app(scope, replayed(body, receive), send)
+
+    def _is_probe(self, scope: Scope, headers: Headers) -> bool:
+        """Whether the request gets the status alone, whoever sent it."""
+        wants_detail = scope["path"] == "/readyz" and (self.bearer is None or b"authorization" in headers)
+        return scope["path"] in PROBE_PATHS and scope["method"] in _READS and not wants_detail
 
     def _max_bytes(self, path: str) -> int:
         return self.max_preview_bytes if path == PREVIEW else MAX_ADMIN_BODY_BYTES

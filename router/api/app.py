@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.api.error_responses import error_body, error_headers, error_object, response_for
 from router.api.http_edge import HttpEdge
+from router.api.probes import probe_answer
 from router.api.request_target import shown
 from router.api.views import model_cards
 from router.engines.forwarded_paths import changes_engine
@@ -55,13 +56,10 @@ def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan, o
     app = bare_app(lifespan, _forwarding_hint, on_refused)
 
     @app.get("/livez")
-    async def livez() -> dict[str, str]:
-        return {"status": "alive"}
-
     @app.get("/readyz")
-    async def readyz() -> JSONResponse:
-        ready = is_ready()
-        return JSONResponse({"status": "ready" if ready else "not ready"}, status_code=200 if ready else 503)
+    async def probe(request: Request) -> Response:
+        status, body = probe_answer(request.url.path, is_ready=is_ready())
+        return Response(body, status, media_type="application/json")
 
     _add_models(app, fleet)
     return app

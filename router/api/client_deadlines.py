@@ -26,6 +26,8 @@ class ClientTimeouts:
     """From the first byte of a request to its last."""
     write_s: float
     """Without reading any of the bytes buffered for it."""
+    drain_s: float
+    """From when its buffer is full until most of it is read, however slowly."""
 
 
 class ClientDeadlines:
@@ -49,7 +51,7 @@ class ClientDeadlines:
         """Since when the client's next action has been awaited."""
         self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
         self._on_late: Callable[[], None] = self._close_idle
-        self._read_by_s = inf
+        self._read_by_s = self._drain_by_s = inf
         self._buffered_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -72,10 +74,14 @@ class ClientDeadlines:
 
     def await_reading(self) -> None:
         """Wait for the client to read what is buffered for it."""
-        self._buffered_bytes = self._transport.get_write_buffer_size()
-        self._read_by_s = self._loop.time() + self._timeouts.write_s
+        self._buffered_bytes, now_s = self._transport.get_write_buffer_size(), self._loop.time()
+        self._read_by_s, self._drain_by_s = now_s + self._timeouts.write_s, now_s + self._timeouts.drain_s
         if self._timer is None:
             self._start_timer()
+
+    def drained(self) -> None:
+        """The client has read most of what was buffered for it."""
+        self._drain_by_s = inf
 
     def shorten(self, keep_alive_s: float) -> None:
         """Shorten the time between two requests, also for the current wait."""
@@ -100,9 +106,9 @@ class ClientDeadlines:
         now_s, buffered_bytes = self._loop.time(), self._transport.get_write_buffer_size()
         if buffered_bytes:
             self._check_reading(buffered_bytes, now_s)
-            next_s = self._read_by_s
+            next_s = min(self._read_by_s, self._drain_by_s)
         else:
-            self._read_by_s = inf
+            self._read_by_s = self._drain_by_s = inf
             if now_s >= self._act_by_s:
                 self._act_by_s = inf
                 self._on_late()
@@ -117,8 +123,12 @@ class ClientDeadlines:
             self._transport.close()
 
     def _check_reading(self, buffered_bytes: int, now_s: float) -> None:
-        """Abort if the client reads nothing for too long. The buffer only shrinks: nothing is added to it meanwhile."""
-        if self._read_by_s == inf or buffered_bytes < self._buffered_bytes:
+        """Abort if the client reads nothing for too long, or too slowly. The buffer only shrinks: nothing is added to
+        it meanwhile."""
+        if now_s >= self._drain_by_s:
+            self._read_by_s = self._drain_by_s = inf
+            self._transport.abort()
+        elif self._read_by_s == inf or buffered_bytes < self._buffered_bytes:
             self._buffered_bytes, self._read_by_s = buffered_bytes, now_s + self._timeouts.write_s
         elif now_s >= self._read_by_s:
             self._read_by_s = inf

@@ -54,6 +54,8 @@ class BodyMemory(msgspec.Struct):
 
     max_bytes: int
     bytes: int = 0
+    freed_bytes: int = 0
+    """Total size of all bodies that were freed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,7 +137,9 @@ class Exchange(msgspec.Struct, eq=False):
         """Free the body. Idempotent."""
         if self.buffered_bytes:
             self.pieces.clear()
-            self._connection.body_memory.bytes -= self.buffered_bytes
+            memory = self._connection.body_memory
+            memory.bytes -= self.buffered_bytes
+            memory.freed_bytes += self.buffered_bytes
             self.buffered_bytes = 0
 
     def complete_request(self) -> None:

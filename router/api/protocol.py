@@ -86,7 +86,9 @@ class EdgeProtocol(HttpToolsProtocol):
             transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.body_memory
         )
         limits = self._limits
-        timeouts = ClientTimeouts(self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s)
+        timeouts = ClientTimeouts(
+            self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
+        )
         self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
         self._set_deadline()
         if len(self.connections) > limits.max_connections and not self._close_longest_waiting():
@@ -152,6 +154,10 @@ class EdgeProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._deadlines.await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadlines.drained()
 
     def on_response_complete(self) -> None:
         """As in uvicorn, but with `ClientDeadlines` in place of a timer per request. An idle connection keeps no

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.error_responses import error_body, error_headers, response_for
-from router.errors import BodyTooLarge, ClientError, NotAuthenticated
+from router.errors import BodyTooLarge, NotAuthenticated, RouterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def refuse(send: Send, error: ClientError) -> None:
+async def refuse(send: Send, error: RouterError) -> None:
     """Answer with the error and close the connection, without reading the rest of the request."""
     body = error_body(error)
     headers = [*error_headers(error, body), (b"connection", b"close")]

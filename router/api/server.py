@@ -33,10 +33,29 @@ ADMIN_DRAIN_TIMEOUT_S = 2
 log = structlog.get_logger()
 
 
-class AdminServer(uvicorn.Server):
-    """Serves an application on a bound socket while another server runs."""
+class _Server(uvicorn.Server):
+    """Serves an `App`; with TLS, through a `TlsListener`."""
 
-    def __init__(self, app: App, sock: socket.socket) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn when it starts."""
+        context = self.config.ssl
+        await super().startup(sockets if context is None else [])
+        if context is not None:
+            self.servers = [self._tls_listener(sock, context) for sock in sockets or []]  # type: ignore[misc]
+
+    def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
+        config, state = self.config, self.server_state
+        protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
+        limits = cast(App, config.app).edge.limits
+        listener = TlsListener(sock, context, protocol, lambda: limits.max_connections - len(state.connections))
+        listener.open(config.backlog)
+        return listener
+
+
+class SocketServer(_Server):
+    """Serves an application on a bound socket while something else runs. `context`: its certificate."""
+
+    def __init__(self, app: App, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
         config = uvicorn.Config(
             app,
             http=EdgeProtocol,
@@ -50,6 +69,8 @@ class AdminServer(uvicorn.Server):
             timeout_keep_alive=75,
             timeout_graceful_shutdown=ADMIN_DRAIN_TIMEOUT_S,
         )
+        if context is not None:
+            config.ssl_context_factory = lambda *_: context
         super().__init__(config)
         self.sock = sock
 
@@ -62,14 +83,14 @@ class AdminServer(uvicorn.Server):
         await self.shutdown([self.sock])
 
 
-class DrainingServer(uvicorn.Server):
+class DrainingServer(_Server):
     """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
     log: `summary` is what it serves; without it, that is not logged; `figures` are numbers of requests."""
 
     def __init__(
         self,
         config: uvicorn.Config,
-        admin: AdminServer,
+        admin: SocketServer,
         *,
         delay_s: float,
         summary: Callable[[], Mapping[str, object]] | None = None,
@@ -92,24 +113,13 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it starts."""
-        context = self.config.ssl
-        await super().startup(sockets if context is None else [])
-        if context is not None:
-            self.servers = [self._tls_listener(sock, context) for sock in sockets or []]  # type: ignore[misc]
+        await super().startup(sockets)
         await self.admin.open()
         if self._summary and self.started:
             url = ",".join(
                 address_of(sock, tls=self.config.is_ssl) for server in self.servers for sock in server.sockets
             )
             log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
-
-    def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
-        config, state = self.config, self.server_state
-        protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
-        limits = cast(App, config.app).edge.limits
-        listener = TlsListener(sock, context, protocol, lambda: limits.max_connections - len(state.connections))
-        listener.open(config.backlog)
-        return listener
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Called by uvicorn when it stops."""

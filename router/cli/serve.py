@@ -99,7 +99,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
 
     from router.api.listen_sockets import bind_admin, bind_port
     from router.api.protocol import EdgeProtocol
-    from router.api.server import AdminServer, DrainingServer
+    from router.api.server import DrainingServer, SocketServer
     from router.api.starting import answering_while_starting
     from router.config.priors import all_priors
     from router.wiring.gc_tuning import tune_gc
@@ -111,7 +111,11 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     config = _with_fitting_connections(config, allow_all_open_files())
     admin = bind_admin(config.admin)  # before the fork: workers share it
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
-    with answering_while_starting(config.listen) if config.models and config.listen.port else nullcontext():
+    with (
+        answering_while_starting(config.listen, admin, config.limits)
+        if config.models and config.listen.port
+        else nullcontext()
+    ):
         load = preloaded(config.models, MistakeList(options.config))  # before the fork: workers share this memory
     gc.enable()
     release_free_memory()
@@ -139,7 +143,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
         settings.ssl_context_factory = lambda *_: certificate.context
     server = DrainingServer(
         settings,
-        AdminServer(program.admin, admin),
+        SocketServer(program.admin, admin),
         delay_s=config.limits.drain_delay_s,
         summary=None if worker and worker.number else program.summary,
         figures=program.metrics.figures,

@@ -101,6 +101,9 @@ class Limits(Strict):
     """From the first byte of a request to its last."""
     write_timeout_s: PositiveFloat = 60.0
     """A client that reads nothing for this long is disconnected."""
+    slow_read_timeout_s: PositiveFloat = 600.0
+    """A client whose buffer is full (64 KiB, besides those of the sockets) is disconnected unless it reads most of it
+    within this time. Otherwise one that reads a byte a second would hold its stream and its pod for hours."""
     connect_timeout_s: PositiveFloat = 2.0
     first_byte_timeout_s: PositiveFloat = 600.0
     idle_timeout_s: PositiveFloat = 300.0

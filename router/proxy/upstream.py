@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
 import time
 from collections import deque
@@ -42,6 +43,15 @@ _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errn
 
 _PLAIN: HeaderList = [(b"accept-encoding", b"identity")]
 _JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
+
+
+def _is_out_of_files() -> bool:
+    """Whether no socket can be opened. The resolver then knows no name, and does not say why."""
+    try:
+        with socket.socket():
+            return False
+    except OSError as error:
+        return error.errno in _LOCAL_ERRORS
 
 
 class Reply:
@@ -195,7 +205,7 @@ class UpstreamPool:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
         except OSError as error:
-            local = error.errno in _LOCAL_ERRORS
+            local = error.errno in _LOCAL_ERRORS or (isinstance(error, gaierror) and _is_out_of_files())
             refused = not local and not isinstance(error, (gaierror, ssl.SSLError))
             why = f"pod {self.pod}: cannot connect: {error}"
             raise ConnectFailed(why, pod=self.pod, refused=refused, local=local) from error

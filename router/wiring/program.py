@@ -152,7 +152,9 @@ class Program:
             sync.render if sync else self._metrics_page.render,
         )
         listen, limits = self._config.admin, self._config.limits
-        access = AdminAccess(admin_app(routes), listen.host, admin_tokens(listen), limits.max_body_bytes)
+        access = AdminAccess(
+            admin_app(routes), listen.host, admin_tokens(listen), limits.max_body_bytes, lambda: self._readiness()[0]
+        )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
         return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
 
@@ -202,7 +204,7 @@ class Program:
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
-            "free memory": release_loop,
+            "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
 
     async def _sweep_idle(self) -> None:

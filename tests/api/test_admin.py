@@ -73,7 +73,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
         )
-        self.app = AdminAccess(admin_app(routes), "127.0.0.1", None, max_preview_bytes=10)
+        self.app = AdminAccess(admin_app(routes), "127.0.0.1", None, max_preview_bytes=10, is_ready=lambda: True)
 
     def _observe_cluster(self, metrics: Metrics) -> None:
         metrics.workers.set(17)
@@ -300,7 +300,7 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: Router) -> N
     """404 and 405."""
     answer = await router.call("GET", "/nowhere")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
-    assert "This listener has /metrics, /readyz, /admin/pods" in error_of(answer)["message"]
+    assert "This listener has /metrics, /livez, /readyz, /admin/pods" in error_of(answer)["message"]
     answer = await router.call("POST", "/metrics")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert error_of(answer)["message"] == "/metrics does not support POST."

@@ -23,7 +23,11 @@ class Caller:
     """Sends requests to the middleware, and records what the application behind it gets."""
 
     def __init__(self, bearer: BearerFile | None = None, host: str = "127.0.0.1") -> None:
-        self._app = AdminAccess(self._behind, host, bearer, max_preview_bytes=3 * MAX_ADMIN_BODY_BYTES)
+        self._app = AdminAccess(
+            self._behind, host, bearer, max_preview_bytes=3 * MAX_ADMIN_BODY_BYTES, is_ready=lambda: self.is_ready
+        )
+        self.is_ready = True
+        self.answer: Any = None
         self.bodies: list[bytes] = []
         self.read_bytes = 0
         self.response_headers: dict[bytes, bytes] = {}
@@ -65,7 +69,8 @@ class Caller:
             if message["type"] == "http.response.start":
                 status, self.response_headers = message["status"], dict(message["headers"])
             elif message["body"]:
-                self.error = msgspec.json.decode(message["body"])["error"]
+                self.answer = msgspec.json.decode(message["body"])
+                self.error = self.answer.get("error", {})
 
         await self._app(scope, receive, send)
         return status
@@ -215,3 +220,40 @@ async def test_a_body_that_is_declared_too_large_is_not_read(declared: str) -> N
     caller = Caller()
     assert await caller.call("POST", headers={**JSON, "content-length": declared}, pieces=[b"x"]) == 413
     assert caller.read_bytes == 0
+
+
+@pytest.mark.parametrize("headers", [{}, {"host": "router.example"}, {"origin": "http://evil.example"}])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_probes_need_no_token(file: Path, method: str, headers: dict[str, str]) -> None:
+    """A kubelet has none. It gets the status alone, and no body is read."""
+    caller = Caller(bearer=bearer(file))
+    assert await caller.call(method, "/livez", headers, peer="10.0.0.9", pieces=[b"x" * 100]) == 200
+    assert caller.answer == {"status": "alive"}
+    assert await caller.call(method, "/readyz", headers, peer="10.0.0.9", pieces=[b"x" * 100]) == 200
+    assert caller.answer == {"status": "ready"}
+    caller.is_ready = False
+    assert await caller.call(method, "/readyz", headers, peer="10.0.0.9") == 503
+    assert caller.answer == {"status": "not ready"}
+    assert (caller.read_bytes, caller.bodies) == (0, [])
+    assert caller.response_headers[b"connection"] == b"close"
+
+
+async def test_the_detailed_readiness_needs_the_token(file: Path) -> None:
+    caller = Caller(bearer=bearer(file))
+    assert await caller.call("GET", "/readyz", with_token(TOKEN)) == 200
+    assert caller.bodies == [b""]  # the application behind has answered
+    assert await caller.call("GET", "/readyz", with_token("wrong")) == 401
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/livez/", "/livez/../admin/pods", "//livez", "/metrics"])
+async def test_only_reads_of_both_paths_are_probes(file: Path, path: str) -> None:
+    caller = Caller(bearer=bearer(file))
+    assert await caller.call("POST", path, JSON) == 401
+    if path not in ("/livez", "/readyz"):
+        assert await caller.call("GET", path) == 401
+
+
+async def test_without_a_bearer_file_the_readiness_stays_local() -> None:
+    caller = Caller()
+    assert await caller.call("GET", "/livez", peer="10.0.0.9") == 200
+    assert await caller.call("GET", "/readyz", peer="10.0.0.9") == 403

@@ -79,7 +79,7 @@ class Scene:
     def __init__(self) -> None:
         self.clock, self.wire, self.late = Clock(), Wire(), 0
         loop, transport = cast(asyncio.AbstractEventLoop, self.clock), cast(asyncio.Transport, self.wire)
-        timeouts = ClientTimeouts(keep_alive_s=75.0, request_s=10.0, write_s=20.0)
+        timeouts = ClientTimeouts(keep_alive_s=75.0, request_s=10.0, write_s=20.0, drain_s=200.0)
         self.deadlines = ClientDeadlines(loop, transport, timeouts, self._too_late)
 
     @property
@@ -176,6 +176,35 @@ def test_every_read_restarts_the_write_timeout(scene: Scene) -> None:
     assert scene.ended == ""
     scene.clock.turn(40)
     assert scene.ended == "aborted"
+
+
+def test_a_client_that_reads_too_slowly_is_aborted(scene: Scene) -> None:
+    """However steadily."""
+    scene.wire.held_bytes = 60_000
+    scene.deadlines.await_reading()
+    for _ in range(199):
+        scene.wire.held_bytes -= 1
+        scene.clock.turn(1)
+    assert scene.ended == ""
+    for _ in range(15):
+        scene.wire.held_bytes -= 1
+        scene.clock.turn(1)
+    assert scene.ended == "aborted"
+
+
+def test_a_client_may_read_slowly_whose_buffer_is_not_full(scene: Scene) -> None:
+    """It holds no stream up. Each time that its buffer is full, the time begins again."""
+    for _ in range(5):
+        scene.wire.held_bytes = 60_000
+        scene.deadlines.await_reading()
+        for _ in range(18):
+            scene.wire.held_bytes -= 2500
+            scene.clock.turn(10)
+        scene.deadlines.drained()
+    for _ in range(100):
+        scene.wire.held_bytes -= 1
+        scene.clock.turn(10)
+    assert scene.ended == ""
 
 
 def test_a_connection_with_buffered_bytes_is_not_idle(scene: Scene) -> None:

@@ -19,7 +19,7 @@ from router.api.http_edge import HttpEdge
 from router.api.listen_sockets import bind_port
 from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.api.server import AdminServer, DrainingServer
+from router.api.server import DrainingServer, SocketServer
 from router.config.schema import Limits
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
 
@@ -32,7 +32,7 @@ async def started(delay_s: float) -> AsyncIterator[tuple[DrainingServer, App, so
     app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None), AdmissionGate())
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
-    admin = AdminServer(App(HttpEdge(Limits()), bare_app(), AdmissionGate()), bind_port("127.0.0.1", 0))
+    admin = SocketServer(App(HttpEdge(Limits()), bare_app(), AdmissionGate()), bind_port("127.0.0.1", 0))
     server = DrainingServer(config, admin, delay_s=delay_s)
     server.lifespan = config.lifespan_class(config)
     ours = socket.create_server(("127.0.0.1", 0))

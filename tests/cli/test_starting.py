@@ -1,4 +1,4 @@
-"""The public port answers while tokenizers are loaded."""
+"""Both ports answer while tokenizers are loaded."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def answer(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_port_answers_while_tokenizers_load(workers: int, tmp_path: Path) -> None:
     """Alive, but not ready. Loading waits for a template that is a named pipe."""
-    port, template, config = free_port(), tmp_path / "template", tmp_path / "router.yaml"
+    port, admin_port, template, config = free_port(), free_port(), tmp_path / "template", tmp_path / "router.yaml"
     os.mkfifo(template)
     config.write_text(
-        f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{port: 0}}\n"
+        f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{port: {admin_port}}}\n"
         f"models: [{{name: m, tokenizer: {TOKENIZER}, chat_template: {template}}}]\n"
     )
     with child("router", ["serve", "--config", str(config)], tmp_path) as router:
@@ -41,8 +41,37 @@ async def test_the_port_answers_while_tokenizers_load(workers: int, tmp_path: Pa
             refused = await client.post("/v1/chat/completions", json={"model": "m", "messages": []})
             assert refused.status_code == 503 and refused.headers["retry-after"]
             assert refused.json()["error"]["code"] == "no_ready_pod"
+            for path, status in (("/livez", 200), ("/readyz", 503), ("/metrics", 503)):
+                assert (await client.get(f"http://127.0.0.1:{admin_port}{path}")).status_code == status
             await asyncio.to_thread(template.write_text, TEMPLATE)
             await router.until(lambda: served(client))
+            assert (await client.get(f"http://127.0.0.1:{admin_port}/metrics")).status_code == 200
+
+
+async def test_slow_clients_block_no_probe_while_tokenizers_load(tmp_path: Path) -> None:
+    """More connections than are allowed, none of which completes a request, on both ports."""
+    port, admin_port, template, config = free_port(), free_port(), tmp_path / "template", tmp_path / "router.yaml"
+    os.mkfifo(template)
+    config.write_text(
+        f"listen: {{port: {port}}}\nadmin: {{port: {admin_port}}}\nlimits: {{max_connections: 8}}\n"
+        f"models: [{{name: m, tokenizer: {TOKENIZER}, chat_template: {template}}}]\n"
+    )
+    with child("router", ["serve", "--config", str(config)], tmp_path) as router:
+        await asyncio.to_thread(template.write_text, TEMPLATE)
+        async with (
+            httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client,
+            asyncio.timeout(60),
+        ):
+            await router.until(lambda: answer(client, "/livez"))
+            opened = []
+            for number in range(24):
+                _, writer = await asyncio.open_connection("127.0.0.1", port if number % 2 else admin_port)
+                writer.write(b"GET /livez HT")
+                opened.append(writer)
+            for url in (f"http://127.0.0.1:{admin_port}/livez", "/livez"):
+                assert (await client.get(url)).status_code == 200
+            for writer in opened:
+                writer.transport.abort()
 
 
 async def served(client: httpx.AsyncClient) -> bool | None:

@@ -91,6 +91,16 @@ def test_a_changed_configuration_does() -> None:
     assert router(changed)["metadata"]["annotations"] != router(minimal())["metadata"]["annotations"]
 
 
+@pytest.mark.parametrize(
+    ("host", "port"), [("0.0.0.0", "admin"), ("::", "admin"), ("127.0.0.1", "http"), ("localhost", "http")]
+)
+def test_probes_use_the_admin_port_where_the_kubelet_reaches_it(host: str, port: str) -> None:
+    """Clients that take all connections of the public port do not restart the router."""
+    [container] = router(minimal({"config": {"admin": {"host": host}}}))["spec"]["containers"]
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert probes == [{"path": path, "port": port} for path in ("/livez", "/livez", "/readyz")]
+
+
 def test_large_numbers_stay_whole() -> None:
     config = minimal({"config": {"limits": {"max_held_bytes": 17179869184, "retry_budget": 0.1}}}).router_yaml
     assert "max_held_bytes: 17179869184\n" in config

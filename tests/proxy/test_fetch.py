@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -82,6 +86,31 @@ async def test_a_closed_port_is_refused() -> None:
     with pytest.raises(ConnectFailed, match="cannot connect") as caught:
         await UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS).fetch("/metrics", PATIENCE_S)
     assert caught.value.refused
+
+
+@contextmanager
+def no_file_left() -> Iterator[None]:
+    """This process can open no file and no socket."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as opened:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with suppress(OSError):
+            while True:
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        yield
+
+
+async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod() -> None:
+    """The resolver reads files and opens sockets; its error does not say that it could not."""
+    pool = UpstreamPool("a", "http://pod.invalid:1", GENEROUS)
+    "pod.invalid".encode("idna")  # imports the codec, which is a file
+    with no_file_left(), pytest.raises(ConnectFailed) as caught:
+        await pool.fetch("/health", PATIENCE_S)
+    assert caught.value.local
+    with pytest.raises(ConnectFailed) as caught:
+        await pool.fetch("/health", PATIENCE_S)
+    assert not caught.value.local
 
 
 async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

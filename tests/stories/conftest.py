@@ -16,7 +16,7 @@ import uvicorn
 
 from router.api.listen_sockets import address_of, bind_port
 from router.api.protocol import EdgeProtocol
-from router.api.server import AdminServer, DrainingServer
+from router.api.server import DrainingServer, SocketServer
 from router.cli.child_processes import JSON_CALL
 from router.config.edge_schema import Edge
 from router.config.load import shipped
@@ -218,7 +218,7 @@ async def listening(
         ws="none",
         timeout_graceful_shutdown=drain_timeout_s,
     )
-    admin = AdminServer(program.admin, bind_port("127.0.0.1", 0))
+    admin = SocketServer(program.admin, bind_port("127.0.0.1", 0))
     server = DrainingServer(config, admin, delay_s=delay_s, figures=program.metrics.figures)
     running = asyncio.create_task(server.serve())
     try:

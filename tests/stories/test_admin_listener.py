@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -125,3 +125,26 @@ async def test_idle_connections_lock_no_operator_out(deploy: Deploy) -> None:
         assert (await deployment.client.get("/livez")).status_code == 200
         for _, writer in opened:
             writer.close()
+
+
+async def test_probes_are_answered_while_the_public_listener_is_full(deploy: Deploy) -> None:
+    """Requests whose bodies do not arrive take all connections there."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 10\r\n\r\n{"
+    async with deploy(pods=1, limits=Limits(max_connections=4)) as deployment, AsyncExitStack() as stack:
+        for _ in range(4):
+            _, writer = await stack.enter_async_context(connection(deployment, public=True))
+            writer.write(head)
+        async with asyncio.timeout(10):
+            while not deployment.server or len(receiving(deployment.server)) < 4:
+                await asyncio.sleep(0)
+            reader, writer = await stack.enter_async_context(connection(deployment, public=True))
+            writer.write(b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n")
+            assert b" 503 " in await reader.readuntil(b"\r\n")
+        alive, ready = [await deployment.admin.get(path) for path in ("/livez", "/readyz")]
+        assert (alive.status_code, alive.json()) == (200, {"status": "alive"})
+        assert ready.status_code == 200
+
+
+def receiving(server: Any) -> list[Any]:
+    """Connections of which a request is incomplete."""
+    return [one for one in server.server_state.connections if one.cycle is not None]

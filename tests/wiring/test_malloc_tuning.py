@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import subprocess
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc")
+from router.wiring.malloc_tuning import RELEASE_BYTES, release_loop
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tunes glibc"),
+]
 
 SCRIPT = """
 import sys
@@ -51,3 +57,29 @@ def test_free_memory_between_cached_prompts_is_returned() -> None:
     """A body arrives in pieces, which are too small to be returned when they are freed."""
     assert kept_mib("tuned", "pieces") > 20
     assert kept_mib("tuned", "pieces", "released") < 12
+
+
+async def test_memory_is_returned_whenever_many_bodies_were_freed() -> None:
+    """Without waiting for the next interval: the time that it takes grows with what is free."""
+    freed_bytes, released = 0, asyncio.Event()
+    loop = asyncio.create_task(release_loop(lambda: freed_bytes, released.set, release_s=1e9))
+    try:
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await asyncio.sleep(0)
+                assert not released.is_set()
+                freed_bytes += RELEASE_BYTES
+                await released.wait()
+                released.clear()
+    finally:
+        loop.cancel()
+
+
+async def test_memory_is_returned_at_intervals() -> None:
+    released = asyncio.Event()
+    loop = asyncio.create_task(release_loop(lambda: 0, released.set, release_s=0.0))
+    try:
+        async with asyncio.timeout(10):
+            await released.wait()
+    finally:
+        loop.cancel()
