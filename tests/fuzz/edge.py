@@ -54,7 +54,8 @@ ADDED = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-da
 class ToPod:
     """Replaces a connection pool; the pod never answers."""
 
-    host_header, path_prefix, credentials = b"pod:8000", b"/base", ()
+    host_header, path_prefix, has_key = b"pod:8000", b"/base", False
+    rank_headers = ((b"x-data-parallel-rank", b"3"),)
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []

@@ -336,3 +336,39 @@ async def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capa
             plan = Direct(replace(pods.pod("a"), capacity_tokens=capacity_tokens))
             await pods.serve(pods.context(plan, prompt=PROMPT))
         assert capacities == [62, 4]
+
+
+ERROR_BODIES = {
+    "nothing": b"",
+    "a token": b'{"choices": [{"message": {"content": "hello"}}]}',
+    "usage": b'{"usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}}',
+    "an error event": b'data: {"error": {"message": "KV load failed", "code": 500}}\n\n',
+    "another status": b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
+    "a large one": b'{"error": "' + b"x" * 5_000_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("sent", ERROR_BODIES.values(), ids=ERROR_BODIES)
+async def test_the_body_of_a_refusal_ejects_no_pod(sent: bytes, stream: bool) -> None:
+    """Engines repeat parts of the request in it, so a client can choose its text. Only the status counts; a 4xx, 501 or
+    505 never, and a 500 of one client's requests does not eject."""
+    status = 400
+
+    async def refuse(asked: Asked) -> None:
+        kind = b"text/event-stream" if stream else b"application/json"
+        head = b"HTTP/1.1 %d X\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (status, kind, len(sent))
+        await asked.send(head + sent)
+
+    async with town(a=refuse) as pods:
+        for status in (400, 404, 413, 422, 429, 499, 501, 505):
+            for number in range(4):
+                credentials = [(b"authorization", b"%d" % number)]
+                context = pods.context(Direct(pods.pod("a")), headers=credentials, stream=stream)
+                assert (await pods.serve(context)).status == status
+                assert context.cached_tokens is None or context.result != "ok"
+        assert not pods.breaker.records()
+        status = 500
+        for _ in range(20):
+            await pods.serve(pods.context(Direct(pods.pod("a")), stream=stream))
+        assert [one.state for one in pods.fleet.snapshot.pods] == [PodState.READY]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import resource
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -15,6 +11,7 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.proxy import upstream
 from router.proxy.upstream import UpstreamPool, UpstreamPools
 from router.types import Pod, PodSpeed
+from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -88,24 +85,11 @@ async def test_a_closed_port_is_refused() -> None:
     assert caught.value.refused
 
 
-@contextmanager
-def no_file_left() -> Iterator[None]:
-    """This process can open no file and no socket."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with ExitStack() as opened:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        with suppress(OSError):
-            while True:
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        yield
-
-
 async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod() -> None:
     """The resolver reads files and opens sockets; its error does not say that it could not."""
     pool = UpstreamPool("a", "http://pod.invalid:1", GENEROUS)
     "pod.invalid".encode("idna")  # imports the codec, which is a file
-    with no_file_left(), pytest.raises(ConnectFailed) as caught:
+    with no_free_file(), pytest.raises(ConnectFailed) as caught:
         await pool.fetch("/health", PATIENCE_S)
     assert caught.value.local
     with pytest.raises(ConnectFailed) as caught:
