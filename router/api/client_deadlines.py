@@ -46,7 +46,7 @@ class ClientDeadlines:
         self._timeouts = timeouts
         self._keep_alive_s = timeouts.keep_alive_s
         self._on_late_request = on_late_request
-        self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s)
+        self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s, timeouts.drain_s)
         self.waiting_since_s = inf
         """Since when the client's next action has been awaited."""
         self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
