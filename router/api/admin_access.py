@@ -63,7 +63,7 @@ class AdminAccess:
             await self.app(scope, replayed(body, receive), send)
 
     def _is_probe(self, scope: Scope, headers: Headers) -> bool:
-        """Whether the request gets the status alone, whoever sent it."""
+        """Whether the request gets the status alone, also if the caller has no token."""
         wants_detail = scope["path"] == "/readyz" and (self.bearer is None or b"authorization" in headers)
         return scope["path"] in PROBE_PATHS and scope["method"] in _READS and not wants_detail
 
