@@ -33,7 +33,7 @@ ADMIN_DRAIN_TIMEOUT_S = 2
 log = structlog.get_logger()
 
 
-class _Server(uvicorn.Server):
+class _TlsCapableServer(uvicorn.Server):
     """Serves an `App`; with TLS, through a `TlsListener`."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
         return listener
 
 
-class SocketServer(_Server):
+class SocketServer(_TlsCapableServer):
     """Serves an application on a bound socket while something else runs. `context`: its certificate."""
 
     def __init__(self, app: App, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
@@ -83,7 +83,7 @@ class SocketServer(_Server):
         await self.shutdown([self.sock])
 
 
-class DrainingServer(_Server):
+class DrainingServer(_TlsCapableServer):
     """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
     log: `summary` is what it serves; without it, that is not logged; `figures` are numbers of requests."""
 
