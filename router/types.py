@@ -334,6 +334,8 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The part of `prefill_ms` of this router's oldest prompt, the head of the queue."""
     head_since_s: float = 0.0
     """When that prompt became the head."""
+    prompts_per_s: float = 0.0
+    """Rate of prompts, decayed; as of the last change of these sums."""
 
     @property
     def decode_requests(self) -> int:
@@ -360,6 +362,17 @@ class StepBegan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prefill of our prompts that were on the pod when it began."""
 
 
+class Congestion(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How busy the pods are that compute the prompts of a model: means of these pods."""
+
+    prompts_per_s: float = 0.0
+    """Prompts sent to a pod, decayed."""
+    busy_share: float = 0.0
+    """Share of the time that a pod has a prompt without a first token, decayed."""
+    backlog_ms: float = 0.0
+    """Prefill that a pod still has to compute now."""
+
+
 # --- the decision ---------------------------------------------------------------------------------------
 # Values made for every pod of every decision are msgspec structs: frozen as well, and six times faster to create.
 
@@ -378,3 +391,7 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     """Number of this decision among those for its model, for round robin."""
     shared_blocks: int = 0
     """Leading blocks of this prompt that most of the traffic shares."""
+    congestion: Congestion = Congestion()
+    """Of the pods that compute the prompts of this model."""
+    learnt_reuse: float = 0.0
+    """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""

@@ -136,6 +136,8 @@ class MetricsPage:
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
+        learnt = self.store.evicted.reuse()
+        self.metrics.evicted_reuse.replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,7 +42,7 @@ class WorkloadFeed:
                     await asyncio.sleep(EXCHANGE_INTERVAL_S)
                 else:
                     self.replicas = 0
-                    self._ledger.apply_replicas(())
+                    self._ledger.apply_replicas((), time.monotonic())
         finally:
             with suppress(RedisError, OSError):  # the row expires by itself
                 await asyncio.shield(self._workload.leave())
@@ -49,7 +50,7 @@ class WorkloadFeed:
     async def _exchange(self) -> None:
         others = await self._workload.exchange(self._ledger.own())
         self.replicas = len(others)
-        self._ledger.apply_replicas(others.values())
+        self._ledger.apply_replicas(others.values(), time.monotonic())
 
 
 class ReceiptStream:

@@ -17,7 +17,8 @@ from operator import attrgetter
 import msgspec
 
 from router.decision import Lease
-from router.types import InFlight, Pod, PodId, StepBegan
+from router.fleet.congestion_estimator import CongestionEstimator
+from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodId, StepBegan
 
 _NOTHING = InFlight()
 
@@ -69,6 +70,7 @@ class Ledger:
         self._total: dict[PodId, InFlight] = {}
         """Sums of all; updated with `_inflight`, and only while there are others."""
         self._watches: dict[PodId, Watch] = {}
+        self._congestion = CongestionEstimator()
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose own sums changed."""
 
@@ -100,6 +102,7 @@ class Ledger:
             work.prefill_tokens += prefill_tokens
             work.prefill_ms += prefill_ms
             self.booked_prefill_ms[pod.id] = self.booked_prefill_ms.get(pod.id, 0.0) + prefill_ms
+            self._congestion.booked(pod.id, now_s)
         else:
             work.decode_tokens += prompt_tokens
         self._note(pod.id, work)
@@ -187,12 +190,16 @@ class Ledger:
         """This process's sums of one pod; None if it has nothing there."""
         return self._sums_of_own().get(pod)
 
+    def congestion(self, fleet: FleetSnapshot, model: str, now_s: float) -> Congestion:
+        """How busy the pods of a model are with prompts, of all routers and workers. See `CongestionEstimator`."""
+        return self._congestion.means(fleet, model, self._sums_of_all(), now_s)
+
     def requests_of_router(self, pod: PodId) -> int:
         """Open leases of all workers of this router on one pod."""
         rows = (self._sums_of_own(), *self._workers.values())
         return sum(row[pod].requests for row in rows if pod in row)
 
-    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
         """Replace the sums of the other replicas."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
@@ -200,9 +207,9 @@ class Ledger:
                 total[pod] = _sum(total.get(pod, _NOTHING), work, head=_NOTHING)
         changed = {*self._replicas, *total}
         self._replicas = total
-        self._apply_changes(changed)
+        self._apply_changes(changed, now_s)
 
-    def apply_remote(self, number: int, rows: Mapping[PodId, InFlight | None]) -> None:
+    def apply_remote(self, number: int, rows: Mapping[PodId, InFlight | None], now_s: float) -> None:
         """Replace these rows of another worker. None: no work of that worker is left on the pod."""
         known = self._workers.setdefault(number, {})
         for pod, work in rows.items():
@@ -210,11 +217,11 @@ class Ledger:
                 known.pop(pod, None)
             else:
                 known[pod] = work
-        self._apply_changes(rows)
+        self._apply_changes(rows, now_s)
 
-    def remove_worker(self, number: int) -> None:
+    def remove_worker(self, number: int, now_s: float) -> None:
         """Drop all rows of a worker that is gone."""
-        self._apply_changes(self._workers.pop(number, {}))
+        self._apply_changes(self._workers.pop(number, {}), now_s)
 
     def others_prefill(self, pod: PodId) -> bool:
         """Whether other routers or workers have prompts there without a first token."""
@@ -240,14 +247,14 @@ class Ledger:
 
     def _sums_of_own(self) -> Mapping[PodId, InFlight]:
         for pod, work in self._changed.items():
-            self._inflight[pod] = _sums(work)
+            self._inflight[pod] = _sums(work, self._congestion.prompts_per_s(pod))
             if self._others:
                 self._add_up(pod)
         self._changed.clear()
         return self._inflight
 
-    def _apply_changes(self, pods: Iterable[PodId]) -> None:
-        """Update the totals of these pods after a change of others' rows."""
+    def _apply_changes(self, pods: Iterable[PodId], now_s: float) -> None:
+        """Update the totals and the work of these pods after a change of others' rows."""
         own = self._sums_of_own()
         if not self._others:
             self._total = dict(own)
@@ -259,6 +266,8 @@ class Ledger:
                 self._others.pop(pod, None)
             self._add_up(pod)
             self._watch(pod)
+            is_busy = self.others_prefill(pod) or bool(self._pods.get(pod, _IDLE).prefilling)
+            self._congestion.set_busy(pod, is_busy, now_s)
 
     def _add_up(self, pod: PodId) -> None:
         own, others = self._inflight.get(pod), self._others.get(pod)
@@ -281,6 +290,8 @@ class Ledger:
         work.prefill_tokens -= lease.prefill_tokens
         # Sums of floats drift; an empty queue is exactly empty.
         work.prefill_ms = work.prefill_ms - lease.prefill_ms if work.prefilling else 0.0
+        if not work.prefilling and not self.others_prefill(lease.pod):
+            self._congestion.set_busy(lease.pod, False, now_s)
 
     def _note(self, pod: PodId, work: _Work) -> None:
         """Record a change; the sums are built on the next reading."""
@@ -301,7 +312,7 @@ class Ledger:
             self._add_up(pod)
 
 
-def _sums(work: _Work) -> InFlight:
+def _sums(work: _Work, prompts_per_s: float) -> InFlight:
     head = next(iter(work.prefilling.values()), None)
     return InFlight(
         requests=work.requests,
@@ -313,6 +324,7 @@ def _sums(work: _Work) -> InFlight:
         decode_tokens=work.decode_tokens,
         head_ms=head.prefill_ms if head else 0.0,
         head_since_s=work.head_since_s,
+        prompts_per_s=prompts_per_s,
     )
 
 
@@ -327,6 +339,7 @@ def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
         decode_tokens=one.decode_tokens + other.decode_tokens,
         head_ms=head.head_ms,
         head_since_s=head.head_since_s,
+        prompts_per_s=one.prompts_per_s + other.prompts_per_s,
     )
 
 

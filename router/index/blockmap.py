@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from router.index.evicted import EvictedByModel
 from router.index.holder_blocks import HolderBlocks
 from router.index.masks import HolderMasks
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
@@ -16,7 +17,8 @@ from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId
 class BlockMap:
     """The blocks of all pods. Apply events in order, then match prompts."""
 
-    def __init__(self) -> None:
+    def __init__(self, evicted: EvictedByModel | None = None) -> None:
+        self._evicted = evicted or EvictedByModel()
         self._masks = HolderMasks()
         self._holders: dict[PodId, HolderBlocks] = {}
         self._removed: deque[HolderBlocks] = deque()
@@ -37,6 +39,7 @@ class BlockMap:
         holder = self._holders.pop(pod, None)
         if holder is not None:
             self._masks.forget(pod)
+            self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
     def orphans(self, pod: PodId) -> int:
@@ -60,6 +63,8 @@ class BlockMap:
             return
         for change in holder.apply(event):
             self._masks.apply(pod, change)
+            if not change.held:
+                self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

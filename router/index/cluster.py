@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from router.index.evicted import EvictedByModel
 from router.index.holders import (
     HolderFacts,
     HolderId,
@@ -60,6 +61,7 @@ class ClusterIndex:
     def __init__(self, *, holder_ttl_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
         self._holder_ttl_s = holder_ttl_s
         self.masks = HolderMasks(max_bytes, scatter)
+        self.evicted = EvictedByModel()
         self.holders = Holders()
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
@@ -117,6 +119,8 @@ class ClusterIndex:
         name = _collected_name(known.name) if known.reloading else known.name
         for change in entry.changes:
             self.masks.apply(name, change)
+            if not change.held and not known.reloading:
+                self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self.masks.rename(_collected_name(known.name), known.name)
@@ -142,6 +146,7 @@ class ClusterIndex:
     def drop(self, holder: KnownHolder) -> None:
         self.masks.forget(holder.name)
         self.masks.forget(_collected_name(holder.name))
+        self.evicted.of(holder.generation.model).holds(holder.name, 0)
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:

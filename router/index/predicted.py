@@ -16,7 +16,7 @@ confirmed prediction renews blocks, has an expiry and fills the capacity; withdr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -89,6 +89,8 @@ class PredictedIndex:
         self._predictions = 0
         self._expiries: list[tuple[float, PodId]] = []
         """Heap of the next expiry of each pod that has blocks."""
+        self.on_evict: Callable[[PodId, list[BlockHash], int], None] | None = None
+        """Called with a pod, the blocks that exceed its capacity, and the number that it keeps."""
 
     def __len__(self) -> int:
         return sum(pod.blocks for pod in self._pods.values())
@@ -145,7 +147,9 @@ class PredictedIndex:
             held.pending -= 1
             run = run.parent
         if capacity_blocks is not None:
-            self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+            evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+            if evicted and self.on_evict is not None:
+                self.on_evict(pod, evicted, dispatched.blocks)
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
@@ -221,28 +225,32 @@ class PredictedIndex:
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> None:
-        while blocks > 0:
-            blocks -= self._drop_tail(pod, dispatched, blocks)
+    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> list[BlockHash]:
+        """The dropped blocks."""
+        found: list[BlockHash] = []
+        while len(found) < blocks:
+            found.extend(self._drop_tail(pod, dispatched, blocks - len(found)))
+        return found
 
-    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> int:
+    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:
         """Drop up to `max_blocks` from the end of the oldest dispatch's last run. An empty run is removed from the
-        dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
+        dispatch, a dispatch without runs from the queue. Returns the dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
         held = run.held.get(pod) if run is not None else None
         if run is None or held is None or held.number != oldest.number:
             dispatched.queue.popleft()
-            return 0
+            return ()
         dropped = min(held.blocks, max_blocks)
         dispatched.blocks -= dropped
         held.blocks -= dropped
+        blocks = run.blocks[held.blocks : held.blocks + dropped]
         if not held.blocks:
             held.number = 0
             dispatched.runs -= 1
             self._remove_if_unused(run, pod, held)
             oldest.run = run.parent
-        return dropped
+        return blocks
 
     def _remove_if_unused(self, run: _PredictedRun, pod: PodId, held: _Held) -> None:
         if not held.number and not held.pending:

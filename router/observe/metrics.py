@@ -121,6 +121,7 @@ class Metrics:
         self.calibration_error.replace(errors)
 
     def _declare_index(self, r: CollectorRegistry) -> None:
+        self.evicted_reuse = Gauge(r, of_decisions.EVICTED_REUSE)
         self.degraded_matches = Counter(r, of_process.DEGRADED_MATCHES)
         self.index_age_s = Gauge(r, of_process.INDEX_AGE_S)
         self.index_bytes = Gauge(r, of_process.INDEX_BYTES)

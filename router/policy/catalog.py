@@ -52,6 +52,7 @@ COSTS: Mapping[str, type[CostTerm]] = _classes(
         "kv_wait": "costs.kv_wait.KvWaitTerm",
         "kv_pressure": "costs.kv_pressure.KvPressureTerm",
         "decode_interference": "costs.decode_interference.DecodeInterferenceTerm",
+        "congestion": "costs.congestion.CongestionTerm",
         "eviction": "costs.eviction.EvictionTerm",
         "warm_up": "costs.warm_up.WarmUpTerm",
     },

@@ -17,6 +17,7 @@ from router.policy.ring import key_block
 from router.types import (
     BlockHash,
     BlocksByTier,
+    Congestion,
     Endpoint,
     FleetSnapshot,
     Generation,
@@ -68,6 +69,8 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     turn: Count = 0
     now_s: float = 0.0
     degraded: bool = False
+    congestion: Congestion = Congestion()
+    learnt_reuse: float = 0.0
 
 
 class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
@@ -100,6 +103,8 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
             now_s=self.now_s,
             turn=self.turn,
             shared_blocks=self.shared_blocks,
+            congestion=self.congestion,
+            learnt_reuse=self.learnt_reuse,
         )
 
     def _prompt(self) -> PromptPrefix | None:
@@ -149,6 +154,8 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         turn=scene.turn,
         now_s=scene.now_s,
         degraded=match.degraded,
+        congestion=scene.congestion,
+        learnt_reuse=scene.learnt_reuse,
         match=match.blocks,
         inflight=scene.inflight,
         steps=scene.steps,

@@ -70,20 +70,25 @@ class RequestDecisions:
         self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, *, counted: bool = True
     ) -> Scene:
         """What a decision is based on. `counted`: count the request as traffic."""
-        ledger, model = self._needs.ledger, request.adapter or request.model
-        turn = self._turns[model] + 1
+        ledger, model, fleet = self._needs.ledger, request.adapter or request.model, self._needs.fleet.snapshot
+        now_s = time.monotonic()
+        turn, evicted = self._turns[model] + 1, self._needs.store.evicted
         if counted:
             self._turns[model] = turn
+            if prompt:
+                evicted.requested(request.model, prompt.hashes, match.blocks)
         return Scene(
             request=request,
             prompt=prompt,
             match=match,
-            fleet=self._needs.fleet.snapshot,
+            fleet=fleet,
             inflight=ledger.inflight(),
             steps=ledger.steps(),
-            now_s=time.monotonic(),
+            now_s=now_s,
             turn=turn,
             shared_blocks=self._traffic.shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
+            congestion=ledger.congestion(fleet, model, now_s),
+            learnt_reuse=evicted.reuse_of(request.model),
         )
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:

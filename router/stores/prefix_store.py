@@ -13,8 +13,20 @@ from typing import Protocol
 
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
+from router.index.evicted import EvictedByModel
 from router.index.predicted import PredictedIndex, Prediction
-from router.types import BlocksByTier, Generation, KvEvent, Pod, PodId, PrefixMatch, PromptPrefix
+from router.types import (
+    BlockChange,
+    BlockHash,
+    BlocksByTier,
+    Generation,
+    KvEvent,
+    Pod,
+    PodId,
+    PrefixMatch,
+    PromptPrefix,
+    Tier,
+)
 
 
 class EventStore(Protocol):
@@ -61,13 +73,21 @@ class PrefixStore(EventStore, Protocol):
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
 
+    @property
+    def evicted(self) -> EvictedByModel:
+        """How often evicted blocks are requested again."""
+
 
 class LocalStore:
     """A `PrefixStore` in memory: announced and predicted blocks of this router."""
 
-    def __init__(self) -> None:
-        self._announced = BlockMap()
+    def __init__(self, evicted: EvictedByModel | None = None) -> None:
+        self.evicted = evicted or EvictedByModel()
+        self._announced = BlockMap(self.evicted)
         self.predicted = PredictedIndex()
+        self.predicted.on_evict = self._on_evict
+        self._models: dict[PodId, str] = {}
+        """By pod, the model of its last dispatch."""
         self.on_dispatch: Callable[[Prediction], None] | None = None
         """Called with each prediction that this worker begins."""
         self.on_outcome: Callable[[Prediction, bool], None] | None = None
@@ -84,6 +104,8 @@ class LocalStore:
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
         self.predicted.forget(pod)
+        if model := self._models.pop(pod, ""):
+            self.evicted.of(model).holds(pod, 0)
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -93,6 +115,7 @@ class LocalStore:
         """Ignored: a match does not depend on it."""
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        self._models[pod] = prefix.generation.model
         prediction = self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
         if self.on_dispatch is not None:
             self.on_dispatch(prediction)
@@ -125,6 +148,11 @@ class LocalStore:
                     blocks[pod] = found
         return blocks
 
+    def _on_evict(self, pod: PodId, blocks: list[BlockHash], held: int) -> None:
+        """The model of a pod's cache, which it does not publish, is full."""
+        if model := self._models.get(pod):
+            self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
+
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         return sum(self._announced.match(prefix).get(pod, (0,)))
 
@@ -143,7 +171,7 @@ class ReplicaStore(LocalStore):
     """A `LocalStore` with a replica of the cluster index, which is used up to an age of `max_age_s`."""
 
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
-        super().__init__()
+        super().__init__(index.evicted)
         self.index = index
         self._max_age_s = max_age_s
         self._current_s: float | None = None

@@ -255,7 +255,7 @@ class SharedView:
         """Apply a snapshot or an update of another worker. Raises `ValueError` if it is malformed."""
         update, owners, now_s = self._decode(message), self._owners, self._clock()
         if update.snapshot:
-            owners.ledger.remove_worker(worker)
+            owners.ledger.remove_worker(worker, now_s)
             self.remote_ready_pods.update(update.ready_pods)
             owners.calibrator.calibration.load(update.calibration)
         self._apply_work(worker, update.work)
@@ -276,12 +276,12 @@ class SharedView:
 
     def remove_worker(self, worker: int) -> None:
         """Drop the in-flight work of a worker that is gone."""
-        self._owners.ledger.remove_worker(worker)
+        self._owners.ledger.remove_worker(worker, self._clock())
         self._withdraw_all(worker)
 
     def _apply_work(self, worker: int, rows: Mapping[PodId, InFlight | None]) -> None:
         """Also invalidates the pod's prefill time while it has another worker's prompt: it would cover both prompts."""
-        self._owners.ledger.apply_remote(worker, rows)
+        self._owners.ledger.apply_remote(worker, rows, self._clock())
         for pod, work in rows.items():
             if work is not None and work.prefill_requests:
                 self._owners.calibrator.clock(pod).disturbed()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.decision import Lease
 from router.fleet.ledger import Ledger
@@ -16,14 +17,19 @@ from router.types import InFlight, Pod, StepBegan
 MakePod = Callable[..., Pod]
 
 
+def counts(rows: Mapping[str, InFlight]) -> dict[str, InFlight]:
+    """The rows without the rates of prompts, which `test_congestion_estimator.py` tests."""
+    return {pod: structs.replace(work, prompts_per_s=0.0) for pod, work in rows.items()}
+
+
 def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
     """Its uncached tokens stand in the queue until the first token, its context until the end."""
     ledger, pod = Ledger(), make_pod("a")
     lease = ledger.book(pod, 1000, 600, 0.0)
     expected_ms = pod.speed.compute_ms(600, 1000)
-    assert ledger.inflight() == {"a": InFlight(1, 1, 400, expected_ms, 1000, head_ms=expected_ms)}
+    assert counts(ledger.inflight()) == {"a": InFlight(1, 1, 400, expected_ms, 1000, head_ms=expected_ms)}
     ledger.first_token(lease, 0.0)
-    assert ledger.inflight() == {"a": InFlight(1, 0, 0, 0.0, 1000, decode_tokens=1000)}
+    assert counts(ledger.inflight()) == {"a": InFlight(1, 0, 0, 0.0, 1000, decode_tokens=1000)}
     ledger.release(lease, 0.0)
     assert ledger.inflight() == {}
 
@@ -84,7 +90,7 @@ def test_sums_are_built_once_per_change(make_pod: MakePod) -> None:
     lease = ledger.book(make_pod("a"), 50, 0, 2.0)
     assert ledger.inflight()["a"] != first
     ledger.release(lease, 3.0)
-    assert ledger.inflight()["a"] == first
+    assert counts(ledger.inflight())["a"] == counts({"a": first})["a"]
 
 
 def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
@@ -92,10 +98,9 @@ def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     ledger = Ledger()
     lease = ledger.book(make_pod("a"), 1000, 600, 0.0)
     own = ledger.inflight()["a"]
-    ledger.apply_replicas(
-        [{"a": InFlight(2, 1, 30, 4.0, 500)}, {"a": InFlight(1, 1, 10, 1.0, 50), "b": InFlight(3, 0, 0, 0.0, 9)}]
-    )
-    assert ledger.inflight() == {
+    replicas = [{"a": InFlight(2, 1, 30, 4.0, 500)}, {"a": InFlight(1, 1, 10, 1.0, 50), "b": InFlight(3, 0, 0, 0.0, 9)}]
+    ledger.apply_replicas(replicas, 0.0)
+    assert counts(ledger.inflight()) == {
         "a": InFlight(4, 3, 440, own.prefill_ms + 5.0, 1550, head_ms=own.prefill_ms),
         "b": InFlight(3, 0, 0, 0.0, 9),
     }
@@ -109,20 +114,20 @@ def test_rows_of_replicas_are_replaced_as_a_whole(make_pod: MakePod) -> None:
     """A replica that is not mentioned has nothing in flight any longer."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.apply_replicas([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}])
-    ledger.apply_replicas([{"c": InFlight(2, 0, 0, 0.0, 20)}])
+    ledger.apply_replicas([{"a": InFlight(5, 0, 0, 0.0, 100), "b": InFlight(1, 0, 0, 0.0, 10)}], 0.0)
+    ledger.apply_replicas([{"c": InFlight(2, 0, 0, 0.0, 20)}], 0.0)
     assert ledger.inflight() == {**ledger.own(), "c": InFlight(2, 0, 0, 0.0, 20)}
-    ledger.apply_replicas([])
+    ledger.apply_replicas([], 0.0)
     assert ledger.inflight() == ledger.own()
 
 
 def test_rows_of_replicas_are_not_modified(make_pod: MakePod) -> None:
     """Neither their report nor an earlier reading changes with our own leases."""
     ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
-    ledger.apply_replicas([report])
+    ledger.apply_replicas([report], 0.0)
     before = ledger.inflight()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.apply_replicas([report, report])
+    ledger.apply_replicas([report, report], 0.0)
     assert before == report == {"a": InFlight(1, 0, 0, 0.0, 10)}
     assert ledger.inflight()["a"].requests == 3
 
@@ -173,7 +178,7 @@ def test_rows_of_replicas_have_no_head(make_pod: MakePod) -> None:
     alone, with_others = Ledger(), Ledger()
     for ledger in (alone, with_others):
         ledger.book(make_pod("a"), 1000, 0, 5.0)
-    with_others.apply_replicas([{"a": theirs, "b": theirs}, {"a": theirs}])
+    with_others.apply_replicas([{"a": theirs, "b": theirs}, {"a": theirs}], 0.0)
     alone_ms = alone.inflight()["a"].queue_ms(5.01)
     assert with_others.inflight()["a"].queue_ms(5.01) == pytest.approx(alone_ms + 160.0)
     assert with_others.inflight()["b"].queue_ms(5.01) == 80.0
@@ -200,14 +205,14 @@ def test_a_holder_counts_what_it_is_sending(make_pod: MakePod) -> None:
     ledger, pod = Ledger(), make_pod("a")
     ledger.pull_began("a")
     ledger.pull_began("a")
-    assert ledger.inflight() == {"a": InFlight(pulls=2)}
+    assert counts(ledger.inflight()) == {"a": InFlight(pulls=2)}
     lease = ledger.book(pod, 100, 0, 0.0)
-    ledger.apply_replicas([{"a": InFlight(pulls=3)}])
+    ledger.apply_replicas([{"a": InFlight(pulls=3)}], 0.0)
     assert ledger.inflight()["a"].pulls == 5
-    ledger.apply_replicas([])
+    ledger.apply_replicas([], 0.0)
     ledger.pull_ended("a")
     ledger.release(lease, 0.0)
-    assert ledger.inflight() == {"a": InFlight(pulls=1)}
+    assert counts(ledger.inflight()) == {"a": InFlight(pulls=1)}
     ledger.pull_ended("a")
     assert ledger.inflight() == {}
 
@@ -286,9 +291,9 @@ def test_sums_do_not_depend_on_when_they_are_read(
             if what == "stepped":
                 ledger.stepped(name, now_s)
             elif what == "worker":
-                ledger.apply_remote(1, {name: InFlight(number) if number else None})
+                ledger.apply_remote(1, {name: InFlight(number) if number else None}, 0.0)
             elif what == "replica":
-                ledger.apply_replicas([{name: InFlight(number, number)}] if number else [])
+                ledger.apply_replicas([{name: InFlight(number, number)}] if number else [], 0.0)
         _read(often)
         if now_s % every == 0:
             assert _read(seldom) == _read(often)
@@ -306,7 +311,9 @@ def test_decoding_counts_the_same_requests_as_the_sums(make_pod: MakePod) -> Non
     ledger = Ledger()
     ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
     ledger.book(make_pod("a"), 1000, 0, 3.0)
-    ledger.apply_replicas([{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}])
+    ledger.apply_replicas(
+        [{"a": InFlight(3, 1, 10, 1.0, 50, decode_tokens=40), "b": InFlight(2, 1, decode_tokens=5)}], 0.0
+    )
     assert [ledger.decoding(name) for name in "abc"] == [(3, 140, -math.inf), (1, 5, -math.inf), (0, 0, -math.inf)]
 
 
@@ -357,7 +364,7 @@ def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
     ledger = Ledger()
     ledger.book(make_pod("a"), 1000, 600, 5.0)
     assert ledger.on("a") == ledger.inflight()["a"]
-    ledger.apply_replicas([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}])
+    ledger.apply_replicas([{"a": InFlight(1, 0, 0, 0.0, 50, decode_tokens=50), "b": InFlight(1)}], 0.0)
     assert {name: ledger.on(name) for name in "ab"} == ledger.inflight()
     assert ledger.on("c") == InFlight()
 
@@ -366,24 +373,24 @@ def test_rows_of_workers_count_until_they_are_removed(make_pod: MakePod) -> None
     """Pod by pod; and all of it ends with the worker."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.apply_remote(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)})
-    ledger.apply_remote(2, {"a": InFlight(4, 0, 0, 0.0, 40)})
-    ledger.apply_replicas([{"a": InFlight(8, 0, 0, 0.0, 80)}])
+    ledger.apply_remote(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)}, 0.0)
+    ledger.apply_remote(2, {"a": InFlight(4, 0, 0, 0.0, 40)}, 0.0)
+    ledger.apply_replicas([{"a": InFlight(8, 0, 0, 0.0, 80)}], 0.0)
     assert {pod: work.requests for pod, work in ledger.inflight().items()} == {"a": 15, "b": 1}
     assert (ledger.on("a").requests, ledger.requests_of_router("a"), ledger.own()["a"].requests) == (15, 7, 1)
-    ledger.apply_remote(1, {"b": None})
+    ledger.apply_remote(1, {"b": None}, 0.0)
     assert set(ledger.inflight()) == {"a"}
-    ledger.remove_worker(1)
+    ledger.remove_worker(1, 0.0)
     assert ledger.inflight()["a"].requests == 13
-    ledger.remove_worker(2)
-    ledger.apply_replicas([])
+    ledger.remove_worker(2, 0.0)
+    ledger.apply_replicas([], 0.0)
     assert ledger.inflight() == ledger.own()
 
 
 def test_own_changes_are_added_to_the_work_of_others(make_pod: MakePod) -> None:
     """A lease that is booked or released while others work there changes the sum at once."""
     ledger, pod = Ledger(), make_pod("a")
-    ledger.apply_remote(1, {"a": InFlight(2, 0, 0, 0.0, 20)})
+    ledger.apply_remote(1, {"a": InFlight(2, 0, 0, 0.0, 20)}, 0.0)
     lease = ledger.book(pod, 100, 0, 0.0)
     assert ledger.inflight()["a"].requests == ledger.on("a").requests == 3
     ledger.release(lease, 1.0)
@@ -394,9 +401,9 @@ def test_of_two_workers_heads_the_earlier_one_counts(make_pod: MakePod) -> None:
     """Workers share a clock, so that all of them see the same rest of it."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.book(pod, 1000, 0, 5.0)
-    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)})
+    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)}, 0.0)
     assert (ledger.on("a").head_ms, ledger.on("a").head_since_s) == (300.0, 4.0)
-    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)})
+    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)}, 0.0)
     assert ledger.on("a").head_since_s == 5.0
 
 
@@ -406,7 +413,7 @@ def test_on_change_is_called_for_every_change_of_our_own_work(make_pod: MakePod)
     ledger.on_change = changed.append
     lease = ledger.book(make_pod("a"), 100, 0, 0.0)
     ledger.first_token(lease, 1.0)
-    ledger.apply_remote(1, {"b": InFlight(1)})
+    ledger.apply_remote(1, {"b": InFlight(1)}, 0.0)
     ledger.release(lease, 2.0)
     assert changed == ["a", "a", "a"]
 
@@ -435,9 +442,9 @@ def test_a_watch_records_the_maximum_number_of_prompts(
             change = Ledger.first_token if what == "token" else Ledger.release
             change(ledger, leases[number % len(leases)], 0.0)
         elif what == "worker":
-            ledger.apply_remote(1, row)
+            ledger.apply_remote(1, row, 0.0)
         elif what == "replica":
-            ledger.apply_replicas([row])
+            ledger.apply_replicas([row], 0.0)
         return ledger.on("a").prefill_requests
 
     for event in before:
@@ -454,5 +461,5 @@ def test_prompts_of_others_without_a_first_token_are_reported(prompts: int, expe
     """Of another worker; decoding requests do not count."""
     ledger = Ledger()
     assert not ledger.others_prefill("a")
-    ledger.apply_remote(1, {"a": InFlight(requests=3, prefill_requests=prompts)})
+    ledger.apply_remote(1, {"a": InFlight(requests=3, prefill_requests=prompts)}, 0.0)
     assert ledger.others_prefill("a") is expected

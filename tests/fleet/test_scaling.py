@@ -339,7 +339,7 @@ def test_signals_follow_bookings(make_pod: MakePod) -> None:
     fleet.observe_load("a", PodLoad(scraped_at_s=NOW_S))
     view = ScalingView(fleet, ledger, TARGETS, NOW_S - 10)
     lease = ledger.book(one, 100_000, 50_000, NOW_S - 5)
-    ledger.apply_replicas([{"a": InFlight(requests=1, prefill_tokens=70_000, prefill_ms=9e9)}])
+    ledger.apply_replicas([{"a": InFlight(requests=1, prefill_tokens=70_000, prefill_ms=9e9)}], 0.0)
     [busy] = view.signals(NOW_S)
     assert busy.queued_tokens == 50_000
     assert busy.backlog_s == pytest.approx(max(0.0, lease.prefill_ms / 1000 - 5))

@@ -14,6 +14,7 @@ from router.policy.spec import Policy, parse_policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.types import (
     BlocksByTier,
+    Congestion,
     Endpoint,
     FleetSnapshot,
     Generation,
@@ -112,6 +113,7 @@ works = st.builds(
     st.sampled_from([0.0, 0.3, 1.0]),
     st.floats(-1, 0),
 )
+congestions = st.builds(Congestion, st.floats(0, 50), st.floats(0, 1), st.floats(0, 1e5))
 links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 
 
@@ -169,4 +171,6 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
         steps={name: StepBegan(draw(st.floats(-1, 0)), draw(st.floats(0, 500))) for name in names[::2]},
         turn=draw(st.integers(0, 100)),
         shared_blocks=draw(st.integers(0, blocks + 2)),
+        congestion=draw(congestions),
+        learnt_reuse=draw(st.floats(0, 16)),
     )

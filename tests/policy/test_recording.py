@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ from router.policy.recording import (
     scene_line,
 )
 from router.policy.spec import Policy
-from router.types import InFlight, PodLoad, PodState, PodStatus, Scene, StepBegan
+from router.types import Congestion, InFlight, PodLoad, PodState, PodStatus, Scene, StepBegan
 from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
 ALL = [
@@ -109,14 +110,22 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
     """Those of the request that are strings too, each of which could stand for another."""
     said = {name: name for name in ("adapter", "session", "tenant")}
     asked = request("me", **said, stream=True, max_output_tokens=7)
-    kept = record(scene(*ready(pod("a")), request=asked, prompt=None, turn=3, now_s=4.0, shared_blocks=5), "chat")
+    numbers: dict[str, Any] = {
+        "turn": 3,
+        "now_s": 4.0,
+        "shared_blocks": 5,
+        "congestion": Congestion(2.0),
+        "learnt_reuse": 0.75,
+    }
+    kept = record(scene(*ready(pod("a")), request=asked, prompt=None, **numbers), "chat")
     facts = {name: getattr(kept, name) for name in (*said, "request_id", "model", "workload", "endpoint")}
     assert facts == {**said, "request_id": "me", "model": MODEL, "workload": "chat", "endpoint": asked.endpoint}
     assert (kept.stream, kept.max_output_tokens, kept.body_bytes) == (True, 7, 400)
-    assert (kept.turn, kept.now_s, kept.shared_blocks, kept.degraded) == (3, 4.0, 5, False)
+    assert {name: getattr(kept, name) for name in numbers} == numbers
+    assert kept.degraded is False
     of_prompt = {"prompt_tokens", "block_size_tokens", "blocks", "key"}
-    numbers = {"stream", "max_output_tokens", "body_bytes", "turn", "now_s", "shared_blocks", "degraded"}
-    assert {*facts, *numbers, *of_prompt} == set(SceneFacts.__struct_fields__), "test every new fact above"
+    others = {"stream", "max_output_tokens", "body_bytes", "degraded"}
+    assert {*facts, *numbers, *others, *of_prompt} == set(SceneFacts.__struct_fields__), "test every new fact above"
 
 
 def test_a_prompt_that_was_not_read_keeps_its_length() -> None:

@@ -38,6 +38,12 @@ CALIBRATION_ERROR = gauge(
     "Mean absolute relative error of recent times, by the prior and by the calibration.",
     "subject pod by",
 )
+EVICTED_REUSE = gauge(
+    "warmroute_evicted_reuse_ratio",
+    "Learnt number of requests that would have used an evicted block, which prices evictions.",
+    "model",
+    Join.MAX,
+)
 
 POLICY_INFO = gauge("warmroute_policy_info", "1 for each active policy.", "policy version set_version")
 POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.", "result", Join.MAX)

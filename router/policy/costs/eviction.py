@@ -7,15 +7,25 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
+from router.policy.costs.congestion import congestion_inputs, prompts_reached_per_ms
 from router.policy.term import CostTerm, Input, Placement, Side
+
+MAX_DELAY = 100.0
+"""Maximum delay of other prompts that counts, in ms for each ms of compute."""
 
 
 class EvictionTerm(CostTerm):
     """A full cache evicts as many tokens as a request adds, and a part of them would have been requested again:
 
-        eviction = reuse * c1 * (n - max(held here, shared))
+        D = min(K * backlog, 100)        K = prompts / (1000 * max(1 - busy, 0.05))
+        eviction = (reuse + learnt * R) * (1 + congestion * D) * c1 * (n - max(held here, shared))
 
-    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction.
+    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction. R, the
+    `learnt reuse`, is that number as the router measures it, per model, from requests for blocks that have just left
+    the caches. It does not depend on this request: the oldest blocks are evicted, of any class of work. Computing them
+    again takes time, and delays the prompts that come after by D ms for each ms: `backlog` is the prefill that a pod
+    has to compute now, the mean of the pods of this model; K is explained in `congestion`. In an idle fleet D is 0,
+    near saturation 10 and more.
     Copies that a pull brings count as well: a second copy of a prefix takes the space of another prefix. The prefix
     that all traffic shares counts as held: every pod needs space for it once, whichever request brings it.
     """
@@ -23,9 +33,14 @@ class EvictionTerm(CostTerm):
     side: ClassVar[Side] = Side.PREFILL
     delays: ClassVar[bool] = False
     reuse: NonNegativeFloat = 0.25
+    learnt: NonNegativeFloat = 0.0
+    congestion: NonNegativeFloat = 0.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        reuse, costs_ms = self.reuse, []
+        if not placements:
+            return []
+        reuse = self.reuse + self.learnt * placements[0].request.scene.learnt_reuse
+        reuse, costs_ms = reuse * (1 + self.congestion * self._delay(placements[0])), []
         for at in placements:
             request, held_tokens = at.request, at.own_tokens
             if held_tokens < request.shared_tokens:
@@ -38,3 +53,12 @@ class EvictionTerm(CostTerm):
         yield Input("held here", "tokens", at.own_tokens)
         yield Input("shared", "tokens", at.request.shared_tokens)
         yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
+        if self.learnt:
+            yield Input("learnt reuse", "requests", at.request.scene.learnt_reuse)
+        if self.congestion:
+            yield from congestion_inputs(at)
+
+    def _delay(self, at: Placement) -> float:
+        """Delay of other prompts, in ms for each ms of compute."""
+        congestion = at.request.scene.congestion
+        return min(prompts_reached_per_ms(congestion) * congestion.backlog_ms, MAX_DELAY)

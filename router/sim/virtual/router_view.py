@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 
 from router.decision import Lease, RouteDecision
 from router.fleet.ledger import Ledger
+from router.index.evicted import EvictedBlocks
 from router.index.masks import HolderMasks
 from router.index.predicted import PredictedIndex
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
@@ -21,6 +22,7 @@ from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.sim.virtual.traffic import TrafficRequest
 from router.types import (
+    BlockChange,
     BlockHash,
     BlocksByTier,
     Endpoint,
@@ -74,7 +76,10 @@ class RouterView:
 
     def apply_blocks(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
         """Apply a KV event of a pod."""
-        (self._announced.add if held else self._announced.remove)(pod, blocks, tier)
+        change = BlockChange(tier, held, blocks)
+        self._announced.apply(pod, change)
+        if not held:
+            self._evicted.evicted(pod, change, self._announced.held(pod))
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """Apply a scrape of the pods. A missing pod counts as idle."""
@@ -87,6 +92,8 @@ class RouterView:
     def restart(self) -> None:
         """Start without state, as a new process does."""
         self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
+        self._evicted = EvictedBlocks()
+        self._predicted.on_evict = self._on_evict
         self.ledger = Ledger()
 
     def decide(
@@ -101,6 +108,8 @@ class RouterView:
         self._turn += 1
         hashes = traffic.prompt_hashes
         prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
+        match = self._held(hashes, now_s)
+        self._evicted.requested(hashes, match)
         request = InferenceRequest(
             id=request_id,
             endpoint=Endpoint.COMPLETIONS,
@@ -113,9 +122,11 @@ class RouterView:
         scene = Scene(
             request=request,
             prompt=prompt,
-            match=PrefixMatch(self._held(hashes, now_s)),
+            match=PrefixMatch(match),
             fleet=self._snapshot,
             inflight=self.ledger.inflight(),
+            congestion=self.ledger.congestion(self._snapshot, self._generation.model, now_s),
+            learnt_reuse=self._evicted.reuse,
             steps=steps,
             now_s=now_s,
             turn=self._turn,
@@ -135,9 +146,12 @@ class RouterView:
         self._predicted.record(pod, traffic.prompt_hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
         return self.ledger.book(self.pods[pod], traffic.prompt_tokens, cached_tokens, now_s, prefills=prefills)
 
-    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]]) -> None:
+    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
         """Apply the work in flight of the other replicas."""
-        self.ledger.apply_replicas(replicas)
+        self.ledger.apply_replicas(replicas, now_s)
+
+    def _on_evict(self, pod: PodId, blocks: list[BlockHash], held: int) -> None:
+        self._evicted.evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
     def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """By pod, the longer of the announced and the predicted match, as in `stores/prefix_store.py`."""

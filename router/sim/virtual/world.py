@@ -341,7 +341,7 @@ class World:
     def _exchange(self) -> None:
         own = [view.ledger.own() for view in self._views]
         for at, view in enumerate(self._views):
-            view.apply_replicas(one for other, one in enumerate(own) if other != at)
+            view.apply_replicas([one for other, one in enumerate(own) if other != at], self._now_ms / 1000)
         assert self._conditions.exchange_ms is not None
         self._repeat(self._conditions.exchange_ms, self._exchange)
 

@@ -23,7 +23,7 @@ from tests.policy.costs.placements import at
 from tests.policy.scenes import links, pod, policy, scenes
 
 Inputs = Mapping[str, float]
-ALL = policy(*COSTS, shortlist=0)
+ALL = policy(costs={**{name: {} for name in COSTS}, "eviction": {"congestion": 1.0, "learnt": 0.5}}, shortlist=0)
 
 
 def compute_ms(x: Inputs, n: float, p: float) -> float:
@@ -99,8 +99,21 @@ def decode_interference(x: Inputs, term: Any) -> float:
     return float(term.weight * x["requests decoding"] * compute_ms(x, x["n"], x["p"]))
 
 
+def reached_per_ms(x: Inputs) -> float:
+    return x["prompts"] / (1000 * max(1 - x["busy"], 0.05))
+
+
+def congestion(x: Inputs, term: Any) -> float:
+    added = compute_ms(x, x["n"], max(x["p"], x["shared"]))
+    ahead = term.pod * (work_ahead_ms(x) + added / 2) + term.fleet * x["backlog"]
+    return float(reached_per_ms(x) * added * ahead)
+
+
 def eviction(x: Inputs, term: Any) -> float:
-    return float(term.reuse * x["c1"] * (x["n"] - max(x["held here"], x["shared"])))
+    delay = min(reached_per_ms(x) * x["backlog"], 100)
+    missing = x["n"] - max(x["held here"], x["shared"])
+    reuse = term.reuse + term.learnt * x["learnt reuse"]
+    return float(reuse * (1 + term.congestion * delay) * x["c1"] * missing)
 
 
 def warm_up(x: Inputs, term: Any) -> float:
@@ -111,7 +124,7 @@ FORMULAS: Mapping[str, Callable[[Inputs, Any], float]] = {
     formula.__name__: formula
     for formula in (
         *(queue, prefill, hot_prefix_credit, tier_read, transfer, handoff, decode),
-        *(kv_wait, kv_pressure, decode_interference, eviction, warm_up),
+        *(kv_wait, kv_pressure, decode_interference, congestion, eviction, warm_up),
     )
 }
 

@@ -102,7 +102,7 @@ def test_work_in_flight_raises_the_price_until_it_is_released(router: RouterView
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
     router.ledger.release(lease, 0.0)
     assert by_pod(router)[A].cost.total_ms == idle_ms
-    router.apply_replicas([booked])
+    router.apply_replicas([booked], 0.0)
     assert by_pod(router)[A].cost.total_ms > idle_ms + 400
 
 

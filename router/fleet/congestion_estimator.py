@@ -1,0 +1,115 @@
+"""How busy are pods with computing prompts?
+
+The ledger reports bookings and the begin and end of each pod's work on prompts. Rates and busy shares are averages with
+exponential decay. They start as if the pod had been idle for `COLD_START_S`. Pods are combined when a request reads
+them, so a pod that has left the fleet has left the means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import exp
+
+import msgspec
+
+from router.types import Congestion, FleetSnapshot, InFlight, PodId, PodState, Role
+
+WINDOW_S = 120.0
+"""Time constant of the averages."""
+COLD_START_S = 10.0
+"""Idle time that a new pod's averages start with."""
+REFRESH_S = 0.05
+"""The means of a model are computed at most this often."""
+MAX_PODS = 4096
+"""Pods with averages; of more, those without a recent change are dropped."""
+
+
+class _Averages(msgspec.Struct, gc=False):
+    """Of one pod, decayed to `at_s`."""
+
+    since_s: float
+    at_s: float
+    prompts: float = 0.0
+    busy_s: float = 0.0
+    busy: bool = False
+
+    def decay(self, now_s: float) -> None:
+        if now_s <= self.at_s:
+            return
+        kept = exp((self.at_s - now_s) / WINDOW_S)
+        self.prompts *= kept
+        self.busy_s = self.busy_s * kept + (WINDOW_S * (1 - kept) if self.busy else 0.0)
+        self.at_s = now_s
+
+    def observed_s(self) -> float:
+        """The decayed length of the time that the averages cover."""
+        return WINDOW_S * (1 - exp((self.since_s - self.at_s) / WINDOW_S))
+
+
+class CongestionEstimator:
+    """Averages by pod, and their means by model. Times must not go backwards."""
+
+    def __init__(self) -> None:
+        self._pods: dict[PodId, _Averages] = {}
+        self._means: dict[str, tuple[float, Congestion]] = {}
+        """By model, with the time of their computation."""
+
+    def booked(self, pod: PodId, now_s: float) -> None:
+        """A prompt is sent to `pod`, which is busy from now on."""
+        averages = self._pods.get(pod) or self._add(pod, now_s)
+        averages.decay(now_s)
+        averages.prompts += 1
+        averages.busy = True
+
+    def set_busy(self, pod: PodId, busy: bool, now_s: float) -> None:
+        """`pod` has a prompt without a first token, of any router, or has none. Idempotent."""
+        averages = self._pods.get(pod)
+        if averages is None and busy:
+            averages = self._add(pod, now_s)
+        if averages is not None and averages.busy is not busy:
+            averages.decay(now_s)
+            averages.busy = busy
+
+    def prompts_per_s(self, pod: PodId) -> float:
+        """Rate of the prompts booked on the pod, as of the last change."""
+        averages = self._pods.get(pod)
+        return averages.prompts / averages.observed_s() if averages and averages.prompts else 0.0
+
+    def means(self, fleet: FleetSnapshot, model: str, inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
+        """Of the ready pods that serve `model` and compute prompts. `inflight`: the work of all routers. O(pods), but
+        O(1) within `REFRESH_S`."""
+        known = self._means.get(model)
+        if known is not None and 0 <= now_s - known[0] < REFRESH_S:
+            return known[1]
+        found = self._computed(_computing(fleet, model), inflight, now_s)
+        if len(self._means) > MAX_PODS:
+            self._means.clear()
+        self._means[model] = now_s, found
+        return found
+
+    def _computed(self, pods: list[PodId], inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
+        prompts_per_s = busy = backlog_ms = 0.0
+        for pod in pods:
+            work, averages = inflight.get(pod), self._pods.get(pod)
+            if averages:
+                averages.decay(now_s)
+                busy += averages.busy_s / averages.observed_s()
+            if work:
+                backlog_ms += work.queue_ms(now_s)
+            prompts_per_s += work.prompts_per_s if work else self.prompts_per_s(pod)
+        count = max(len(pods), 1)
+        return Congestion(prompts_per_s / count, busy / count, backlog_ms / count)
+
+    def _add(self, pod: PodId, now_s: float) -> _Averages:
+        if len(self._pods) >= MAX_PODS:
+            recent = sorted(self._pods.items(), key=lambda one: one[1].at_s)[MAX_PODS // 2 :]
+            self._pods = dict(recent)
+        averages = self._pods[pod] = _Averages(now_s - COLD_START_S, now_s)
+        return averages
+
+
+def _computing(fleet: FleetSnapshot, model: str) -> list[PodId]:
+    """The pods that compute prompts: in a fleet with prefill pods, these; otherwise all."""
+    serving = [s.pod for s in fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
+    computing = [pod.id for pod in serving if pod.role is not Role.DECODE]
+    return computing or [pod.id for pod in serving]

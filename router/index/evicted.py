@@ -1,0 +1,140 @@
+"""How often would evicted blocks have been requested again?
+
+Hashes of recently evicted blocks are kept in order of eviction: a ghost list. A prompt block that no pod holds but the
+list contains would have been cached if all pods were larger by the length of the list. That gives the derivative of the
+hit share by the logarithm of capacity, h', and the value of an evicted token: h' / (1 - h) tokens computed again.
+
+    reuse = (found * held / ghosts + PRIOR_REUSE * w) / (missed + w)        w = PRIOR_SHARE * held
+
+`held` and `ghosts` are the blocks that pods hold and those of the list; `missed` the prompt blocks that no pod held,
+`found` those of them that the list contained, both of one request in `SAMPLE` and decayed by turnover of the caches.
+A router counts its own requests only: a ratio needs no exchange with other routers. Source: ghost lists as in ARC
+(Megiddo and Modha 2003); sampling of hashes as in SHARDS (Waldspurger et al. 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from router.types import BlockChange, BlockHash, BlocksByTier, PodId, Tier
+
+GHOST_SHARE = 0.25
+"""Length of the list, as a share of the blocks that pods hold."""
+MAX_GHOSTS = 1 << 15
+"""Maximum kept hashes of a model. With more, only hashes with more zero bits at the end are kept and counted."""
+SAMPLE = 4
+MAX_COUNTED_BLOCKS = 4096
+"""Missed blocks of a prompt that are counted."""
+WINDOW = 2.0
+"""Counts decay by e when this multiple of the held blocks has been missed."""
+PRIOR_REUSE = 0.25
+PRIOR_SHARE = 0.25
+MAX_REUSE = 16.0
+
+
+class EvictedBlocks:
+    """The evicted blocks of one model."""
+
+    def __init__(self) -> None:
+        self._ghosts: dict[BlockHash, None] = {}
+        """Oldest first."""
+        self._mask = 0
+        """Hashes with one of these bits are not kept."""
+        self._held: dict[PodId, int] = {}
+        self._all_held = 0
+        self._deepest: dict[PodId, Tier] = {}
+        """The farthest tier of each pod: a block leaves the pod with its removal from there."""
+        self._found = 0.0
+        self._missed = 0.0
+        self._seen = 0
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+    def evicted(self, pod: PodId, change: BlockChange, held: int) -> None:
+        """`pod` evicted blocks from a tier, and now holds `held` blocks."""
+        tier, blocks = change.tier, change.blocks
+        if tier < self._deepest.get(pod, tier):
+            return
+        self._deepest[pod] = tier
+        self.holds(pod, held)
+        ghosts, mask = self._ghosts, self._mask
+        for block in blocks:
+            if not block & mask:
+                ghosts.pop(block, None)
+                ghosts[int(block)] = None
+        self._shorten()
+
+    def holds(self, pod: PodId, held: int) -> None:
+        """`pod` holds `held` blocks; 0 when it is gone."""
+        self._all_held += held - self._held.get(pod, 0)
+        if held:
+            self._held[pod] = held
+        else:
+            self._held.pop(pod, None)
+            self._deepest.pop(pod, None)
+
+    def requested(self, hashes: Sequence[BlockHash], held: Mapping[PodId, BlocksByTier]) -> None:
+        """A prompt, and its leading blocks by pod. O(pods + blocks) for one call in `SAMPLE`."""
+        self._seen += 1
+        if self._seen % SAMPLE or not self._ghosts:
+            return
+        held_blocks = max(map(sum, held.values()), default=0)
+        ghosts, mask = self._ghosts, self._mask
+        missed = hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS]
+        if mask:
+            missed = [block for block in missed if not block & mask]
+        kept = 1 - min(len(missed) * SAMPLE * (mask + 1) / (WINDOW * max(self._all_held, 1)), 0.5)
+        self._found = self._found * kept + sum([block in ghosts for block in missed])
+        self._missed = self._missed * kept + len(missed)
+
+    @property
+    def reuse(self) -> float:
+        """Expected number of requests that would have used an evicted block, between 0 and `MAX_REUSE`."""
+        ghosts = len(self._ghosts) * (self._mask + 1)
+        if not ghosts or not self._missed:
+            return PRIOR_REUSE
+        prior = PRIOR_SHARE * self._all_held / SAMPLE / (self._mask + 1)
+        found = self._found * self._all_held / ghosts
+        return min((found + PRIOR_REUSE * prior) / (self._missed + prior), MAX_REUSE)
+
+    def _shorten(self) -> None:
+        """Drop the oldest; keep fewer hashes if the list would be too long."""
+        limit = max(int(self._all_held * GHOST_SHARE) // (self._mask + 1), 1)
+        ghosts = self._ghosts
+        if limit > MAX_GHOSTS and len(ghosts) > MAX_GHOSTS:
+            self._mask = self._mask * 2 + 1
+            self._ghosts = {block: None for block in ghosts if not block & self._mask}
+            self._found /= 2
+            self._missed /= 2
+            return
+        for block in [block for block, _ in zip(ghosts, range(len(ghosts) - limit), strict=False)]:
+            del ghosts[block]
+
+
+class EvictedByModel:
+    """The evicted blocks of each model."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, EvictedBlocks] = {}
+
+    def of(self, model: str) -> EvictedBlocks:
+        """Those of `model`, a pod's, which is created on first use."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = EvictedBlocks()
+        return found
+
+    def requested(self, model: str, hashes: Sequence[BlockHash], held: Mapping[PodId, BlocksByTier]) -> None:
+        """A prompt for `model`, which a client may have made up. See `EvictedBlocks.requested`."""
+        if known := self._models.get(model):
+            known.requested(hashes, held)
+
+    def reuse_of(self, model: str) -> float:
+        """The learnt reuse of `model`; the prior before its first eviction."""
+        known = self._models.get(model)
+        return known.reuse if known else PRIOR_REUSE
+
+    def reuse(self) -> Mapping[str, float]:
+        """The learnt reuse by model."""
+        return {model: blocks.reuse for model, blocks in self._models.items()}
