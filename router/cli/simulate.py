@@ -63,10 +63,18 @@ class TrafficOptions:
         float, typer.Option(min=0.0, help="Delay each arrival randomly, by up to N s of trace time.")
     ] = 0.0
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Change a value of the fleet, repeatable: --set conditions.event_loss=0.2",
+            show_default="none",
+        ),
+    ] = None
 
     def experiment(self) -> Experiment:
         """Read all files. Raises `ConfigError`."""
-        return experiment(self.fleet, Source(self.traffic, self.requests, self.jitter_s))
+        return experiment(self.fleet, Source(self.traffic, self.requests, self.jitter_s), self.changes or ())
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,10 @@ class SimulateOptions(TrafficOptions):
     ] = None
     pods: Annotated[
         str,
-        typer.Option(help="Pods of the fleet's first group, separated by commas.", show_default="as in the fleet file"),
+        typer.Option(
+            help="Numbers of pods, separated by commas; groups keep their proportions.",
+            show_default="as in the fleet file",
+        ),
     ] = ""
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Runs of each setting, with different arrivals.", show_default="1")
@@ -118,7 +129,9 @@ def simulate_command(options: SimulateOptions) -> None:
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
     for name in names:
         choose_policy(dict(setup.policies), name)
-    sizes = _positive(int, options.pods, "--pods") if options.pods else [setup.fleet.pods[0].count]
+    sizes = _positive(int, options.pods, "--pods") if options.pods else [setup.fleet.pod_count]
+    for size in sizes:
+        setup.fleet.with_pods(size)  # raises before anything runs
     settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds, wrong_priors=options.compare)
     results = run_all(setup, settings, options.jobs)
     Console().print(summary(results, setup.fleet.slo))

@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from router.report import (
+    GLOSSARY,
     PlotAxes,
     Section,
     Series,
@@ -94,29 +95,69 @@ _COLUMNS = (
 def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
     """A table for each load and pod count: means over seeds, without the runs with wrong coefficients.
 
-    With several seeds, the range of the mean takes the place of the median, so that 80 columns suffice."""
+    With several seeds, the interval of the mean takes the place of the median, so that 80 columns suffice."""
     exact = _with_exact_priors(results)
     several = len({result.setting.seed for result in exact}) > 1
     figures = [result.figures for result in exact]
+    left_out = ("peak", "p50 ms") if several else ("peak",)
     shown = [
         column
         for column in _COLUMNS
-        if not (several and column.title == "p50 ms") and not all(math.isnan(column.value(one)) for one in figures)
+        if column.title not in left_out and not all(math.isnan(column.value(one)) for one in figures)
     ]
     titles = ["policy", *(column.title for column in shown)]
-    at = titles.index("p99 ms")
-    titles[at:at] = ["range ms"] * several
+    at = titles.index("mean ms") + 1
+    titles[at:at] = ["± ms"] * several + ["behind"]
     parts: list[RenderableType] = []
     for (load, pods), by_policy in _groups(results).items():
         rows = []
+        behind = _behind(by_policy)
         for policy, runs in by_policy.items():
             row = [policy, *(column.cell(runs) for column in shown)]
-            row[at:at] = [_MEAN.range(spread_of(runs, _MEAN.value))] * several
+            row[at:at] = [_margin(spread_of(runs, _MEAN.value))] * several + [behind[policy]]
             rows.append(row)
         parts.append(text_table(titles, rows, title=f"load {load:g}; {pods} pods"))
         if len(by_policy) > 1:
             parts.append(Text(f"{_verdict(by_policy, 'TTFT mean')}.\n"))
+    if (regrets := _regrets(results)) is not None:
+        parts.append(text_table(regrets[0], regrets[1], title=REGRET_TITLE))
     return Group(*parts, Text(legend(titles, f"{_slo(slo)} {_seeds(exact)}".strip())))
+
+
+def _margin(spread: Spread) -> str:
+    return _whole(spread.margin) if math.isfinite(spread.margin) else ""
+
+
+def _behind(by_policy: Mapping[str, Sequence[Result]]) -> dict[str, str]:
+    """How far the mean TTFT of each policy is above the lowest of the table, in parentheses if that may be chance."""
+    best = best_policies(by_policy, _ttft_mean_ms)
+    lowest = next(iter(best.values())).mean
+    shown = {}
+    for policy, runs in by_policy.items():
+        mean = spread_of(runs, _ttft_mean_ms).mean
+        by = f"{mean / lowest - 1:+.1%}" if math.isfinite(mean) and lowest else ""
+        shown[policy] = f"({by})" if by and policy in best and len(best) > 1 else by
+    return shown
+
+
+REGRET_TITLE = "mean TTFT behind the best"
+
+
+def _regrets(results: Sequence[Result]) -> tuple[list[str], list[list[str]]] | None:
+    """Columns and rows of the table of all policies over all loads and sizes; None for one load or one policy."""
+    groups = _groups(results)
+    if len(groups) < 2 or len({policy for by_policy in groups.values() for policy in by_policy}) < 2:
+        return None
+    sizes = len({pods for _, pods in groups}) > 1
+    behind = [_behind(by_policy) for by_policy in groups.values()]
+    rows = [[policy, *(one.get(policy, "") for one in behind)] for policy, _ in _by_mean(_with_exact_priors(results))]
+    return ["policy", *(f"{load:g}, {pods} pods" if sizes else f"load {load:g}" for load, pods in groups)], rows
+
+
+def _regret_section(results: Sequence[Result]) -> list[Section]:
+    regrets = _regrets(results)
+    note = paragraph(f"{REGRET_TITLE} policy of each load and size: {GLOSSARY['behind']}.")
+    return [Section("Regret", [note, table(*regrets)])] if regrets else []
 
 
 def _slo(slo: Slo) -> str:
@@ -130,7 +171,10 @@ def _seeds(results: Sequence[Result]) -> str:
     seeds = len({result.setting.seed for result in results})
     if seeds == 1:
         return "One run each: a small difference may be chance; --seeds 3 shows the spread."
-    return f"Means over {seeds} seeds. Policies whose ranges over the seeds overlap are tied."
+    return (
+        f"Means over {seeds} seeds, ± half of the 95 % confidence interval. Policies are tied if the interval of their "
+        "difference, seed by seed, reaches 0, or if it is less than 1 %."
+    )
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
@@ -156,6 +200,7 @@ def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffi
     sections = [
         Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
         Section("Figures", [definitions(columns), table(columns, _rows(results))]),
+        *_regret_section(results),
         *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
         *_robustness(results),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -98,9 +98,9 @@ def simulated_policies() -> dict[str, Policy]:
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
-def experiment(fleet: Path, source: Source) -> Experiment:
-    """The fleet, priors, policies and traffic. Raises `ConfigError`."""
-    spec = load(_found(fleet, "fleets"), FleetSpec)
+def experiment(fleet: Path, source: Source, changes: Sequence[str] = ()) -> Experiment:
+    """The fleet with `changes`, priors, policies and traffic. Raises `ConfigError`."""
+    spec = load(_found(fleet, "fleets"), FleetSpec, changes)
     source = replace(source, path=_found(source.path, "traffic"))
     source(1.0, 0)  # raises before anything is computed
     return Experiment(spec, shipped_prior, simulated_policies(), source)

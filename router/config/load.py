@@ -137,13 +137,30 @@ def validate_options(model: type[M], data: Any) -> M:
         raise ConfigError(explain_mistakes(error, model, data, lambda _: ("command line", 0))) from None
 
 
-def load(path: Path, model: type[M]) -> M:
-    """One file as `model`, with the values of environment variables. Raises `ConfigError`."""
+def load(path: Path, model: type[M], changes: Sequence[str] = ()) -> M:
+    """One file as `model`, with the values of environment variables. Raises `ConfigError`.
+
+    A change `a.0.b=VALUE` replaces or adds a value, in YAML."""
     document = read_document(path)
     data, mistakes = with_environment(plain(document.data), os.environ)
+    for change in changes:
+        _change(data, change)
     if mistakes:
         raise ConfigError("\n".join(f"{path}:{document.line_of(keys)}: {message}" for keys, message in mistakes))
     return validate(document, model, data)
+
+
+def _change(data: Any, change: str) -> None:
+    key, separator, text = change.partition("=")
+    try:
+        if not separator:
+            raise ValueError("expected KEY=VALUE")
+        *parents, last = (int(part) if part.isdigit() else part for part in key.split("."))
+        for part in parents:
+            data = data.setdefault(part, {}) if isinstance(data, dict) else data[part]
+        data[last] = plain(YAML(typ="safe").load(text))
+    except Exception as error:  # no such place, or any error of the YAML library
+        raise ConfigError(f"{change}: cannot be set: {error}") from None
 
 
 def _position(node: Any, key: str | int) -> tuple[int, Any] | None:

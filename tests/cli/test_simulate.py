@@ -35,7 +35,7 @@ def test_a_single_run_prints_one_row(typed: Typed, mix: Path, fleet: Path) -> No
 def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report(
     typed: Typed, mix: Path, fleet: Path, tmp_path: Path
 ) -> None:
-    """2 policies, 2 loads, 2 sizes, 2 seeds; the table has means over seeds."""
+    """2 policies, 2 loads, 2 sizes, 2 seeds; four tables have means over seeds, the fifth has all loads and sizes."""
     table, page = tmp_path / "runs.csv", tmp_path / "page.html"
     asked = ("--policies", "cost_aware, round_robin", "--loads", "1,2", "--pods", "2,3", "--seeds", "2", "--jobs", "2")
     ended = typed("simulate", mix, "--fleet", fleet, *asked, "--csv", table, "--report", page)
@@ -45,7 +45,7 @@ def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report
     assert len(rows) == len(settings) == 16
     assert all(float(row["ttft_mean_ms"]) > 0 and row["cached_share_chat"] for row in rows)
     lines = ended.out.splitlines()
-    assert all(sum(line.strip().startswith(name) for line in lines) == 4 for name in ("cost_aware", "round_robin"))
+    assert all(sum(line.strip().startswith(name) for line in lines) == 5 for name in ("cost_aware", "round_robin"))
     assert [line.strip() for line in lines if line.startswith("load ")] == [
         f"load {load}; {pods} pods" for load in (1, 2) for pods in (2, 3)
     ]
@@ -129,6 +129,39 @@ def test_agent_sessions_are_simulated(typed: Typed, fleet: Path, tmp_path: Path)
     assert ended.code == 0, ended.err
     once, twice = (int(row["requests"]) for row in rows_of(table))
     assert 1.5 * once < twice < 3 * once and once % 2 == twice % 2 == 0
+
+
+def test_values_of_the_fleet_are_set(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
+    """Faults, groups of pods and the router's errors, without a copy of the file."""
+    path = tmp_path / "runs.csv"
+
+    def mean_ms(*changes: str) -> float:
+        options = [part for change in changes for part in ("--set", change)]
+        assert typed("simulate", mix, "--fleet", fleet, *options, "--csv", path).code == 0
+        return float(rows_of(path)[0]["ttft_mean_ms"])
+
+    plain = mean_ms()
+    assert mean_ms("pods.0.slowdown=2") > 1.5 * plain
+    assert mean_ms("conditions.overhead_ms=500", "conditions.routers=2") > plain + 450
+    assert mean_ms("conditions.restarts=[[0, 1, 0.5]]", "believed.compute=1.0") > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("conditions.routers", "conditions.routers: cannot be set: expected KEY=VALUE"),
+        ("pods.9.count=1", "pods.9.count=1: cannot be set: list index out of range"),
+        ("pods.0.speed=1", "pods.0.speed: unknown key"),
+        ("conditions.event_loss=much", "conditions.event_loss"),
+        ("slo=[", "slo=[: cannot be set: "),
+    ],
+)
+def test_a_value_that_cannot_be_set_is_reported(
+    typed: Typed, mix: Path, fleet: Path, change: str, message: str
+) -> None:
+    """Before a run."""
+    ended = typed("simulate", mix, "--fleet", fleet, "--set", change)
+    assert (ended.code, ended.out) == (2, "") and message in ended.err
 
 
 def test_an_unknown_policy_is_reported_with_the_known_ones(typed: Typed, mix: Path, fleet: Path) -> None:

@@ -203,6 +203,36 @@ class LlmD(Configurable):
         return inflight_of(scene, candidate).prefill_tokens * chunk_ms / self.calibration_chunk_tokens
 
 
+class LlmDWeighted(Configurable):
+    """llm-d's weighted scorers, the blend of most of its published results:
+
+        score_i = prefix_weight * match_i + kv_weight * (1 - KV use_i) + queue_weight * (max q - q_i) / (max q - min q)
+        argmax
+
+    Each scorer is 0..1; equal queues score 1. A queue q_i is the requests in flight without a first token; KV use is
+    that of the last scrape, as in llm-d. Source: reference/algorithms.md 1.5.
+    """
+
+    prefix_weight: NonNegativeFloat = 3.0
+    kv_weight: NonNegativeFloat = 2.0
+    queue_weight: NonNegativeFloat = 2.0
+
+    def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
+        queues = [inflight_of(scene, candidate).prefill_requests for candidate in candidates]
+        longest, spread = max(queues), max(queues) - min(queues)
+
+        def score(candidate: Candidate) -> float:
+            status = scene.fleet.find(candidate.pod.id)
+            queue = inflight_of(scene, candidate).prefill_requests
+            free = 1 - min(status.load.kv_usage, 1.0) if status else 1.0
+            idle = (longest - queue) / spread if spread else 1.0
+            match = match_share(scene, candidate)
+            return self.prefix_weight * match + self.kv_weight * free + self.queue_weight * idle
+
+        ranked = lowest_first(scene, candidates, lambda candidate: -score(candidate))
+        return ranked, f"highest weighted score, {score(ranked[0]):.2f}"
+
+
 class AibrixPrefixCache(Configurable):
     """AIBrix gateway, policy `prefix-cache`, over requests in flight:
 
@@ -348,6 +378,7 @@ PEER_PICKERS: dict[str, type[Configurable]] = {
     "dynamo": Dynamo,
     "lmetric": LMetric,
     "llm_d": LlmD,
+    "llm_d_weighted": LlmDWeighted,
     "aibrix_prefix_cache": AibrixPrefixCache,
     "kubeai_chwbl": KubeaiChwbl,
     "dualmap": DualMap,

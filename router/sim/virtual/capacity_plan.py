@@ -157,7 +157,7 @@ def _best_layout(setup: Experiment, variant: Variant, pods: int) -> PlanResult:
     results = []
     for groups, layout in _layouts(setup.fleet, variant, pods):
         fleet = setup.fleet.model_copy(update={"pods": groups})
-        run = replace(setup, fleet=fleet).run(Setting(variant.policy, 1.0, groups[0].count))
+        run = replace(setup, fleet=fleet).run(Setting(variant.policy, 1.0, fleet.pod_count))
         results.append(PlanResult(variant, pods, fleet.gpus, run.figures, run.duration_s, layout))
     return max(results, key=lambda one: one.figures.slo_share)
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import accumulate, count, pairwise
 from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
+from router.errors import ConfigError
 from router.sim.virtual.outcome import Slo
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.virtual_pod import VirtualPodConfig
@@ -96,6 +97,8 @@ class PodsSpec(StrictSpec):
     role: Role = Role.BOTH
     gpus: PositiveInt = 1
     """GPUs of one pod, for GPU-hours."""
+    slowdown: PositiveFloat = 1.0
+    """Multiplies the time of every step, of which the router knows: 2 for pods half as fast as their hardware."""
 
 
 class LinkSpec(StrictSpec):
@@ -103,6 +106,13 @@ class LinkSpec(StrictSpec):
 
     t0_ms: NonNegativeFloat
     gb_per_s: PositiveFloat
+
+
+class BelievedSpec(StrictSpec):
+    """The router's errors: factors of the true compute time and bandwidth."""
+
+    compute: PositiveFloat = 1.0
+    bandwidth: PositiveFloat = 1.0
 
 
 class FleetSpec(StrictSpec):
@@ -118,6 +128,7 @@ class FleetSpec(StrictSpec):
     max_num_seqs: PositiveInt = 256
     conditions: Conditions = Conditions()
     knowledge: Knowledge = Knowledge()
+    believed: BelievedSpec = BelievedSpec()
     slo: Slo = Slo()
 
     @property
@@ -125,14 +136,25 @@ class FleetSpec(StrictSpec):
         """GPUs of all pods."""
         return sum(group.count * group.gpus for group in self.pods)
 
+    @property
+    def pod_count(self) -> int:
+        """Pods of all groups."""
+        return sum(group.count for group in self.pods)
+
     def with_pods(self, number: int) -> FleetSpec:
-        """A copy with that many pods in its first group."""
-        first, *others = self.pods
-        return self.model_copy(update={"pods": (first.model_copy(update={"count": number}), *others)})
+        """A copy with that many pods, its groups in the same proportions. Raises `ConfigError` if one gets no pod."""
+        ends = [round(end * number / self.pod_count) for end in accumulate(group.count for group in self.pods)]
+        counts = [end - start for start, end in pairwise([0, *ends])]
+        if not all(counts):
+            raise ConfigError(f"{number} pods are too few for {len(self.pods)} groups in the proportions of the fleet")
+        groups = (group.model_copy(update={"count": part}) for group, part in zip(self.pods, counts, strict=True))
+        return self.model_copy(update={"pods": tuple(groups)})
 
     def build(self, prior: Prior, *, believed_compute: float = 1.0, believed_bandwidth: float = 1.0) -> SimulatedFleet:
-        """The fleet. The factors are the errors of the router's coefficients."""
+        """The fleet. The factors are further errors of the router's coefficients."""
         ids = count(1)
+        believed_compute *= self.believed.compute
+        believed_bandwidth *= self.believed.bandwidth
         pods = tuple(
             self._pod(group, next(ids), prior, believed_compute) for group in self.pods for _ in range(group.count)
         )
@@ -145,6 +167,7 @@ class FleetSpec(StrictSpec):
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)
+        speed = PodSpeed(*(group.slowdown * coefficient for coefficient in speed.coefficients))
         believed_speed = replace(
             speed,
             c1_ms_per_token=speed.c1_ms_per_token * believed_compute,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.sim.peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
-from router.types import InFlight
+from router.types import InFlight, PodLoad
 from tests.policy.scenes import SPEED, pod, request
 from tests.sim.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 
@@ -151,6 +154,27 @@ def test_a_fleet_of_warm_pods_only_never_saturates() -> None:
     """There is no other pod to compare with."""
     seen = fleet({"a": waiting(9_000_000), "b": waiting(9_000_001)}, {"a": 100, "b": 100})
     assert decided(seen, "llm_d", LlmD(max_ttft_penalty_ms=0.0)).reason == "sticky: lowest token load"
+
+
+# --- llm-d, weighted ---
+
+
+@pytest.mark.parametrize(("held", "winner"), [(66, "idle"), (67, "holder")])
+def test_a_match_is_weighed_against_the_queue(held: int, winner: str) -> None:
+    """3 * match against 2 for the shortest of the queues: two thirds of the prompt are worth it."""
+    seen = fleet({"holder": InFlight(9, 9), "idle": InFlight()}, {"holder": held})
+    assert chosen(seen, "llm_d_weighted") == winner
+
+
+def test_equal_queues_leave_match_and_kv_memory() -> None:
+    """3 * 0.5 + 2 * (1 - 0.8) + 2 = 3.9 of the holder; 2 * (1 - 0) + 2 = 4 of the empty pod."""
+    pods = fleet(dict.fromkeys(("holder", "empty"), InFlight(4, 1)), {"holder": 50})
+    status = {one.pod.id: one for one in pods.fleet.pods}
+    full = replace(status["holder"], load=PodLoad(kv_usage=0.8))
+    seen = structs.replace(pods, fleet=replace(pods.fleet, pods=(status["empty"], full)))
+    decision = decided(seen, "llm_d_weighted")
+    assert [candidate.pod.id for candidate in decision.candidates] == ["empty", "holder"]
+    assert decision.reason == "highest weighted score, 4.00"
 
 
 # --- AIBrix ---

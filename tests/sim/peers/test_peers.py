@@ -35,10 +35,20 @@ from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, 
 # --- every peer ---
 
 
-RANDOM_TIES = ("aibrix_prefix_cache", "dynamo", "llm_d", "lmetric", "longest_match", "random", "sglang_cache_aware")
+RANDOM_TIES = (
+    "aibrix_prefix_cache",
+    "dynamo",
+    "llm_d",
+    "llm_d_weighted",
+    "lmetric",
+    "longest_match",
+    "random",
+    "sglang_cache_aware",
+)
 PREFIX_DECIDES_TIES = ("dualmap", "kubeai_chwbl", "mooncake_conductor", "mooncake_local")
 PEERS = (*RANDOM_TIES, *PREFIX_DECIDES_TIES)
-BLIND_TO_LOAD = {"random", "longest_match"}
+BLIND_TO_LOAD = {"random", "longest_match", "llm_d_weighted"}
+"""Of the last, a match of the whole prompt weighs more than the longest queue."""
 PLAIN = Policy("plain", "", POLICIES["mooncake_local"].costs, POLICIES["round_robin"].picker)
 
 

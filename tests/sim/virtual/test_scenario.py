@@ -73,9 +73,28 @@ def test_pods_without_a_link_use_only_their_own_tiers(tmp_path: Path) -> None:
     assert fleet.believed_links == Links(cpu=Link(0.0, 50e6))
 
 
-def test_only_the_first_group_is_multiplied(tmp_path: Path) -> None:
-    """The others stay the same."""
-    assert [group.count for group in read(tmp_path, FLEET).with_pods(7).pods] == [7, 1]
+@pytest.mark.parametrize(("number", "counts"), [(3, [2, 1]), (9, [6, 3]), (4, [3, 1]), (2, [1, 1])])
+def test_groups_keep_their_proportions(tmp_path: Path, number: int, counts: list[int]) -> None:
+    """As near as whole pods allow."""
+    spec = read(tmp_path, FLEET)
+    assert spec.pod_count == 3
+    assert [group.count for group in spec.with_pods(number).pods] == counts
+
+
+def test_too_few_pods_for_the_groups_are_refused(tmp_path: Path) -> None:
+    """A fleet without one of its groups would be another fleet."""
+    with pytest.raises(ConfigError, match="1 pods are too few for 2 groups"):
+        read(tmp_path, FLEET).with_pods(1)
+
+
+def test_a_slow_group_takes_longer_and_the_router_knows(tmp_path: Path) -> None:
+    """Prefill and decode; the router's own error comes on top."""
+    spec = read(tmp_path, FLEET.replace("role: decode", "slowdown: 2") + "believed: {compute: 0.5}\n")
+    fast, _, slow = spec.build(prior).pods
+    assert slow.true.speed.coefficients == tuple(2 * each for each in SPEED.coefficients)
+    assert fast.true.speed == SPEED
+    assert slow.known.speed.c1_ms_per_token == SPEED.c1_ms_per_token
+    assert slow.known.speed.d0_ms == 2 * SPEED.d0_ms
 
 
 def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
