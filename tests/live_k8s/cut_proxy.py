@@ -21,8 +21,9 @@ class CutProxy:
         self._muted: set[asyncio.StreamWriter] = set()
         self.refuse = False
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen; port 0: a free one."""
+        self._server = await asyncio.start_server(self._serve, host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def cut(self) -> int:

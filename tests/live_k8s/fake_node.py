@@ -23,7 +23,7 @@ import httpx
 from tests.live_k8s.api_server import APPS, CORE, ApiServer, checked
 from tests.live_k8s.container import Container, Lookup
 from tests.live_k8s.endpoint_slices import SLICES, endpoint_slice
-from tests.live_k8s.rollout import OWNER, is_complete, is_ready, is_terminating, new_pod, next_step
+from tests.live_k8s.rollout import OWNER, deployment_status, is_complete, is_ready, is_terminating, new_pod, next_step
 
 Object = dict[str, Any]
 STEP_S = 0.2
@@ -71,8 +71,11 @@ class FakeNode:
         self._task: asyncio.Task[None] | None = None
         self._steps = 0
         self._changed = True
+        self.service_address = ""
+        """Where the router's Service is, if it has another port than the router."""
         self._slices: dict[str, Object] = {}
-        """As last written."""
+        self._statuses: dict[str, Object] = {}
+        """Of Deployments; as last written, as the slices."""
         self.running: dict[str, RunningPod] = {}
         """By uid."""
         self.tokens: list[str] = []
@@ -161,6 +164,7 @@ class FakeNode:
             found = owned[deployment["metadata"]["name"]]
             create, surplus = next_step(deployment, found)
             changed = changed or not is_complete(deployment, found)
+            await self._report_deployment(deployment, found)
             if create:
                 pod = new_pod(deployment, next(self._numbers))
                 checked(await self._client.post(f"{self._root}/pods", json=pod))
@@ -173,6 +177,13 @@ class FakeNode:
         for uid in self.running.keys() - {pod["metadata"]["uid"] for pod in pods}:
             self._forget(self.running.pop(uid))
         return changed
+
+    async def _report_deployment(self, deployment: Object, pods: Sequence[Object]) -> None:
+        name, status = deployment["metadata"]["name"], deployment_status(deployment, pods)
+        if self._statuses.get(name) != status:
+            path = f"{APPS}/namespaces/{self._namespace}/deployments/{name}/status"
+            checked(await self._client.patch(path, json={"status": status}, headers=MERGE))
+            self._statuses[name] = status
 
     async def _publish(self, services: Mapping[str, Object], pods: Sequence[Object]) -> None:
         """Write the EndpointSlices that have changed."""
@@ -253,11 +264,11 @@ class FakeNode:
         return {"token": token, "ca.crt": self._server.ca_file.read_text(), "namespace": self._namespace}
 
     def _services(self) -> dict[str, str]:
-        """The Service of the router leads to one that is ready."""
+        """The Service of the router leads to one that is ready, or to `service_address`."""
         for one in self.pods("router"):
             if one.ready:
                 name = one.pod["metadata"]["annotations"][OWNER]
-                return {f"{name}.{self._namespace}.svc": one.container.address}
+                return {f"{name}.{self._namespace}.svc": self.service_address or one.container.address}
         return {}
 
     async def _live(self, one: RunningPod) -> None:
@@ -337,5 +348,13 @@ def _status(one: RunningPod, phase: str, *, ready: bool) -> tuple[str, str, Obje
     """The request that reports a pod."""
     address = one.container.address
     conditions = [{"type": "Ready", "status": str(ready)}]
-    status = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+    state = {"running": {}} if phase == "Running" else {"terminated": {"exitCode": one.process.returncode}}
+    container = {"name": one.container.spec["name"], "image": "", "imageID": "", "restartCount": 0}
+    status = {
+        "phase": phase,
+        "podIP": address,
+        "podIPs": [{"ip": address}],
+        "conditions": conditions,
+        "containerStatuses": [{**container, "ready": ready, "state": state}],
+    }
     return "PATCH", f"/pods/{one.name}/status", {"status": status}

@@ -24,6 +24,12 @@ from tests.live_k8s.fake_node import FakeNode, RunningPod
 from tests.live_k8s.rollout import is_terminating
 
 NAME = "live"
+NEWER = (
+    ("Chart.yaml", "kubeVersion: .*", 'kubeVersion: ">=0.0.0-0"'),
+    ("values.yaml", r"(podDisruptionBudget:\n  #.*\n  enabled: )true", r"\1false"),
+    ("values.yaml", r"topologySpreadConstraints:\n(  - .*\n)+", "topologySpreadConstraints: []\n"),
+)
+"""What the API server is too old for, with replacements."""
 PATIENCE_S = 120.0
 """For what processes must do, on a busy machine."""
 POLL_S = 0.1
@@ -39,12 +45,20 @@ def values(engines: int = 3, arguments: Sequence[str] = (), **others: Any) -> di
         "preStopSeconds": 2,
         "terminationGracePeriodSeconds": 80,
         "service": {"port": 8080},  # no kube-proxy changes the port
-        # Both are newer than this API server.
-        "podDisruptionBudget": {"enabled": False},
-        "topologySpreadConstraints": [],
         "engines": {"pools": [pool]},
         **others,
     }
+
+
+def copy_chart(folder: Path) -> Path:
+    """The chart in this folder, for an API server that is older than the chart allows."""
+    shutil.copytree(CHART, folder)
+    for name, pattern, replacement in NEWER:
+        path = folder / name
+        text, changes = re.subn(pattern, replacement, path.read_text())
+        assert changes == 1
+        path.write_text(text)
+    return folder
 
 
 def engines_of_others(replicas: int) -> dict[str, Any]:
@@ -105,13 +119,9 @@ class Release:
         await self.helm("upgrade", NAME, self.chart(), "--server-side=false", values=new)
 
     def chart(self) -> Path:
-        """The chart, for this API server: Debian's is older than the chart allows."""
+        """The chart, for this API server."""
         copy = self.folder / "chart"
-        if not copy.exists():
-            shutil.copytree(CHART, copy)
-            description = copy / "Chart.yaml"
-            description.write_text(re.sub("kubeVersion: .*", 'kubeVersion: ">=0.0.0-0"', description.read_text()))
-        return copy
+        return copy if copy.exists() else copy_chart(copy)
 
     @property
     def routers(self) -> list[RunningPod]:

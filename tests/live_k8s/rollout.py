@@ -34,6 +34,24 @@ def next_step(deployment: Object, pods: Sequence[Object]) -> tuple[bool, list[Ob
     return create, list(_surplus(old, new, replicas))
 
 
+def deployment_status(deployment: Object, pods: Sequence[Object]) -> Object:
+    """What `kubectl rollout status` and `helm --wait` read."""
+    current, replicas = template_hash(deployment), deployment["spec"]["replicas"]
+    alive = [pod for pod in pods if not is_terminating(pod)]
+    ready = sum(map(is_ready, alive))
+    return {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": len(alive),
+        "updatedReplicas": sum(pod["metadata"]["labels"][HASH] == current for pod in alive),
+        "readyReplicas": ready,
+        "availableReplicas": ready,
+        "conditions": [
+            {"type": "Available", "status": str(ready >= replicas)},
+            {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"},
+        ],
+    }
+
+
 def is_complete(deployment: Object, pods: Sequence[Object]) -> bool:
     """Whether the Deployment has all its pods, and no others."""
     hashes = [pod["metadata"]["labels"][HASH] for pod in pods if not is_terminating(pod)]
