@@ -97,8 +97,6 @@ _OWN = {
     **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},
 }
 """Fields by the name of our own annotation."""
-_OF_CHART = frozenset({"pool"})
-"""Names of labels that the chart gives its engines, for its own selectors."""
 
 
 def read_keys(entry: KubernetesPods) -> frozenset[str]:
@@ -139,8 +137,7 @@ def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: s
 
 def unknown_annotations(pod: KubePod) -> list[str]:
     """Annotations with our prefix that mean nothing, most likely typing errors."""
-    known = _OWN.keys() | _OF_CHART
-    return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in known]
+    return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN]
 
 
 def _configured(entry: KubernetesPods) -> list[int]:

@@ -28,6 +28,7 @@ LATE_S = 10.0
 """A watch that the server has not ended this long after it should is dead."""
 PAGE = 500
 MAX_PAGES = 100
+NONE_FOUND = "compare the selector, or name of the Service, and the namespace with `kubectl get pods --show-labels`"
 
 log = structlog.get_logger()
 
@@ -108,6 +109,9 @@ class KubeWatch(Generic[T]):
             query |= {"continue": page.more, "resourceVersion": ""}
         else:
             raise KubeApiError(0, f"list has more than {MAX_PAGES} pages")
+        if not objects and (self.table.objects or not self.listed):
+            collection = self._collection
+            log.warning("no pods found", path=collection.path, selector=collection.selector, hint=NONE_FOUND)
         different = self.table.replace(objects, page.version)
         if self.listed and version:
             self._status.resync_differences += different

@@ -177,6 +177,22 @@ def test_the_last_pods_stay_while_the_api_server_is_away_and_are_right_five_seco
     ]
 
 
+def test_a_selector_that_matches_no_pod_is_logged_once() -> None:
+    """It is most likely wrong, and the router is not ready until it matches one."""
+
+    async def story(observed: Observed) -> None:
+        await asyncio.sleep(3 * RESYNC_S)
+        observed.cluster.put_pod("a")
+        await asyncio.sleep(1)
+        assert observed.chosen()
+
+    with capture_logs() as logs:
+        virtually(FakeKubernetes(), story)
+    assert [line["event"] for line in logs] == ["no pods found"]
+    assert logs[0]["selector"] == "app=vllm"
+    assert logs[0]["path"] == "/api/v1/namespaces/ns/pods"
+
+
 def test_a_silent_watch_is_replaced_after_a_minute() -> None:
     """Without an error of the connection."""
 
