@@ -211,7 +211,7 @@ class Predicted:
     def by(cls, name: str, router: RunningRouter) -> Predicted:
         """Read the router's metrics; zeros if it is not ours."""
         text = httpx.get(f"{router.admin_url}/metrics").text if name == OURS else ""
-        names = ("prompt_tokens", "cached_tokens_predicted", "unread_prompts")
+        names = ("prompt_tokens", "cached_tokens_captured", "unread_prompts")
         found = (re.findall(rf"^warmroute_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names)
         return cls(*(sum(map(float, values)) for values in found))
 

@@ -10,9 +10,12 @@ from operator import itemgetter
 from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
-from router.observe.fast_metrics import OTHER, Counter, Histogram
+from router.observe.fast_metrics import OTHER, Counter
 from router.observe.receipts import Outcome
+from router.observe.token_metrics import TokenMetrics
+from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
+from router.types import PromptPrefix
 
 NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
@@ -27,26 +30,29 @@ class ClassMetrics:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self._requests = Counter(r, of_requests.CLASS_REQUESTS)
-        self._ttft_s = Histogram(r, of_requests.CLASS_TTFT_S)
-        self._prompt_tokens = Counter(r, of_requests.CLASS_PROMPT_TOKENS)
-        self._cached_tokens = Counter(r, of_requests.CLASS_CACHED_TOKENS)
         self._slo = Counter(r, of_requests.SLO_REQUESTS)
+        self.tokens = TokenMetrics(r)
         self.tenants = BusiestTenants()
 
-    def settle(self, ended: Outcome, workload: str, tenant: str, policy: Policy) -> None:
-        """Count one request that ended; `workload` is its class."""
-        label, ttft_ms = self.tenants.label(tenant[:MAX_TENANT_CHARACTERS]), ended.ttft_ms
+    def settle(
+        self,
+        ended: Outcome,
+        scene: RecordedScene,
+        policy: Policy,
+        prompt: PromptPrefix | None,
+    ) -> None:
+        """Count one decided request that ended. `scene` has its class, tenant and holders."""
+        workload, ttft_ms = scene.workload, ended.ttft_ms
+        tenant = self.tenants.label(scene.tenant[:MAX_TENANT_CHARACTERS])
         if unnamed := self.tenants.unnamed:
             self._requests.remove_where(lambda labels: labels[1] in unnamed)
+            self.tokens.remove_tenants(unnamed)
             self.tenants.unnamed = []
-        self._requests.labels(workload, label, ended.result).inc()
-        if ttft_ms is not None:
-            self._ttft_s.labels(workload, policy.name).observe(ttft_ms / 1000)
-            if policy.slo_ttft_ms is not None:
-                self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
-        if ended.cached_tokens is not None:
-            self._prompt_tokens.labels(workload, policy.name).inc(ended.prompt_tokens)
-            self._cached_tokens.labels(workload, policy.name).inc(ended.cached_tokens)
+        self._requests.labels(workload, tenant, ended.result).inc()
+        if ttft_ms is not None and policy.slo_ttft_ms is not None:
+            self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
+        if prompt is not None and ended.result == "ok" and ended.served is not None:
+            self.tokens.add(ended, (ended.model, workload, policy.name), tenant, prompt, scene.match)
 
 
 class BusiestTenants:

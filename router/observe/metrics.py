@@ -16,7 +16,7 @@ from router.observe.declared import of_decisions, of_pods, of_process, of_reques
 from router.observe.exposition import pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
-from router.observe.phase import PHASES
+from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import Outcome
 from router.policy.calibration import CalibrationRow
@@ -36,10 +36,11 @@ class Metrics:
         self.requests = Counter(r, of_requests.REQUESTS)
         self.sent = Counter(r, of_pods.POD_REQUESTS)
         self.ttft_s = Histogram(r, of_requests.TTFT_S)
+        self.tpot_s = Histogram(r, of_requests.TPOT_S)
         self.duration_s = Histogram(r, of_requests.DURATION_S)
-        phase_s = Histogram(r, of_requests.PHASE_S)
-        self._phase_s = {phase: phase_s.labels(phase) for phase in PHASES}
+        self.phase_s = PhaseMetrics(r)
         self.loop_lag_s = Histogram(r, of_process.LOOP_LAG_S)
+        self.cancellations = Counter(r, of_requests.CANCELLATIONS)
         self.retries = Counter(r, of_requests.RETRIES)
         self.retries_refused = Counter(r, of_requests.RETRIES_REFUSED)
         self.in_flight = Gauge(r, of_requests.IN_FLIGHT).labels()
@@ -56,11 +57,7 @@ class Metrics:
         self.pools = PoolMetrics(r)
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
-        """Prompts, and their predicted and reported cached tokens."""
-        self.prompt_tokens = Counter(r, of_requests.PROMPT_TOKENS)
-        self.cached_predicted = Counter(r, of_requests.CACHED_PREDICTED)
-        self.cached_actual = Counter(r, of_requests.CACHED_ACTUAL)
-        self.cached_error = Histogram(r, of_requests.CACHED_ERROR)
+        """Prompts as they are read."""
         self.unread_prompts = Counter(r, of_requests.UNREAD_PROMPTS)
         self.incremental_mismatches = Counter(r, of_requests.INCREMENTAL_MISMATCHES)
         self.prompt_cache_bytes = Gauge(r, of_requests.PROMPT_CACHE_BYTES)
@@ -174,27 +171,16 @@ class Metrics:
         ended = sum(value for _, value in found)
         return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
 
-    def observe_request(self, ended: Outcome) -> None:
-        """Count one request that ended. A pod serves its model, or did."""
-        model = ended.model
+    def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
+        """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""
+        model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
         self.requests.labels(ended.endpoint, model, ended.result).inc()
-        self.duration_s.labels(model).observe(ended.e2e_ms / 1000)
-        if ended.ttft_ms is not None and ended.served is not None:
-            self.ttft_s.labels(model).observe(ended.ttft_ms / 1000)
-            self.pod_ttft_s.labels(ended.served.pod.id).observe(ended.ttft_ms / 1000)
-
-    def observe_phases(self, taken_s: Mapping[str, float]) -> None:
-        for phase, seconds in taken_s.items():
-            self._phase_s[phase].observe(seconds)
-
-    def observe_prediction(self, ended: Outcome, predicted_tokens: int) -> None:
-        """Add one served prompt, of which `predicted_tokens` were expected to be cached."""
-        model, actual_tokens = ended.model, ended.cached_tokens
-        self.prompt_tokens.labels(model).inc(ended.prompt_tokens)
-        self.cached_predicted.labels(model).inc(predicted_tokens)
-        if actual_tokens is not None:
-            self.cached_actual.labels(model).inc(actual_tokens)
-            self.cached_error.labels(model).observe(abs(actual_tokens - predicted_tokens))
+        self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000)
+        if ttft_ms is not None and ended.served is not None:
+            self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000)
+            self.pod_ttft_s.labels(ended.served.pod.id).observe(ttft_ms / 1000)
+            if tokens is not None and tokens > 1 and ended.result == "ok":
+                self.tpot_s.labels(model, workload).observe((ended.e2e_ms - ttft_ms) / (tokens - 1) / 1000)
 
     def observe_fleet(
         self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int, now_s: float

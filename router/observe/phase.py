@@ -7,11 +7,19 @@ The same seven words are function names, histogram labels, log fields and headin
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import compress
 from operator import sub
 from time import perf_counter
 
+from prometheus_client import CollectorRegistry, Metric
+
+from router.observe.declared import of_requests
+from router.observe.fast_metrics import Histogram
+
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
+COUNTED_AT_ONCE = 64
+"""Requests whose times are added to the histograms together."""
 
 
 class Phases:
@@ -28,6 +36,11 @@ class Phases:
         """End the current phase and begin `phase`."""
         self._entered.append((phase, perf_counter()))
 
+    @property
+    def current(self) -> str:
+        """The phase that was entered last."""
+        return self._entered[-1][0]
+
     def end(self) -> None:
         """End the last phase."""
         phases, began_s = zip(*self._entered, strict=True)
@@ -40,3 +53,28 @@ class Phases:
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
         return perf_counter() - self._entered[0][1]
+
+
+class PhaseMetrics(Histogram):
+    """The histograms of all phases."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, of_requests.PHASE_S)
+        self._waiting: list[Mapping[str, float]] = []
+        for phase in PHASES:
+            self.labels(phase)
+
+    def add(self, taken_s: Mapping[str, float]) -> None:
+        """Add the seconds of one request by phase; the mapping must not change any more."""
+        self._waiting.append(taken_s)
+        if len(self._waiting) >= COUNTED_AT_ONCE:
+            self._count()
+
+    def collect(self) -> Iterator[Metric]:
+        self._count()
+        yield from super().collect()
+
+    def _count(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for phase in PHASES:
+            self.labels(phase).observe_all([taken_s[phase] for taken_s in waiting if phase in taken_s])

@@ -45,6 +45,8 @@ class Forwarder:
             await self._attempts.attempt_in_order(context, client)
         except asyncio.CancelledError:
             context.result = CLIENT_GONE if client.disconnected else Stopping.code
+            if client.disconnected:
+                self._metrics.cancellations.labels(context.phases.current).inc()
             raise
         except RouterError as error:
             context.result, context.error = error.code, str(error)
@@ -57,24 +59,23 @@ class Forwarder:
         context.phases.enter("settle")
         metrics, ended = self._metrics, outcome_of(context)
         metrics.in_flight.inc(-1)
-        metrics.observe_request(ended)
+        if (recorded := context.recorded) is not None:
+            metrics.observe_request(ended, context.workload, recorded.policy.name)
+            metrics.by_class.settle(ended, recorded.scene, recorded.policy, context.prompt)
+        else:
+            metrics.observe_request(ended)
         self._compare(context, ended)
-        if context.policy is not None:
-            metrics.by_class.settle(ended, context.workload, context.request.tenant, context.policy)
         context.phases.end()
-        metrics.observe_phases(ended.phases_s)
+        metrics.phase_s.add(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
         if self.request_log is not None:
             self.request_log.log(_line(context, ended))
 
     def _compare(self, context: RequestContext, ended: Outcome) -> None:
-        """Predicted time to first token and cached tokens with the actual ones."""
+        """Predicted time to first token with the actual one."""
         decision, chosen = context.decision, ended.served
-        if chosen is not None and decision is not None and context.prompt is not None:
-            if ended.ttft_ms is not None:
-                self._calibrator.compare_ttft(ended.model, decision, chosen, ended.ttft_ms)
-            if ended.result == "ok":
-                self._metrics.observe_prediction(ended, chosen.cached_tokens)
+        if chosen is not None and decision is not None and context.prompt is not None and ended.ttft_ms is not None:
+            self._calibrator.compare_ttft(ended.model, decision, chosen, ended.ttft_ms)
         if ttft := ttft_of_one_pod(context):
             pod, expected_ms, actual_ms = ttft
             self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())

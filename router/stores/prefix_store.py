@@ -141,8 +141,8 @@ class LocalStore:
         announced, predicted = self._announced.match(prefix), self.predicted.match(prefix.hashes, now_s)
         if not announced and not known:
             return predicted
-        blocks = dict(known or {})
-        for more in (announced, predicted):
+        blocks = dict(known or announced)
+        for more in (announced, predicted) if known else (predicted,):
             for pod, found in more.items():
                 if sum(found) > sum(blocks.get(pod, (0,))):
                     blocks[pod] = found

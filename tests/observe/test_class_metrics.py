@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from router.decision import Candidate, Cost, Direct
 from router.observe.class_metrics import (
     NAMED_TENANTS,
     RENEW_EVERY_REQUESTS,
@@ -14,8 +15,10 @@ from router.observe.class_metrics import (
 )
 from router.observe.fast_metrics import OTHER
 from router.observe.receipts import Outcome
-from tests.policy.scenes import policy
+from router.policy.recording import RecordedScene, record
+from tests.policy.scenes import pod, policy, prompt, request, scene
 
+SERVED = Candidate(Direct(pod("a")), Cost((), (), 0.0))
 MINE = policy(slo={"ttft_ms": 500.0})
 
 
@@ -24,12 +27,17 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 
 
 def ended(**facts: Any) -> Outcome:
-    usual: dict[str, Any] = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
+    usual: dict[str, Any] = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok", "served": SERVED}
     return Outcome(**(usual | facts))
 
 
+def decided(workload: str, tenant: str) -> RecordedScene:
+    """The scene of a request of that class and tenant, with no holder."""
+    return record(scene(request=request(tenant=tenant)), workload)
+
+
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
-    """First tokens of streamed responses, cached tokens where the engine reported them, SLOs where a policy has one."""
+    """SLOs only where a policy has one; tokens of served requests only."""
     registry = CollectorRegistry()
     metrics = ClassMetrics(registry)
     for outcome in (
@@ -37,13 +45,10 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
         ended(prompt_tokens=100, ttft_ms=600.0),
         ended(prompt_tokens=100, result="client_gone"),
     ):
-        metrics.settle(outcome, "chat", "acme", MINE)
-    by = {"class": "chat", "policy": "mine"}
-    assert value(registry, "warmroute_class_time_to_first_token_seconds_count", **by) == 2
-    assert value(registry, "warmroute_class_prompt_tokens_total", **by) == 100
-    assert value(registry, "warmroute_class_cached_tokens_total", **by) == 60
+        metrics.settle(outcome, decided("chat", "acme"), MINE, prompt(100))
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
+    assert value(registry, "warmroute_tenant_prompt_tokens_total", tenant="acme", stage="all") == 200
     requests = {result: {"class": "chat", "tenant": "acme", "result": result} for result in ("ok", "client_gone")}
     assert value(registry, "warmroute_class_requests_total", **requests["ok"]) == 2
     assert value(registry, "warmroute_class_requests_total", **requests["client_gone"]) == 1
@@ -55,11 +60,12 @@ def test_any_number_of_tenants_makes_few_labels() -> None:
     metrics = ClassMetrics(registry)
     for number in range(3 * RENEW_EVERY_REQUESTS):
         tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"
-        metrics.settle(ended(), "chat", tenant, MINE)
-    (metric,) = [one for one in registry.collect() if one.name == "warmroute_class_requests"]
-    tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}
-    assert len(tenants) <= NAMED_TENANTS + 1
-    assert {OTHER, "late but busy"} <= tenants
+        metrics.settle(ended(), decided("chat", tenant), MINE, prompt(1))
+    for name in ("warmroute_class_requests", "warmroute_tenant_prompt_tokens"):
+        (metric,) = [one for one in registry.collect() if one.name == name]
+        tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}
+        assert len(tenants) <= NAMED_TENANTS + 1
+        assert {OTHER, "late but busy"} <= tenants
 
 
 def test_a_tenant_that_is_no_longer_busy_loses_its_label() -> None:

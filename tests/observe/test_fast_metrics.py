@@ -67,6 +67,17 @@ def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, f
     assert exposed(found) == exposed(expected)
 
 
+@given(st.lists(st.floats(-2, 20) | st.sampled_from(BOUNDS)))
+def test_values_that_are_added_at_once_count_the_same(values: list[float]) -> None:
+    """The sum up to rounding."""
+    one_by_one, at_once = ours.Buckets(BOUNDS), ours.Buckets(BOUNDS)
+    for value in values:
+        one_by_one.observe(value)
+    at_once.observe_all(values)
+    assert at_once.counts == one_by_one.counts
+    assert at_once.total == pytest.approx(one_by_one.total)
+
+
 # --- several workers ---
 
 FLEET = FleetSnapshot(
@@ -82,7 +93,7 @@ def worker(requests: int, took_s: float, leases: int, *, complete: bool = True, 
     """A worker that served this many requests and sees the shared fleet."""
     metrics = Metrics()
     metrics.requests.labels("chat", "m", "ok").inc(requests)
-    metrics.ttft_s.labels("m").observe(took_s)
+    metrics.ttft_s.labels("m", "chat", "p").observe(took_s)
     metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7, now_s=1.0)
     metrics.kv.complete.labels("a").set(complete)
     metrics.kv.events.labels("a").inc(events)
@@ -99,10 +110,10 @@ async def test_counters_and_buckets_are_added() -> None:
     assert found >= {
         'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
         'warmroute_retries_total{reason="connect_failed"} 1.0',
-        'warmroute_time_to_first_token_seconds_bucket{le="0.005",model="m"} 1.0',
-        'warmroute_time_to_first_token_seconds_bucket{le="0.5",model="m"} 2.0',
-        'warmroute_time_to_first_token_seconds_count{model="m"} 2.0',
-        'warmroute_time_to_first_token_seconds_sum{model="m"} 0.304',
+        'warmroute_time_to_first_token_seconds_bucket{class="chat",le="0.005",model="m",policy="p"} 1.0',
+        'warmroute_time_to_first_token_seconds_bucket{class="chat",le="0.5",model="m",policy="p"} 2.0',
+        'warmroute_time_to_first_token_seconds_count{class="chat",model="m",policy="p"} 2.0',
+        'warmroute_time_to_first_token_seconds_sum{class="chat",model="m",policy="p"} 0.304',
     }
 
 

@@ -15,7 +15,7 @@ from router.publisher.publisher_metrics import PublisherMetrics
 
 RESERVED_SUFFIXES = ("_total", "_count", "_sum", "_bucket")
 NOT_BASE_UNITS = re.compile(r"_(ms|millis\w*|micros\w*|minutes|hours|kb|mb|gb|kib|mib|gib|percent|s|sec)(_|$)")
-OF_HISTOGRAMS = ("_seconds", "_ratio", "_tokens_error")
+OF_HISTOGRAMS = ("_seconds", "_ratio", "_tokens_error", "_tokens")
 """Ends of their names: the unit. The error in tokens has the end of its counters `cached_tokens_*`."""
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
-from router.observe.phase import PHASES, Phases
+from router.observe.phase import COUNTED_AT_ONCE, PHASES, PhaseMetrics, Phases
 
 
 @given(st.lists(st.sampled_from(PHASES), max_size=20))
@@ -28,3 +29,15 @@ def test_a_phase_that_is_entered_again_adds_up() -> None:
     before_s = phases.elapsed_s()
     phases.end()
     assert sum(phases.taken_s.values()) >= before_s
+
+
+def test_every_request_is_exposed_at_once() -> None:
+    """Also those that are not added to the histograms yet."""
+    registry = CollectorRegistry()
+    metrics, name = PhaseMetrics(registry), "warmroute_phase_seconds_count"
+    for number in range(1, COUNTED_AT_ONCE + 3):
+        metrics.add({"admit": 0.5, "relay": 0.25})
+        if number % 40 == 1:
+            assert registry.get_sample_value(name, {"phase": "admit"}) == number
+    assert registry.get_sample_value(name, {"phase": "relay"}) == COUNTED_AT_ONCE + 2
+    assert registry.get_sample_value(name, {"phase": "decide"}) == 0

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from router.config.policy_files import load_classes
 from router.decision import Candidate, Cost, Plan, RouteDecision
@@ -287,9 +286,9 @@ class Town:
         return client
 
     def counted(self, name: str, **labels: str) -> float:
-        """A sample of our metrics."""
-        registry: CollectorRegistry = self.metrics.registry
-        return registry.get_sample_value(name, labels) or 0.0
+        """The sum of the samples of our metrics that have these labels."""
+        samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
+        return sum(one.value for one in samples if one.name == name and one.labels.items() >= labels.items())
 
     def crashing(self, pod: str) -> Behaviour:
         """Dies of the request and accepts no connection afterwards."""

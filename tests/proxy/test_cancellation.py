@@ -235,6 +235,9 @@ def leftovers(pods: Town, loop: StepLoop) -> Iterator[str]:
         yield f"leases {inflight}"
     if in_flight := pods.counted("warmroute_in_flight_requests"):
         yield f"{in_flight} requests in flight"
+    gone = pods.counted("warmroute_requests_total", result="client_gone")
+    if gone != (counted := pods.counted("warmroute_cancellations_total")):
+        yield f"{counted} cancellations by phase of {gone}"
     for name, pod in pods.made.items():
         idle = len(pods.pools.of(pods.pod(name))._idle)
         if pod.connected != idle:

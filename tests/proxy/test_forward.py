@@ -30,7 +30,7 @@ def ended(pods: Town, result: str, model: str = "m") -> float:
 
 def tokens(pods: Town) -> tuple[float, float, float]:
     """Prompt tokens, and of these the predicted and the reported cached ones."""
-    names = ("prompt_tokens", "cached_tokens_predicted", "cached_tokens_actual")
+    names = ("prompt_tokens", "cached_tokens_captured", "cached_tokens_delivered")
     return tuple(pods.counted(f"warmroute_{name}_total", **MODEL) for name in names)  # type: ignore[return-value]
 
 

@@ -196,7 +196,8 @@ async def test_requests_are_counted_by_class_and_tenant(deploy: Deploy) -> None:
         lines = (await deployment.admin.get("/metrics")).text
         assert 'warmroute_class_requests_total{class="batch",result="ok",tenant="etl"} 1.0' in lines
         assert 'warmroute_class_requests_total{class="one_off",result="ok",tenant=""} 1.0' in lines
-        assert 'warmroute_class_time_to_first_token_seconds_count{class="one_off",policy="cost_aware"} 1.0' in lines
+        labels = 'class="one_off",model="demo",policy="cost_aware"'
+        assert f"warmroute_time_to_first_token_seconds_count{{{labels}}} 1.0" in lines
 
 
 @pytest.mark.parametrize(("attempts", "status"), [(1, 503), (2, 200)])

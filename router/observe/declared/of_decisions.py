@@ -5,6 +5,12 @@ from __future__ import annotations
 from router.observe.declared.declaration import Join, counter, gauge, histogram
 from router.observe.declared.of_requests import SECONDS
 
+DECISIONS = counter(
+    "warmroute_decisions",
+    "Served requests by kind of plan, and by whether the pod held the longest prefix (prefix), one that held more was"
+    " more expensive (price), or none held any (cold).",
+    "policy plan reason",
+)
 TTFT_PREDICTED_S = histogram(
     "warmroute_time_to_first_token_predicted_seconds",
     "Expected seconds to first token of streamed requests.",

@@ -117,7 +117,7 @@ class AnsweredPrompt(Protocol):
 
 def cached_share(answered: Iterable[AnsweredPrompt]) -> float:
     """The hit rate of all reports: cached prompt tokens divided by prompt tokens, over answered requests; 0 without
-    prompt tokens. Of metrics, `warmroute_cached_tokens_actual` and `warmroute_prompt_tokens` have the same ratio."""
+    prompt tokens. Of metrics, `warmroute_cached_tokens_delivered` and `warmroute_prompt_tokens` have the same ratio."""
     pairs = [(one.cached_tokens, one.prompt_tokens) for one in answered]
     return sum(cached for cached, _ in pairs) / max(sum(tokens for _, tokens in pairs), 1)
 

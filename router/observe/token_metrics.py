@@ -1,0 +1,113 @@
+"""Which cached tokens could have served the prompts, and which did?
+
+    available   held by the pod with the longest prefix when the request was decided
+    captured    held by the pod that was sent the request, as predicted
+    delivered   taken from its cache, as reported by the engine
+
+The gaps explain a low hit rate. Available over captured: other costs, such as queues, outweighed the prefix. Captured
+over delivered: evicted meanwhile. Delivered over captured: the index is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+
+from router.decision import Split
+from router.observe.declared import of_decisions, of_requests
+from router.observe.fast_metrics import MAX_SERIES, Count, Counter, Histogram, Labels
+from router.observe.receipts import Outcome
+from router.types import BlocksByTier, PodId, PromptPrefix, Tier
+
+_TIERS = (*(tier.name.lower() for tier in Tier), "peer")
+"""The last is for tokens that are pulled from another pod."""
+_STAGES = ("all", "available", "captured", "delivered")
+_NOTHING: BlocksByTier = (0, 0, 0, 0)
+
+
+class TokenMetrics:
+    """Prompt tokens of served requests, by model, class and policy, and by tenant."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self._prompt = Counter(r, of_requests.PROMPT_TOKENS)
+        self._reported = Counter(r, of_requests.REPORTED_PROMPT_TOKENS)
+        self._available = Counter(r, of_requests.AVAILABLE_TOKENS)
+        self._captured = Counter(r, of_requests.CAPTURED_TOKENS)
+        self._delivered = Counter(r, of_requests.DELIVERED_TOKENS)
+        self._tenants = Counter(r, of_requests.TENANT_TOKENS)
+        self._error = Histogram(r, of_requests.CACHED_ERROR)
+        self._depth = Histogram(r, of_requests.PREFIX_DEPTH)
+        self._decisions = Counter(r, of_decisions.DECISIONS)
+        self._series: dict[Labels, _Series] = {}
+        self._tenant_series: dict[str, tuple[Count, ...]] = {}
+
+    def remove_tenants(self, tenants: Sequence[str]) -> None:
+        """Remove their series."""
+        self._tenants.remove_where(lambda labels: labels[0] in tenants)
+        for tenant in tenants:
+            self._tenant_series.pop(tenant, None)
+
+    def add(
+        self, ended: Outcome, labels: Labels, tenant: str, prompt: PromptPrefix, match: Mapping[PodId, BlocksByTier]
+    ) -> None:
+        """Add one served prompt with the blocks of each holder. `labels`: model, class and policy. O(holders)."""
+        assert ended.served is not None
+        plan, captured, block = ended.served.plan, ended.served.cached_tokens, prompt.generation.block_size_tokens
+        longest = max(match.values(), key=sum) if match else _NOTHING
+        split, blocks = isinstance(plan, Split), sum(longest)
+        own = match.get(plan.prefill.id if isinstance(plan, Split) else plan.pod.id, _NOTHING)
+        series = self._series.get(labels) or self._new_series(labels)
+        all_, available, captured_, delivered = self._tenant_series.get(tenant) or self._new_tenant(tenant)
+        series.prompt.value += ended.prompt_tokens
+        all_.value += ended.prompt_tokens
+        if blocks:
+            _add(series.available, longest, blocks * block, block)
+            available.value += blocks * block
+        if captured:
+            _add(series.captured, own, captured, block)
+            captured_.value += captured
+        if ended.cached_tokens is not None:
+            series.reported.value += ended.prompt_tokens
+            series.delivered.value += ended.cached_tokens
+            delivered.value += ended.cached_tokens
+            series.error.observe(abs(ended.cached_tokens - captured))
+        series.depth.observe(blocks * block)
+        reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
+        self._decisions.labels(labels[2], "split" if split else "pull" if plan.pull else "direct", reason).value += 1
+
+    def _new_series(self, labels: Labels) -> _Series:
+        if len(self._series) >= MAX_SERIES:
+            self._series.clear()
+        found = self._series[labels] = _Series(self, labels)
+        return found
+
+    def _new_tenant(self, tenant: str) -> tuple[Count, ...]:
+        found = self._tenant_series[tenant] = tuple(self._tenants.labels(tenant, stage) for stage in _STAGES)
+        return found
+
+
+class _Series:
+    """The series of one model, class and policy: a lookup for all of them."""
+
+    __slots__ = ("available", "captured", "delivered", "depth", "error", "prompt", "reported")
+
+    def __init__(self, metrics: TokenMetrics, labels: Labels) -> None:
+        self.prompt = metrics._prompt.labels(*labels)
+        self.reported = metrics._reported.labels(*labels)
+        self.delivered = metrics._delivered.labels(*labels)
+        self.available = [metrics._available.labels(*labels, tier) for tier in _TIERS]
+        self.captured = [metrics._captured.labels(*labels, tier) for tier in _TIERS]
+        self.error = metrics._error.labels(labels[0])
+        self.depth = metrics._depth.labels(labels[0])
+
+
+def _add(series: Sequence[Count], blocks: BlocksByTier, tokens: int, block: int) -> None:
+    """Add `tokens` by tier, of a pod that holds `blocks`; the last of `series` is for those that it does not hold."""
+    for tier, count in enumerate(blocks):
+        here = min(count * block, tokens)
+        series[tier].value += here
+        tokens -= here
+        if not tokens:
+            return
+    series[-1].value += tokens
