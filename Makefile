@@ -11,14 +11,14 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis live live-k8s fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis promtool live live-k8s fuzz mutants lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
 demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.ready redis  ## everything that needs no engine, and the slowest tests
+test: $(VENV)/.ready redis promtool  ## everything that needs no engine, and the slowest tests
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --durations 15 --durations-min 1
 
 quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 20 s
@@ -28,6 +28,12 @@ redis:                      ## Redis 7, in addition to the Valkey that comes as 
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& apt-get update -q >/dev/null && apt-get install -y -q redis-server >/dev/null; } \
 		|| echo "no redis-server here: the index is tested against Valkey alone"
+
+promtool: $(VENV)/.ready    ## Prometheus's own check of the alerts, from Debian's package, without installing it
+	@command -v promtool >/dev/null || test -x $(BIN)/promtool || { command -v apt-get >/dev/null && folder=$$(mktemp -d) \
+		&& (cd $$folder && apt-get download -q -q prometheus && dpkg -x prometheus_*.deb .) \
+		&& cp $$folder/usr/bin/promtool $(BIN)/; rm -rf $$folder; test -x $(BIN)/promtool; } \
+		|| echo "no promtool here: the alerts are not tested"
 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh

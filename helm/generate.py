@@ -1,4 +1,5 @@
-"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`.
+"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`, and alerts, dashboards and their
+documentation from `monitoring/` and the router's metrics.
 
     python -m helm.generate
 
@@ -22,6 +23,9 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from helm.monitoring.alerts import alerts_file, runbook
+from helm.monitoring.dashboards import DASHBOARDS, dashboard_file
+from helm.monitoring.metrics_page import metrics_page
 from router.config.load import Strict
 from router.config.schema import RouterConfig
 
@@ -427,6 +431,10 @@ def generated() -> dict[Path, str]:
     return {
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(schema),
+        CHART / "METRICS.md": metrics_page(),
+        CHART / "RUNBOOK.md": runbook(),
+        CHART / "files" / "alerts.yaml": alerts_file(),
+        **{CHART / "files" / "dashboards" / f"{one.name}.json": dashboard_file(one) for one in DASHBOARDS},
     }
 
 

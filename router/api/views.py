@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -128,12 +129,16 @@ class MetricsPage:
     prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
     """By model."""
 
-    def observe(self) -> None:
-        """Update these gauges."""
-        now_s = time.monotonic()
-        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders, now_s)
-        self.metrics.pools.replace(self.scaling.signals(now_s))
+    async def observe(self) -> None:
+        """Update these gauges, in a few turns of the event loop: all of 500 pods take 6 ms."""
+        self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
+        await asyncio.sleep(0)
+        self.metrics.observe_loads(self.fleet.snapshot, time.monotonic())
+        await asyncio.sleep(0)
+        self.metrics.pools.replace(self.scaling.signals(time.monotonic()))
+        await asyncio.sleep(0)
         self.metrics.observe_calibration(self.calibrator.calibration.rows())
+        await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
         learnt = self.store.evicted.reuse()
@@ -142,5 +147,5 @@ class MetricsPage:
             self.observe_cluster(self.metrics)
 
     async def render(self) -> bytes:
-        self.observe()
+        await self.observe()
         return await self.metrics.render_in_turns()

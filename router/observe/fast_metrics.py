@@ -11,21 +11,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.observe.declared.declaration import Declaration
 
 Labels = tuple[str, ...]
+Numbers = list[float]
+"""Of one series: its value, or the counts of its buckets and the sum of its values."""
 
 MAX_SERIES = 10_000
 """Most label values of one metric; the rest is counted in a series whose label values are all `OTHER`."""
 OTHER = "other"
 
-_Child = TypeVar("_Child")
+
+class MetricSeries(Protocol):
+    """The state of one series."""
+
+    def numbers(self) -> Numbers:
+        """Its numbers now."""
+
+
+_Child = TypeVar("_Child", bound=MetricSeries)
 
 
 class Count:
@@ -41,6 +52,9 @@ class Count:
 
     def set(self, value: float) -> None:
         self.value = float(value)
+
+    def numbers(self) -> Numbers:
+        return [self.value]
 
 
 class Buckets:
@@ -63,6 +77,9 @@ class Buckets:
             self.counts[bucket] += count
         self.total += sum(values)
 
+    def numbers(self) -> Numbers:
+        return [*self.counts, self.total]
+
 
 class _Children(dict[Labels, _Child]):
     """Children by label values, made on first use."""
@@ -80,14 +97,13 @@ class _Children(dict[Labels, _Child]):
         return child
 
 
-class _Labelled(Generic[_Child]):
+class Labelled(Collector, Generic[_Child]):
     """A metric as declared; without labels one series, 0 at first."""
 
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
-        self._described = declared.name, declared.help
-        self._labels = declared.labels
+        self.declared = declared
         self._children = _Children(make)
-        if not self._labels:
+        if not declared.labels:
             self.labels()
         registry.register(self)
 
@@ -103,12 +119,20 @@ class _Labelled(Generic[_Child]):
         for values in [values for values in self._children if matches(values)]:
             del self._children[values]
 
-    def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
+    def series(self) -> dict[Labels, Numbers]:
+        """The numbers of all series now."""
+        return {labels: child.numbers() for labels, child in self._children.items()}
+
+    def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
+        """These series as `prometheus_client` exposes them."""
         raise NotImplementedError
 
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield self.family(self.series().items())
 
-class _Numbers(_Labelled[Count]):
+
+class _Numbers(Labelled[Count]):
     _family: ClassVar[type[CounterMetricFamily | GaugeMetricFamily]]
 
     def __init__(self, registry: CollectorRegistry, declared: Declaration) -> None:
@@ -125,11 +149,11 @@ class _Numbers(_Labelled[Count]):
             child = self._children[labels] = Count()
             child.set(value)
 
-    def collect(self) -> Iterator[Metric]:
-        family = self._family(*self._described, labels=self._labels)
-        for values, child in self._children.items():
-            family.add_metric(values, child.value)
-        yield family
+    def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
+        family = self._family(self.declared.name, self.declared.help, labels=self.declared.labels)
+        for labels, (value,) in series:
+            family.add_metric(labels, value)
+        return family
 
 
 class Counter(_Numbers):
@@ -150,16 +174,15 @@ class Gauge(_Numbers):
         )
 
 
-class Histogram(_Labelled[Buckets]):
+class Histogram(Labelled[Buckets]):
     """Histograms by label values."""
 
     def __init__(self, registry: CollectorRegistry, declared: Declaration) -> None:
-        self._bounds = declared.buckets
-        super().__init__(registry, declared, partial(Buckets, self._bounds))
+        super().__init__(registry, declared, partial(Buckets, declared.buckets))
+        self._bounds = [str(floatToGoString(bound)) for bound in (*declared.buckets, float("inf"))]  # type: ignore[no-untyped-call]
 
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(*self._described, labels=self._labels)
-        bounds = [str(floatToGoString(bound)) for bound in (*self._bounds, float("inf"))]  # type: ignore[no-untyped-call]
-        for values, child in self._children.items():
-            family.add_metric(values, list(zip(bounds, accumulate(child.counts), strict=True)), child.total)
-        yield family
+    def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
+        family = HistogramMetricFamily(self.declared.name, self.declared.help, labels=self.declared.labels)
+        for labels, (*counts, total) in series:
+            family.add_metric(labels, list(zip(self._bounds, accumulate(counts), strict=True)), total)
+        return family

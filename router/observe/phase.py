@@ -7,19 +7,21 @@ The same seven words are function names, histogram labels, log fields and headin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import compress
-from operator import sub
+from operator import is_not, methodcaller, sub
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
-from router.observe.fast_metrics import Histogram
+from router.observe.fast_metrics import Histogram, Labels, Numbers
 
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 COUNTED_AT_ONCE = 64
 """Requests whose times are added to the histograms together."""
+_IS_PRESENT = partial(is_not, None)
 
 
 class Phases:
@@ -70,11 +72,11 @@ class PhaseMetrics(Histogram):
         if len(self._waiting) >= COUNTED_AT_ONCE:
             self._count()
 
-    def collect(self) -> Iterator[Metric]:
+    def series(self) -> dict[Labels, Numbers]:
         self._count()
-        yield from super().collect()
+        return super().series()
 
     def _count(self) -> None:
         waiting, self._waiting = self._waiting, []
         for phase in PHASES:
-            self.labels(phase).observe_all([taken_s[phase] for taken_s in waiting if phase in taken_s])
+            self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), waiting))])

@@ -55,8 +55,11 @@ class TokenMetrics:
         assert ended.served is not None
         plan, captured, block = ended.served.plan, ended.served.cached_tokens, prompt.generation.block_size_tokens
         longest = max(match.values(), key=sum) if match else _NOTHING
-        split, blocks = isinstance(plan, Split), sum(longest)
-        own = match.get(plan.prefill.id if isinstance(plan, Split) else plan.pod.id, _NOTHING)
+        blocks = sum(longest)
+        if isinstance(plan, Split):
+            kind, own = "split", match.get(plan.prefill.id, _NOTHING)
+        else:
+            kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
         series = self._series.get(labels) or self._new_series(labels)
         all_, available, captured_, delivered = self._tenant_series.get(tenant) or self._new_tenant(tenant)
         series.prompt.value += ended.prompt_tokens
@@ -74,7 +77,7 @@ class TokenMetrics:
             series.error.observe(abs(ended.cached_tokens - captured))
         series.depth.observe(blocks * block)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
-        self._decisions.labels(labels[2], "split" if split else "pull" if plan.pull else "direct", reason).value += 1
+        self._decisions.labels(labels[2], kind, reason).value += 1
 
     def _new_series(self, labels: Labels) -> _Series:
         if len(self._series) >= MAX_SERIES:
@@ -104,6 +107,9 @@ class _Series:
 
 def _add(series: Sequence[Count], blocks: BlocksByTier, tokens: int, block: int) -> None:
     """Add `tokens` by tier, of a pod that holds `blocks`; the last of `series` is for those that it does not hold."""
+    if blocks[0] * block >= tokens:
+        series[0].value += tokens
+        return
     for tier, count in enumerate(blocks):
         here = min(count * block, tokens)
         series[tier].value += here

@@ -1,57 +1,40 @@
-"""The metrics of several workers of one router as one page, each joined as it is declared."""
+"""The series that a worker sends to another one, whose page has those of all workers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
 
 import msgspec
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.samples import Sample
+from prometheus_client.registry import Collector
 
 from router.observe.declared.declaration import Join
-from router.observe.declared.metric_catalog import DECLARED
+from router.observe.exposition import Dump, Registry
+from router.observe.fast_metrics import Labelled, Labels, Numbers
 
-Found: TypeAlias = tuple[str, dict[str, str], float]
-"""Name, labels and value of a sample."""
-Dump: TypeAlias = Mapping[str, list[Found]]
-"""Samples by family."""
-
-_JOINS: dict[Join, Callable[[Iterable[float]], float]] = {
-    Join.SUM: sum,
-    Join.MAX: max,
-    Join.MIN: min,
-    Join.WORKER: sum,
-}
-_decode = msgspec.msgpack.Decoder(dict[str, list[Found]]).decode
+_Rows = list[tuple[Labels, Numbers]]
+_decode = msgspec.msgpack.Decoder(dict[str, _Rows]).decode
 
 
-async def dump_metrics(registry: CollectorRegistry) -> bytes:
-    """The samples that `merge_metrics` needs from this worker, collected one family in each turn of the event loop."""
-    families: dict[str, list[Found]] = {}
-    for family in registry.collect():
-        if DECLARED[family.name].join is not Join.SAME:
-            families[family.name] = [sample[:3] for sample in family.samples]
+async def dump_metrics(registry: Registry) -> bytes:
+    """The series that differ between workers, collected one metric in each turn of the event loop."""
+    found: dict[str, _Rows] = {}
+    for collector in registry.collectors:
+        found.update(_rows(collector))
         await asyncio.sleep(0)
-    return msgspec.msgpack.encode(families)
+    return msgspec.msgpack.encode(found)
 
 
-def merge_metrics(registry: CollectorRegistry, others: Iterable[bytes]) -> Iterator[Metric]:
-    """The families of all workers. Raises `ValueError` where one of `others` is not a dump."""
-    dumps = [_decode(dump) for dump in others]
-    return (_merged(family, dumps) for family in registry.collect())
+def _rows(collector: Collector) -> Iterator[tuple[str, _Rows]]:
+    """The series of a collector by family."""
+    if not isinstance(collector, Labelled):
+        for family in collector.collect():
+            yield family.name, [(tuple(one.labels.values()), [one.value]) for one in family.samples]
+    elif collector.declared.join is not Join.SAME:
+        yield collector.declared.name, list(collector.series().items())
 
 
-def _merged(family: Metric, others: list[dict[str, list[Found]]]) -> Metric:
-    """One family of all workers; series that only other workers have are last."""
-    join = DECLARED[family.name].join
-    if join is Join.SAME:
-        return family
-    values: dict[tuple[str, tuple[tuple[str, str], ...]], list[float]] = {}
-    for samples in ([sample[:3] for sample in family.samples], *(dump.get(family.name, []) for dump in others)):
-        for name, labels, value in samples:
-            values.setdefault((name, tuple(labels.items())), []).append(value)
-    result = Metric(family.name, family.documentation, family.type)
-    result.samples = [Sample(name, dict(labels), _JOINS[join](found)) for (name, labels), found in values.items()]
-    return result
+def read_dumps(dumps: Iterable[bytes]) -> Iterator[Dump]:
+    """The series of other workers. Raises `ValueError` where one is not a dump."""
+    for dump in dumps:
+        yield {name: dict(rows) for name, rows in _decode(dump).items()}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 
 from router.api.views import explained_json
@@ -14,7 +14,7 @@ from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
-from router.observe.worker_metrics import dump_metrics, merge_metrics
+from router.observe.worker_metrics import dump_metrics
 from router.types import PodId
 from router.workers.bus import WorkerBus
 from router.workers.shared_view import SharedOwners, SharedView
@@ -32,7 +32,7 @@ class WorkerHooks:
 
     apply_command: Callable[[str, str], None]
     """Carry out an admin command of another worker."""
-    observe: Callable[[], None]
+    observe: Callable[[], Awaitable[None]]
     """Update the gauges before they are rendered."""
     find: Callable[[str], RecordedDecision | None]
     """A decision of this worker by request id."""
@@ -78,8 +78,8 @@ class WorkerSync:
         """The metrics of all workers, merged."""
         self._metrics.workers.set(1 + self._bus.connected_workers)
         others = await self._bus.query(METRICS)
-        self._hooks.observe()
-        return await self._metrics.render_in_turns(merge_metrics(self._metrics.registry, others))
+        await self._hooks.observe()
+        return await self._metrics.render_in_turns(others)
 
     async def find(self, request_id: str) -> bytes | None:
         """The explanation of a decision that another worker made, as JSON."""
@@ -89,7 +89,7 @@ class WorkerSync:
     async def answer(self, query: bytes) -> bytes:
         """The answer to another worker's query; empty if there is none."""
         if query == METRICS:
-            self._hooks.observe()
+            await self._hooks.observe()
             return await dump_metrics(self._metrics.registry)
         kept = self._hooks.find(query.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""

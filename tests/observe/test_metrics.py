@@ -55,10 +55,10 @@ def test_the_series_of_a_pod_leave_with_it() -> None:
         metrics.kv.complete.labels(name).set(1)
         metrics.pod_ttft_s.labels(name).observe(0.2)
         metrics.ejections_refused.labels(name).inc()
-    metrics.observe_fleet(fleet, {}, 0, now_s=1.0)
+    metrics.observe_fleet(fleet, {}, 0)
     assert b"gone" not in metrics.render()
     metrics.sent.labels("gone", "ok").inc()
-    metrics.observe_fleet(fleet, {}, 0, now_s=1.0)
+    metrics.observe_fleet(fleet, {}, 0)
     text = metrics.render()
     assert b"gone" not in text and b'warmroute_pod_requests_total{pod="stays",result="ok"} 1.0' in text
 
@@ -66,7 +66,7 @@ def test_the_series_of_a_pod_leave_with_it() -> None:
 def test_every_state_of_a_pod_is_a_series() -> None:
     """1 for the current one, 0 for the others, so that an alert can count."""
     metrics = Metrics()
-    metrics.observe_fleet(FleetSnapshot(1, (PodStatus(pod("a"), PodState.EJECTED),)), {}, 0, now_s=1.0)
+    metrics.observe_fleet(FleetSnapshot(1, (PodStatus(pod("a"), PodState.EJECTED),)), {}, 0)
     found = {
         (sample.labels["state"], sample.value) for family in metrics.pod_state.collect() for sample in family.samples
     }
@@ -80,7 +80,7 @@ def test_the_scraped_load_of_a_pod() -> None:
     metrics = Metrics()
     load = PodLoad(running=3, waiting=2, kv_usage=0.25, scraped_at_s=90.0)
     pods = (PodStatus(pod("a"), PodState.READY, load), PodStatus(pod("new"), PodState.READY))
-    metrics.observe_fleet(FleetSnapshot(1, pods), {}, 0, now_s=100.0)
+    metrics.observe_loads(FleetSnapshot(1, pods), now_s=100.0)
     lines = metrics.render().decode().splitlines()
     assert {
         'warmroute_pod_running_requests{pod="a"} 3.0',

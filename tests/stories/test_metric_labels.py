@@ -17,12 +17,12 @@ from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS
 from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
+from router.observe.declared.metric_catalog import DECLARED
 from router.observe.fast_metrics import OTHER
-from router.observe.metrics import Metrics
 from router.observe.phase import PHASES
 from router.policy.calibration import class_key
 from router.prompt.conversation import UnreadReason
-from router.types import Endpoint, PodSpeed, PodState, PrefixTrust, Role
+from router.types import Endpoint, PodSpeed, PodState, PrefixTrust, Role, Tier
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -32,7 +32,10 @@ RESULTS = ERRORS | {"ok", "pod_refused", "pod_error", "client_gone", "refused"}
 BY_THE_ROUTER: dict[str, set[str]] = {
     "endpoint": {endpoint.value for endpoint in Endpoint},
     "result": RESULTS,
-    "reason": ERRORS | {reason.value for reason in UnreadReason},
+    "reason": ERRORS | {reason.value for reason in UnreadReason} | {"prefix", "price", "cold"},
+    "plan": {"direct", "pull", "split"},
+    "stage": {"all", "available", "captured", "delivered"},
+    "tier": {tier.name.lower() for tier in Tier} | {"peer"},
     "phase": set(PHASES),
     "state": {state.value for state in PodState},
     "role": {role.value for role in Role},
@@ -43,7 +46,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "prices": {"live", "shadow"},
     "agrees": {"yes", "no"},
     "met": {"true", "false"},
-    "class": set(load_classes(None).names),
+    "class": set(load_classes(None).names) | {""},
     "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
 }
 BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "set_version", "source"}
@@ -135,5 +138,5 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
 
 def test_every_label_has_a_known_set_of_values() -> None:
     """A new label needs a line here: where do its values come from, and what bounds them?"""
-    declared = {label for metric in Metrics().registry._collector_to_names for label in getattr(metric, "_labels", ())}
-    assert declared == BY_THE_ROUTER.keys() | BY_THE_FLEET | {"tenant"}
+    declared = {label for one in DECLARED.values() for label in one.labels}
+    assert declared == BY_THE_ROUTER.keys() | BY_THE_FLEET | {"tenant"} | {"worker", "python_version"}

@@ -1,0 +1,188 @@
+"""Every alert fires in its incident, and none does while all is well: checked by promtool, Prometheus's own tool."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helm.generate import CHART
+from helm.monitoring.alerts import ALERTS, FAILED
+from router.observe.declared.metric_catalog import DECLARED
+
+PROMTOOL = shutil.which("promtool", path=str(Path(sys.executable).parent)) or shutil.which("promtool")
+RULES = CHART / "files" / "alerts.yaml"
+MINUTES = 30
+TARGET = 'namespace="llm",pod="r-0"'
+POD = f'{TARGET},exported_pod="gpu-0"'
+
+pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing: make promtool")
+
+WELL: Mapping[str, str] = {
+    f"warmroute_workers{{{TARGET}}}": "1",
+    f'warmroute_pod_state{{{POD},state="ready"}}': "1",
+    f'warmroute_pod_state{{{POD},state="ejected"}}': "0",
+    f'warmroute_requests_total{{{TARGET},model="m",result="ok"}}': "0+600",
+    f'warmroute_requests_total{{{TARGET},model="m",result="pod_error"}}': "0+1",
+    f'warmroute_requests_total{{{TARGET},model="m",result="malformed_request"}}': "0+300",
+    f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="true"}}': "0+99",
+    f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="false"}}': "0+1",
+    f"warmroute_pod_time_to_first_token_seconds_sum{{{POD}}}": "0+60",
+    f"warmroute_pod_time_to_first_token_seconds_count{{{POD}}}": "0+120",
+    f'warmroute_pod_time_to_first_token_seconds_sum{{{TARGET},exported_pod="gpu-1"}}': "0+500",
+    f'warmroute_pod_time_to_first_token_seconds_count{{{TARGET},exported_pod="gpu-1"}}': "0+1000",
+    f"warmroute_pod_load_age_seconds{{{POD}}}": "1",
+    f'warmroute_discovery_age_seconds{{{TARGET},source="kubernetes"}}': "20",
+    f"warmroute_policy_reload_failed{{{TARGET}}}": "0",
+    f'warmroute_time_to_first_token_error_ratio_bucket{{{TARGET},model="m",le="1.0"}}': "0+97",
+    f'warmroute_time_to_first_token_error_ratio_count{{{TARGET},model="m"}}': "0+100",
+    f'warmroute_prompt_tokens_total{{{TARGET},model="m"}}': "0+600000",
+    f'warmroute_reported_prompt_tokens_total{{{TARGET},model="m"}}': "0+300000",
+    f'warmroute_cached_tokens_captured_total{{{TARGET},model="m",tier="gpu"}}': "0+400000",
+    f'warmroute_cached_tokens_delivered_total{{{TARGET},model="m"}}': "0+190000",
+    f'warmroute_pod_prefix_trust{{{POD},trust="mismatch"}}': "0",
+    f"warmroute_kv_stream_complete{{{POD}}}": "1",
+    f"warmroute_index_age_seconds{{{TARGET}}}": "1",
+    f"warmroute_index_dropped_blocks_total{{{TARGET}}}": "0+0",
+    f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="ok"}}': "0+100",
+    f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="decode_failed"}}': "0+1",
+    f'warmroute_retries_refused_total{{{TARGET},reason="upstream_broken"}}': "0+1",
+    f'warmroute_loop_lag_seconds_bucket{{{TARGET},le="0.05"}}': "0+6000",
+    f"warmroute_loop_lag_seconds_count{{{TARGET}}}": "0+6000",
+    f"process_open_fds{{{TARGET}}}": "300",
+    f"process_max_fds{{{TARGET}}}": "1024",
+}
+"""A fleet in which all is well: value a minute, or start and increase a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Series that differ from a well fleet, and labels of the alert that must fire. None: the series is missing."""
+
+    changed: Mapping[str, str | None]
+    labels: Mapping[str, str]
+    well: Mapping[str, str] | None = None
+
+
+def changed(start: str, value: str | None) -> dict[str, str | None]:
+    """The series of a well fleet that starts like this, with another value."""
+    [series] = [one for one in WELL if one.startswith(start)]
+    return {series: value}
+
+
+OF_ROUTER = {"namespace": "llm", "pod": "r-0"}
+OF_POD = {"namespace": "llm", "exported_pod": "gpu-0"}
+READY, EJECTED = (f'warmroute_pod_state{{{POD},state="{state}"}}' for state in ("ready", "ejected"))
+INCIDENTS: Mapping[str, Incident] = {
+    "WarmrouteNoReadyPod": Incident({READY: None, EJECTED: None}, OF_ROUTER),
+    "WarmrouteRequestsFail": Incident(
+        changed(f'warmroute_requests_total{{{TARGET},model="m",result="pod_error"}}', "0+60"), {"namespace": "llm"}
+    ),
+    "WarmrouteSloMissed": Incident(
+        changed(f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="true"}}', None),
+        {"namespace": "llm", "policy": "p"},
+    ),
+    "WarmroutePodEjected": Incident({READY: "0", EJECTED: "1"}, OF_POD),
+    "WarmroutePodSlow": Incident(changed(f"warmroute_pod_time_to_first_token_seconds_sum{{{POD}}}", "0+300"), OF_POD),
+    "WarmrouteLoadStale": Incident(changed("warmroute_pod_load_age", "60"), {**OF_ROUTER, **OF_POD}),
+    "WarmrouteDiscoveryStale": Incident(
+        changed("warmroute_discovery_age", "0+60"), {**OF_ROUTER, "source": "kubernetes"}
+    ),
+    "WarmroutePolicyInvalid": Incident(changed("warmroute_policy_reload_failed", "1"), OF_ROUTER),
+    "WarmroutePredictionWrong": Incident(
+        changed("warmroute_time_to_first_token_error_ratio_bucket", "0+30"), {"namespace": "llm", "model": "m"}
+    ),
+    "WarmrouteCacheEvicted": Incident(
+        changed("warmroute_cached_tokens_delivered", "0+60000"), {"namespace": "llm", "model": "m"}
+    ),
+    "WarmrouteParityMismatch": Incident(changed("warmroute_pod_prefix_trust", "1"), OF_POD),
+    "WarmrouteKvEventsIncomplete": Incident(changed("warmroute_kv_stream_complete", "0"), OF_POD),
+    "WarmrouteIndexStale": Incident(changed("warmroute_index_age", "0+60"), OF_ROUTER),
+    "WarmrouteIndexFull": Incident(changed("warmroute_index_dropped", "0+5"), OF_ROUTER),
+    "WarmrouteHandoffsFail": Incident(
+        changed(f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="decode_failed"}}', "0+50"),
+        {"namespace": "llm", "dialect": "nixl"},
+    ),
+    "WarmrouteRetriesRefused": Incident(
+        changed("warmroute_retries_refused", "0+60"), {"namespace": "llm", "reason": "upstream_broken"}
+    ),
+    "WarmrouteLoopLag": Incident(changed("warmroute_loop_lag_seconds_bucket", "0+5700"), OF_ROUTER),
+    "WarmrouteOpenFiles": Incident(changed("process_open_fds", "1000"), OF_ROUTER),
+}
+
+
+def test_the_rules_are_valid() -> None:
+    """For Prometheus itself."""
+    promtool("check", "rules", str(RULES))
+
+
+def test_every_alert_has_an_incident_and_every_series_is_declared() -> None:
+    """So that the tests below cannot pass because a name is wrong."""
+    assert [alert.name for alert in ALERTS] == list(INCIDENTS)
+    names = {series.partition("{")[0] for series in WELL}
+    bare = {
+        name.removesuffix("_total").removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+        for name in names
+    }
+    assert bare <= DECLARED.keys()
+    assert all(code in FAILED for code in ("pod_error", "internal_error", "upstream_timeout", "no_ready_pod"))
+    assert "malformed_request" not in FAILED and "ok" not in FAILED.split("|")
+
+
+def test_no_alert_fires_while_all_is_well(tmp_path: Path) -> None:
+    """Also for clients that send invalid requests, and engines that report no cached tokens for half of the prompts."""
+    check(tmp_path, {}, {alert.name: [] for alert in ALERTS})
+
+
+@pytest.mark.parametrize("name", INCIDENTS)
+def test_an_incident_fires_its_alert(tmp_path: Path, name: str) -> None:
+    """With the labels that its summary names."""
+    incident = INCIDENTS[name]
+    alert = next(one for one in ALERTS if one.name == name)
+    check(tmp_path, incident.changed, {name: [{"exp_labels": {**incident.labels, "severity": alert.severity}}]})
+
+
+def check(folder: Path, changes: Mapping[str, str | None], expected: Mapping[str, list[Any]]) -> None:
+    """Run the rules over half an hour of a well fleet with these changes."""
+    series = {name: values for name, values in {**WELL, **changes}.items() if values is not None}
+    for alerts in expected.values():
+        for one in alerts:
+            one["exp_annotations"] = annotated(one["exp_labels"], next(iter(expected)))
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": name, "values": f"{with_step(values)}x{MINUTES}"} for name, values in series.items()
+        ],
+        "alert_rule_test": [
+            {"eval_time": f"{MINUTES}m", "alertname": name, "exp_alerts": alerts} for name, alerts in expected.items()
+        ],
+    }
+    path = folder / "tests.yaml"
+    path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    promtool("test", "rules", str(path))
+
+
+def with_step(values: str) -> str:
+    return values if "+" in values else f"{values}+0"
+
+
+def annotated(labels: Mapping[str, str], name: str) -> dict[str, str]:
+    """Those of an alert, with these labels."""
+    alert = next(one for one in ALERTS if one.name == name)
+    summary = alert.summary
+    for label, value in labels.items():
+        summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
+    return {"summary": summary, "description": f"{alert.means} {alert.act}"}
+
+
+def promtool(*arguments: str) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
