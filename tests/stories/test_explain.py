@@ -13,6 +13,9 @@ import pytest
 
 from router.cli import main
 from router.cli.replay import RecordedChoices
+from router.observe.declared import of_decisions, of_pods, of_requests
+from router.observe.declared.declaration import MetricKind
+from router.observe.declared.metric_catalog import declarations_of
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
@@ -30,13 +33,25 @@ async def explain(deployment: Deployment, request_id: str) -> Explained:
     return msgspec.json.decode(answer.content, type=Explained)
 
 
-async def metrics(deployment: Deployment) -> dict[str, str]:
-    """Metric samples by name, without those that depend on time."""
+COUNTED = {
+    one.series
+    for chapter in (of_requests, of_decisions, of_pods)
+    for one in declarations_of(chapter)
+    if one.kind is not MetricKind.GAUGE and one is not of_pods.KV_EVENTS
+}
+"""Metrics that grow with requests alone. Gauges follow pods and time, and KV events arrive after a response."""
+
+
+async def counted(deployment: Deployment) -> dict[str, str]:
+    """Samples of these metrics by name and labels."""
     lines = (await deployment.admin.get("/metrics")).text.splitlines()
     samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    scraped = ("pod_running", "pod_waiting", "pod_kv_usage", "pod_load_age")
-    own_will = ("index", "calibration", "kv_events", "loop_lag", "process_", "python_", "prompt_cache_bytes", *scraped)
-    return {name: value for name, value in samples.items() if not any(part in name for part in own_will)}
+    names = {name: name.partition("{")[0] for name in samples}
+    return {
+        name: value
+        for name, value in samples.items()
+        if names[name] in COUNTED or names[name].rpartition("_")[0] in COUNTED
+    }
 
 
 async def test_a_served_request_can_be_explained(deploy: Deploy) -> None:
@@ -94,10 +109,10 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
         seen = deployment.program.forwarder._decisions._traffic._by_model
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
-        before, blocks = await metrics(deployment), [engine.load for engine in deployment.engines]
+        before, blocks = await counted(deployment), [engine.load for engine in deployment.engines]
         previews = [await deployment.admin.post("/admin/preview", json=body) for _ in range(3)]
         found = [msgspec.json.decode(answer.content, type=Explained) for answer in previews]
-        assert await metrics(deployment) == before and [engine.load for engine in deployment.engines] == blocks
+        assert await counted(deployment) == before and [engine.load for engine in deployment.engines] == blocks
         assert counts == {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         assert not deployment.program.pods.ledger.inflight()
         served = await deployment.chat(opening("harbour"))
@@ -131,7 +146,7 @@ async def test_a_shadow_of_the_live_policy_always_agrees(deploy: Deploy, tmp_pat
         shadows = deployment.program.records.journal.shadows
         assert shadows is not None
         await deployment.until(lambda: not shadows._waiting)
-        samples = await metrics(deployment)
+        samples = await counted(deployment)
         name = "warmroute_shadow_decisions_total"
         assert float(samples[name + '{agrees="yes",class="batch",policy="cost_aware"}']) == 60
         assert name + '{agrees="no",class="batch",policy="cost_aware"}' not in samples
