@@ -57,12 +57,17 @@ def read_trace(path: Path, requests: int) -> list[TraceRequest]:
         return [msgspec.json.decode(line, type=TraceRequest) for line in islice(lines, requests)]
 
 
+def one_token_words() -> list[str]:
+    """Words, each with a leading space, that the mock engines' tokenizer encodes as one token."""
+    tokenizer = mock_tokenizer()
+    return [f" {word}" for word in WORDS if len(tokenizer.encode(f" {word}")) == 1]
+
+
 class TraceProse:
     """Generates the text of each block: words of one token each, selected by the block's id."""
 
     def __init__(self) -> None:
-        tokenizer = mock_tokenizer()
-        self._words = [f" {word}" for word in WORDS if len(tokenizer.encode(f" {word}")) == 1]
+        self._words = one_token_words()
 
     def prompt(self, request: TraceRequest) -> str:
         """A text of exactly `input_length` tokens; equal hash ids give equal text."""

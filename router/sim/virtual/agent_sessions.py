@@ -74,19 +74,21 @@ def read_agent_sessions(path: Path) -> list[AgentSession]:
     return sessions
 
 
-def agent_traffic(recorded: Sequence[AgentSession], *, speedup: float = 1.0, seed: int = 0) -> Traffic:
+def agent_traffic(
+    recorded: Sequence[AgentSession], *, speedup: float = 1.0, seed: int = 0, duration_s: float = DURATION_S
+) -> Traffic:
     """Poisson starts of sessions in a random order. Each starts once before any starts again, then with new blocks."""
-    return Traffic(recorded[0].block_tokens, _sessions(recorded, speedup, seed))
+    return Traffic(recorded[0].block_tokens, _sessions(recorded, speedup, seed, duration_s))
 
 
-def _sessions(recorded: Sequence[AgentSession], speedup: float, seed: int) -> Iterator[Session]:
+def _sessions(recorded: Sequence[AgentSession], speedup: float, seed: int, duration_s: float) -> Iterator[Session]:
     random, own_ids = Random(seed), count(_FIRST_OWN_ID)
     prefixes = {prefix: number << 24 for number, prefix in enumerate(dict.fromkeys(map(_prefix, recorded)))}
     order = chain.from_iterable(random.sample(recorded, len(recorded)) for _ in count())
     start_s = random.expovariate(speedup / STARTS_EVERY_S)
-    while start_s < DURATION_S:
+    while start_s < duration_s:
         session = next(order)
-        requests = tuple(_requests(session, DURATION_S - start_s, prefixes[_prefix(session)], own_ids))
+        requests = tuple(_requests(session, duration_s - start_s, prefixes[_prefix(session)], own_ids))
         if requests:
             yield Session(start_s, requests, "agent")
         start_s += random.expovariate(speedup / STARTS_EVERY_S)
