@@ -104,11 +104,18 @@ def _slo() -> Panel:
     return _panel("First tokens within slo.ttft_ms", "percentunit", Line(met, "{{policy}}"))
 
 
+def _bandwidth() -> Panel:
+    """Of the time in which KV was transferred."""
+    expr = D.rate(of_pods.TRANSFER_BYTES, "link") / D.sum_rate(of_pods.TRANSFER_S, "link")
+    return _panel("Bandwidth of one transfer", "Bps", Line(expr, "{{link}}"))
+
+
 STAGES = (
     "Available: held by some pod. Captured: held by the chosen pod. Delivered: reported by its engine. Available over"
     " captured: load weighed more. Captured over delivered: evicted meanwhile. Delivered over captured: the index is"
     " late."
 )
+EVICTED = "Learnt number of requests that would have used an evicted block: above 0.5, larger caches pay."
 
 OVERVIEW = Dashboard(
     "overview",
@@ -124,6 +131,7 @@ OVERVIEW = Dashboard(
                 _quantiles("Time to first token by class", of_requests.TTFT_S, "class"),
                 _slo(),
                 _quantiles("Time per output token", of_requests.TPOT_S, "model"),
+                _quantiles("Time between tokens", of_requests.INTER_TOKEN_S, "model", "Of every sixteenth stream."),
                 _quantiles("Request duration", of_requests.DURATION_S, "model"),
                 _panel("Cached tokens of prompts", "percentunit", *_stages(), about=STAGES),
             ),
@@ -134,6 +142,7 @@ OVERVIEW = Dashboard(
                 _gauge("Pods by state", "short", "sum", of_pods.POD_STATE, "state", "Each router counts its pods."),
                 _gauge("Running requests", "short", "max", of_pods.POD_RUNNING, "pod"),
                 _gauge("Waiting requests", "short", "max", of_pods.POD_WAITING, "pod"),
+                _gauge("Pods by engine and role", "none", "max", of_pods.POD_INFO, "pod model engine version role"),
                 _gauge("KV cache use", "percentunit", "max", of_pods.POD_KV_USAGE, "pod"),
                 _rate("Attempts by pod and result", "reqps", of_pods.POD_REQUESTS, "pod result"),
                 _quantiles("Time to first token by pod", of_pods.POD_TTFT_S, "pod"),
@@ -183,6 +192,8 @@ HITS = Dashboard(
                 _tenant_hits(),
                 _rate("Decisions by reason", "reqps", of_decisions.DECISIONS, "plan reason"),
                 _quantiles("Depth of prefixes in tokens", of_requests.PREFIX_DEPTH, "model", unit="short"),
+                _quantiles("Interval between uses of a prefix", of_requests.REUSE_INTERVAL_S, "model"),
+                _gauge("Evicted blocks needed again", "none", "max", of_decisions.EVICTED_REUSE, "model", EVICTED),
                 _quantiles("Predicted against reported cached tokens", of_requests.CACHED_ERROR, "model", unit="short"),
             ),
         ),
@@ -191,6 +202,7 @@ HITS = Dashboard(
             (
                 _gauge("Block holders in the index", "short", "max", of_process.INDEX_BLOCKS, ""),
                 _rate("KV events by pod", "ops", of_pods.KV_EVENTS, "pod"),
+                _rate("KV streams that lost events", "ops", of_pods.KV_GAPS, "pod"),
                 _gauge("Complete KV streams", "none", "min", of_pods.KV_STREAM_COMPLETE, "pod", "0: events are lost."),
                 _gauge(
                     "Parity mismatches", "none", "max", of_pods.POD_TRUST, "pod", "1: not matched.", trust="mismatch"
@@ -277,6 +289,10 @@ TRANSFERS = Dashboard(
             (
                 _rate("Handoffs by result", "reqps", of_pods.HANDOFFS, "dialect result"),
                 _quantiles("Time from prefill response to decode response", of_pods.HANDOFF_S, "dialect"),
+                _gauge("Transfers in progress", "short", "sum", of_pods.TRANSFERS, "pod"),
+                _rate("Bytes transferred", "Bps", of_pods.TRANSFER_BYTES, "link"),
+                _bandwidth(),
+                _quantiles("Time of transfers", of_pods.TRANSFER_S, "link"),
                 _rate("Decisions by plan", "reqps", of_decisions.DECISIONS, "plan"),
             ),
         ),
@@ -327,6 +343,7 @@ ROUTER = Dashboard(
                 _rate("Retries", "reqps", of_requests.RETRIES, "reason"),
                 _rate("Retries refused", "reqps", of_requests.RETRIES_REFUSED, "reason"),
                 _rate("Cancellations by phase", "reqps", of_requests.CANCELLATIONS, "phase"),
+                _rate("Ejections", "ops", of_pods.EJECTIONS, "pod"),
                 _rate("Ejections refused", "ops", of_pods.EJECTIONS_REFUSED, "pod"),
                 _gauge("Age of discovery", "s", "max", of_pods.DISCOVERY_AGE_S, "source"),
                 _rate("Changes that a watch had lost", "ops", of_pods.RESYNC_DIFFERENCES, "source"),

@@ -118,6 +118,10 @@ class Source:
         """Mean of a histogram's values."""
         return self._rate(declared, "_sum", by, match) / self._rate(declared, "_count", by, match)
 
+    def sum_rate(self, declared: Declaration, by: str = "", **match: str) -> Expr:
+        """Increase per second of the sum of a histogram's values."""
+        return self._rate(declared, "_sum", by, match)
+
     def quantile(self, share: float, declared: Declaration, by: str = "", **match: str) -> Expr:
         """A quantile of a histogram's values."""
         buckets = self._rate(declared, "_bucket", f"{by} le", match)

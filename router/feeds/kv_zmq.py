@@ -295,6 +295,8 @@ class KvStreams:
             self._fleet.restarted(pod)
 
     def stream_state(self, pod: PodId, *, complete: bool) -> None:
+        if self._complete.get(pod) and not complete:
+            self._metrics.gaps.labels(pod).inc()
         self._complete[pod] = complete
         self._store.caught_up(pod, complete=complete)
         self._metrics.complete.labels(pod).set(complete)

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from router.observe.declared import of_requests
 from router.observe.fast_metrics import OTHER, Counter
 from router.observe.receipts import Outcome
+from router.observe.reuse_metrics import ReuseMetrics
 from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
@@ -32,6 +33,7 @@ class ClassMetrics:
         self._requests = Counter(r, of_requests.CLASS_REQUESTS)
         self._slo = Counter(r, of_requests.SLO_REQUESTS)
         self.tokens = TokenMetrics(r)
+        self.reuse = ReuseMetrics(r)
         self.tenants = BusiestTenants()
 
     def settle(
@@ -53,6 +55,7 @@ class ClassMetrics:
             self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
         if prompt is not None and ended.result == "ok" and ended.served is not None:
             self.tokens.add(ended, (ended.model, workload, policy.name), tenant, prompt, scene.match)
+            self.reuse.add(ended.model, scene.key, scene.now_s)
 
 
 class BusiestTenants:

@@ -21,8 +21,8 @@ HEADER_LINES = 2
 """HELP and TYPE of a family."""
 _JOINS: Mapping[Join, Callable[[float, float], float]] = {Join.SUM: add, Join.MAX: max, Join.MIN: min}
 
-Dump = Mapping[str, Mapping[Labels, Numbers]]
-"""The series of another worker, by family."""
+Dump = Callable[[str], Mapping[Labels, Numbers]]
+"""The series of another worker by name of the family. Raises `ValueError` for invalid ones."""
 
 
 class Registry(CollectorRegistry):
@@ -51,7 +51,7 @@ def pieces(registry: Registry, others: Sequence[Dump] = ()) -> Iterator[bytes]:
 def _pieces_of(metric: Labelled[Any], others: Sequence[Dump]) -> Iterator[bytes]:
     series, join = metric.series(), metric.declared.join
     for other in others if join is not Join.SAME else ():
-        _merge(series, other.get(metric.declared.name, {}), join)
+        _merge(series, other(metric.declared.name), join)
         yield b""
     rows, header = iter(series.items()), b""
     step = PIECE_SAMPLES // (len(metric.declared.buckets) + 3)
@@ -72,7 +72,7 @@ def _add_samples(family: Metric, others: Iterable[Dump]) -> None:
     """Add the series of other workers, which are labelled by their numbers."""
     names = DECLARED[family.name].labels
     for other in others:
-        for labels, (value,) in other.get(family.name, {}).items():
+        for labels, (value,) in other(family.name).items():
             family.samples.append(Sample(family.samples[0].name, dict(zip(names, labels, strict=True)), value))
 
 

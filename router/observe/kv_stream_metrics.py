@@ -16,9 +16,10 @@ class KvStreamMetrics:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.events = Counter(r, of_pods.KV_EVENTS)
+        self.gaps = Counter(r, of_pods.KV_GAPS)
         self.complete = Gauge(r, of_pods.KV_STREAM_COMPLETE)
 
     def keep(self, pods: Container[PodId]) -> None:
         """Remove the series of all other pods."""
-        for metric in (self.events, self.complete):
+        for metric in (self.events, self.gaps, self.complete):
             metric.remove_where(lambda labels: labels[0] not in pods)

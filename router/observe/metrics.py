@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
-from router.observe.exposition import Dump, Registry, pieces
+from router.observe.exposition import Registry, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import Outcome
-from router.observe.worker_metrics import read_dumps
+from router.observe.worker_metrics import read_dump
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
-from router.types import FleetSnapshot, InFlight, PodId, PodState, PrefixTrust
+from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
@@ -38,6 +38,7 @@ class Metrics:
         self.sent = Counter(r, of_pods.POD_REQUESTS)
         self.ttft_s = Histogram(r, of_requests.TTFT_S)
         self.tpot_s = Histogram(r, of_requests.TPOT_S)
+        self.inter_token_s = Histogram(r, of_requests.INTER_TOKEN_S)
         self.duration_s = Histogram(r, of_requests.DURATION_S)
         self.phase_s = PhaseMetrics(r)
         self.loop_lag_s = Histogram(r, of_process.LOOP_LAG_S)
@@ -73,6 +74,8 @@ class Metrics:
         self.pod_waiting = Gauge(r, of_pods.POD_WAITING)
         self.pod_kv_usage = Gauge(r, of_pods.POD_KV_USAGE)
         self.pod_load_age_s = Gauge(r, of_pods.POD_LOAD_AGE_S)
+        self.pod_info = Gauge(r, of_pods.POD_INFO)
+        self.ejections = Counter(r, of_pods.EJECTIONS)
         self.ejections_refused = Counter(r, of_pods.EJECTIONS_REFUSED)
         self.kv = KvStreamMetrics(r)
         self.index_blocks = Gauge(r, of_process.INDEX_BLOCKS)
@@ -89,6 +92,14 @@ class Metrics:
     def _declare_handoffs(self, r: CollectorRegistry) -> None:
         self.handoffs = Counter(r, of_pods.HANDOFFS)
         self.handoff_s = Histogram(r, of_pods.HANDOFF_S)
+        self.pod_transfers = Gauge(r, of_pods.TRANSFERS)
+        self.transfer_bytes = Counter(r, of_pods.TRANSFER_BYTES)
+        self.transfer_s = Histogram(r, of_pods.TRANSFER_S)
+
+    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float) -> None:
+        """Add one transfer of KV over a kind of link."""
+        self.transfer_bytes.labels(link).inc(kv_bytes)
+        self.transfer_s.labels(link).observe(max(elapsed_ms, 0.0) / 1000)
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
         """Expected times, and the calibration of pods and links."""
@@ -187,13 +198,20 @@ class Metrics:
         """Update the gauges of pods and index; called before each rendering. Removes the series of other pods, also
         those of late results."""
         pods = {status.pod.id: status for status in fleet.pods}
-        for metric in (self.sent, self.pod_ttft_s, self.ejections_refused):
+        for metric in (self.sent, self.pod_ttft_s, self.ejections, self.ejections_refused):
             metric.remove_where(lambda labels: labels[0] not in pods)
         self.kv.keep(pods)
         self.pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
         self.pod_trust.replace_states({(pod,): status.pod.trust for pod, status in pods.items()}, PrefixTrust)
         self.pod_in_flight.replace({(pod,): inflight[pod].requests if pod in inflight else 0 for pod in pods})
+        self.pod_transfers.replace({(pod,): inflight[pod].pulls if pod in inflight else 0 for pod in pods})
+        self.pod_info.replace({_described(status.pod): 1.0 for status in fleet.pods})
         self.index_blocks.set(block_holders)
+
+    def observe_change(self, pod: Pod, old: PodState, new: PodState) -> None:
+        """Count a change of a pod's state, if it is an ejection."""
+        if new is PodState.EJECTED and old is not new:
+            self.ejections.labels(pod.id).inc()
 
     def observe_loads(self, fleet: FleetSnapshot, now_s: float) -> None:
         """Update the gauges of the pods' loads; called before each rendering."""
@@ -205,16 +223,17 @@ class Metrics:
 
     def render(self, dumps: Iterable[bytes] = ()) -> bytes:
         """The exposition text, with the series of other workers. Raises `ValueError` where one of `dumps` is none."""
-        return b"".join(pieces(self.registry, list(read_dumps(dumps))))
+        return b"".join(pieces(self.registry, list(map(read_dump, dumps))))
 
     async def render_in_turns(self, dumps: Iterable[bytes] = ()) -> bytes:
         """The same in pieces, one in each turn of the event loop: all metrics of 500 pods take 100 ms."""
-        others: list[Dump] = []
-        for dump in read_dumps(dumps):
-            others.append(dump)
-            await asyncio.sleep(0)
+        others = list(map(read_dump, dumps))
         texts: list[bytes] = []
         for text in pieces(self.registry, others):
             texts.append(text)
             await asyncio.sleep(0)
         return b"".join(texts)
+
+
+def _described(pod: Pod) -> Labels:
+    return pod.id, pod.models[0] if pod.models else "", pod.engine, pod.version, pod.role.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from prometheus_client.registry import Collector
@@ -13,7 +13,8 @@ from router.observe.exposition import Dump, Registry
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 
 _Rows = list[tuple[Labels, Numbers]]
-_decode = msgspec.msgpack.Decoder(dict[str, _Rows]).decode
+_decode = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 
 
 async def dump_metrics(registry: Registry) -> bytes:
@@ -34,7 +35,11 @@ def _rows(collector: Collector) -> Iterator[tuple[str, _Rows]]:
         yield collector.declared.name, list(collector.series().items())
 
 
-def read_dumps(dumps: Iterable[bytes]) -> Iterator[Dump]:
-    """The series of other workers. Raises `ValueError` where one is not a dump."""
-    for dump in dumps:
-        yield {name: dict(rows) for name, rows in _decode(dump).items()}
+def read_dump(dump: bytes) -> Dump:
+    """The series of another worker, each family decoded when it is read. Raises `ValueError` for an invalid dump."""
+    families = _decode(dump)
+
+    def series(name: str) -> Mapping[Labels, Numbers]:
+        return dict(_decode_rows(families[name])) if name in families else {}
+
+    return series

@@ -7,13 +7,15 @@ Which failures count against a pod is in `fleet/breaker.py`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.observe.receipts import Failure
+from router.observe.token_gaps import gaps
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import (
     DOUBTFUL_STATUS,
@@ -33,6 +35,8 @@ from router.proxy.request_context import RequestContext, result_of_status
 from router.proxy.upstream import UpstreamSender
 from router.types import PodId
 
+SAMPLED_STREAMS = 16
+"""The time between tokens is measured in every stream of this number."""
 UNARY_PREFILL_SLACK = 1.5
 """The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
 expected time."""
@@ -46,6 +50,7 @@ class Attempts:
         self._settings = needs.settings
         self._metrics = needs.metrics
         self._breaker = needs.breaker
+        self._streams = itertools.count(1)
         self._budget = RetryBudget(needs.settings.retry_budget)
         self._rules = needs.settings.headers
         self._sender = UpstreamSender(needs.pool, self._rules)
@@ -127,7 +132,9 @@ class Attempts:
                 context.drop_prompt()
 
         headers = [*self._rules.downstream(reply.headers), *self._route_headers(context, candidate)]
-        stepped = partial(self._needs.ledger.stepped, candidate.plan.pod.id)
+        stepped: Callable[[float], None] = partial(self._needs.ledger.stepped, candidate.plan.pod.id)
+        if context.request.stream and next(self._streams) % SAMPLED_STREAMS == 0:
+            stepped = gaps(stepped, self._metrics.inter_token_s.labels(context.request.model, context.workload).observe)
         return relay(reply, client, context.reader, headers, first_token, stepped)
 
     # --- which candidate ---

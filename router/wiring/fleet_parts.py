@@ -61,6 +61,7 @@ class FleetParts:
         self._pools = pools
         self.fleet = fleet
         fleet.listen(log_changes(fleet))  # first, so that lines are in the order of the changes
+        fleet.listen(metrics.observe_change)
         self.ledger = Ledger()
         targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())

@@ -420,3 +420,12 @@ def test_events_are_counted_as_the_engine_announced_them() -> None:
         streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
     streams.applied("a", 1)
     assert metrics.events.labels("a").value == 1.0
+
+
+def test_each_gap_of_a_stream_is_counted_once() -> None:
+    """However often the stream is reported as incomplete."""
+    metrics = KvStreamMetrics(CollectorRegistry())
+    streams = KvStreams(Fleet(), LocalStore(), metrics)
+    for complete in (True, False, False, True, False):
+        streams.stream_state("a", complete=complete)
+    assert metrics.gaps.labels("a").value == 2.0

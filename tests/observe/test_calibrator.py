@@ -94,6 +94,16 @@ def test_a_transfer_calibrates_its_link() -> None:
     assert made.calibration.link("rdma", LINK).transfer_ms(10_000_000) == pytest.approx(41.0, rel=0.15)
 
 
+def test_transfers_are_counted_by_kind_of_link() -> None:
+    """Bytes and seconds, once: another worker counts its own."""
+    made = calibrator()
+    made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=40.0, concurrent=0)
+    made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=40.0, concurrent=0, remote=True)
+    value = made._metrics.registry.get_sample_value
+    assert value("warmroute_transfer_bytes_total", {"link": "rdma"}) == 10_000_000
+    assert value("warmroute_transfer_seconds_sum", {"link": "rdma"}) == pytest.approx(0.04)
+
+
 def test_a_transfer_without_kv_or_link_is_ignored() -> None:
     """All blocks were there already, or no link is configured."""
     made = calibrator()

@@ -79,7 +79,7 @@ def test_the_process_is_measured(page: str) -> None:
 def test_a_publisher_exports_no_family_of_requests() -> None:
     """Only holders, pods and itself."""
     names = {family.name for family in families(generate_latest(PublisherMetrics().registry).decode())}
-    of_pods = {"warmroute_kv_events", "warmroute_kv_stream_complete", "warmroute_pod_state"}
+    of_pods = {"warmroute_kv_events", "warmroute_kv_stream_gaps", "warmroute_kv_stream_complete", "warmroute_pod_state"}
     assert all(re.match("warmroute_publisher_|warmroute_build_info|process_", name) for name in names - of_pods)
 
 

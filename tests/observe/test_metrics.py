@@ -9,7 +9,7 @@ import pytest
 from router.observe.exposition import PIECE_SAMPLES
 from router.observe.metrics import Metrics
 from router.observe.worker_metrics import dump_metrics
-from router.types import FleetSnapshot, PodLoad, PodState, PodStatus
+from router.types import FleetSnapshot, InFlight, PodLoad, PodState, PodStatus
 from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
@@ -89,3 +89,17 @@ def test_the_scraped_load_of_a_pod() -> None:
         'warmroute_pod_load_age_seconds{pod="a"} 10.0',
     } <= set(lines)
     assert not [line for line in lines if line.startswith("warmroute_pod_load_age_seconds{") and "new" in line]
+
+
+def test_ejections_are_counted_and_pods_described() -> None:
+    """A restart in the same state is no ejection."""
+    metrics = Metrics()
+    one = pod("a")
+    metrics.observe_change(one, PodState.READY, PodState.EJECTED)
+    metrics.observe_change(one, PodState.EJECTED, PodState.EJECTED)
+    metrics.observe_change(one, PodState.EJECTED, PodState.READY)
+    metrics.observe_fleet(FleetSnapshot(1, (PodStatus(one, PodState.READY),)), {"a": InFlight(2, pulls=1)}, 0)
+    lines = metrics.render().decode().splitlines()
+    assert 'warmroute_ejections_total{pod="a"} 1.0' in lines
+    assert 'warmroute_pod_info{engine="vllm",model="m",pod="a",role="both",version=""} 1.0' in lines
+    assert 'warmroute_pod_transfers{pod="a"} 1.0' in lines

@@ -12,9 +12,10 @@ from router.errors import NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.fleet import PodEvent
 from router.hashing import hash_array, token_array
 from router.observe.phase import PHASES
+from router.proxy.attempt import SAMPLED_STREAMS
 from router.types import Generation, PrefixMatch, PrefixTrust, PromptPrefix
-from tests.proxy.pods import Client, Town, town
-from tests.proxy.test_kv_transfer import ANSWERING, answer, resetting, saying, silent, streaming
+from tests.proxy.pods import Asked, Client, Town, town
+from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -55,6 +56,26 @@ async def test_predicted_and_reported_cached_tokens_are_counted() -> None:
         assert tokens(pods) == (100, 48, 96)
         error = "warmroute_cached_tokens_error"
         assert (pods.counted(f"{error}_sum", **MODEL), pods.counted(f"{error}_count", **MODEL)) == (48, 2)
+
+
+async def test_the_time_between_tokens_is_sampled() -> None:
+    """In one of `SAMPLED_STREAMS` streams."""
+    client = Client()
+
+    async def in_two_pieces(asked: Asked) -> None:
+        await asked.begin()
+        await asked.event(TOKEN)
+        await asyncio.wait_for(client.wrote.wait(), 5)
+        await asked.event("[DONE]")
+        await asked.end()
+
+    async with town(a=streaming) as pods:
+        for _ in range(SAMPLED_STREAMS - 1):
+            await pods.forward(pods.context(stream=True))
+        assert pods.counted("warmroute_inter_token_seconds_count") == 0
+        pods.made["a"].behaviour = in_two_pieces
+        await pods.forward(pods.context(stream=True), client)
+        assert pods.counted("warmroute_inter_token_seconds_count") == 1
 
 
 async def test_a_request_that_fails_predicts_nothing() -> None:

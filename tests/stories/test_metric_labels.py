@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 from router import __version__, errors
 from router.api.error_responses import RESPONSES
 from router.config.policy_files import load_classes
-from router.engines.engine_catalog import DIALECTS
+from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
 from router.observe.declared.metric_catalog import DECLARED
@@ -35,6 +35,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "reason": ERRORS | {reason.value for reason in UnreadReason} | {"prefix", "price", "cold"},
     "plan": {"direct", "pull", "split"},
     "stage": {"all", "available", "captured", "delivered"},
+    "engine": set(ENGINES),
     "tier": {tier.name.lower() for tier in Tier} | {"peer"},
     "phase": set(PHASES),
     "state": {state.value for state in PodState},
@@ -49,7 +50,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "class": set(load_classes(None).names) | {""},
     "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
 }
-BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "set_version", "source"}
+BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "link", "set_version", "source"}
 """Names in the configuration, of pods and what they serve, of policy files and of discovery's sources."""
 ROUNDS = 5
 
@@ -120,7 +121,8 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
         "pool": {pod.pool for pod in pods},
         "subject": {class_key(pod) for pod in pods},
         "policy": set(policies.library),
-        "version": {policy.version for policy in policies.library.values()} | {__version__},
+        "version": {policy.version for policy in policies.library.values()}
+        | {__version__, *(pod.version for pod in pods)},
         "python_version": {platform.python_version()},
         "set_version": {policies.version},
     }

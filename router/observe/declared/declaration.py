@@ -12,8 +12,10 @@ LABELS = {
     "class": "Workload classes of the configuration; empty where a request ended before it was classified",
     "coefficient": "Coefficients of the cost model",
     "dialect": "Handoff dialects of the router",
+    "engine": "Engines of the router",
     "endpoint": "OpenAI endpoints that the router distinguishes; `other` for the rest",
     "holder": "Pods and stores in the shared index",
+    "link": "Kinds of links between pods",
     "met": "`true` or `false`",
     "model": "Models of the configuration and of pods; empty where a request names none of them",
     "phase": "The seven phases of a request",
@@ -35,7 +37,7 @@ LABELS = {
     "tenant": "The 20 busiest tenants, and `other`",
     "tier": "`gpu`, `cpu`, `disk`, `remote`; `peer` for what is pulled from another pod",
     "trust": "All results of a parity self-test",
-    "version": "Digest of a policy, or version of the program",
+    "version": "Digest of a policy, or version of a program",
     "worker": "Numbers of the worker processes; only with several",
 }
 """Where the values of each label come from. All are bounded: clients choose the names of tenants only."""

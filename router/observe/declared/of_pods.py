@@ -16,6 +16,11 @@ POD_TTFT_S = histogram(
     buckets=_POD_SECONDS,
 )
 POD_IN_FLIGHT = gauge("warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod", Join.SUM)
+POD_INFO = gauge(
+    "warmroute_pod_info",
+    "1 for each pod, with its first model, engine, version and role.",
+    "pod model engine version role",
+)
 POD_STATE = gauge("warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
 POD_TRUST = gauge("warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test, else 0.", "pod trust")
 POD_RUNNING = gauge("warmroute_pod_running_requests", "Running requests in the last scrape of a pod's load.", "pod")
@@ -24,12 +29,16 @@ POD_KV_USAGE = gauge(
     "warmroute_pod_kv_usage_ratio", "Used share of the KV cache in the last scrape of a pod's load.", "pod"
 )
 POD_LOAD_AGE_S = gauge("warmroute_pod_load_age_seconds", "Seconds since the last scrape of a pod's load.", "pod")
+EJECTIONS = counter("warmroute_ejections", "Ejections, by pod.", "pod", Join.MAX)
 EJECTIONS_REFUSED = counter(
     "warmroute_ejections_refused",
     "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
     "pod",
 )
 KV_EVENTS = counter("warmroute_kv_events", "Applied KV events, by pod.", "pod", Join.MAX)
+KV_GAPS = counter(
+    "warmroute_kv_stream_gaps", "Times that KV events of a pod were lost for good, by pod.", "pod", Join.MAX
+)
 KV_STREAM_COMPLETE = gauge(
     "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod", Join.MIN
 )
@@ -51,5 +60,15 @@ HANDOFF_S = histogram(
     "Seconds from the prefill response (or from sending, for dialects that send both at once) to the first byte of the"
     " decode response, streamed requests.",
     "dialect",
+    buckets=SECONDS,
+)
+TRANSFERS = gauge(
+    "warmroute_pod_transfers", "Transfers of KV to other pods in progress, by the pod that sends.", "pod", Join.SUM
+)
+TRANSFER_BYTES = counter("warmroute_transfer_bytes", "Bytes of KV in transfers whose time was measured.", "link")
+TRANSFER_S = histogram(
+    "warmroute_transfer_seconds",
+    "Seconds from the begin of a transfer of KV to the first token that needed it, where it was measured.",
+    "link",
     buckets=SECONDS,
 )

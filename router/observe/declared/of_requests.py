@@ -22,6 +22,12 @@ TPOT_S = histogram(
     "model class",
     buckets=_TOKEN_SECONDS,
 )
+INTER_TOKEN_S = histogram(
+    "warmroute_inter_token_seconds",
+    "Seconds between two pieces of streamed responses, of every sixteenth stream.",
+    "model class",
+    buckets=_TOKEN_SECONDS,
+)
 DURATION_S = histogram(
     "warmroute_request_duration_seconds", "Seconds from arrival to end of requests.", "model class", buckets=SECONDS
 )
@@ -69,6 +75,12 @@ PREFIX_DEPTH = histogram(
     "Leading prompt tokens of a request that some pod held, in tokens.",
     "model",
     buckets=(0, 64, 256, 1024, 4096, 16384, 65536),
+)
+REUSE_INTERVAL_S = histogram(
+    "warmroute_prefix_reuse_interval_seconds",
+    "Seconds between two served requests with the same affinity key, among the latest 32,768 keys.",
+    "model",
+    buckets=(1, 5, 15, 60, 300, 900, 3600, 14400),
 )
 UNREAD_PROMPTS = counter(
     "warmroute_unread_prompts", "Requests routed without prefix matching, by reason.", "model reason"
