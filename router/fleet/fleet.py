@@ -120,12 +120,12 @@ class Fleet:
             pod = wanted.get(known.pod.id)
             if pod is None or _process(pod) != _process(known.pod):
                 self.event(known.pod.id, PodEvent.LOST)
+        new = [pod for pod in wanted.values() if pod.id not in self._statuses]
         for pod in wanted.values():
             status = self._statuses.get(pod.id)
-            if status is None:
-                self._add(pod)
-            elif pod != self._configured.get(pod.id):
+            if status is not None and pod != self._configured.get(pod.id):
                 self._put(replace(status, pod=_reconfigured(status.pod, pod)))
+        self._add(new)
         self._configured = wanted
 
     def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None, reason: str = "") -> PodState:
@@ -209,12 +209,16 @@ class Fleet:
 
     # --- changes ----------------------------------------------------------------------------------------------
 
-    def _add(self, pod: Pod) -> None:
-        born = self._new_life(pod)
+    def _add(self, pods: Iterable[Pod]) -> None:
         joining = transition(PodState.GONE, PodEvent.FOUND)
-        self._put(PodStatus(born, joining))
+        born = [self._new_life(pod) for pod in pods]
+        if not born:
+            return
+        self._statuses |= {pod.id: PodStatus(pod, joining) for pod in born}
         self._statuses = dict(sorted(self._statuses.items()))
-        self._notify(born, PodState.GONE, joining)
+        self._touch()
+        for pod in born:
+            self._notify(pod, PodState.GONE, joining)
 
     def _remove(self, known: PodStatus) -> None:
         del self._statuses[known.pod.id]

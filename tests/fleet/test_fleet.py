@@ -39,6 +39,25 @@ def test_a_complete_set_adds_and_removes(make_pod: MakePod) -> None:
     assert fleet.status("a") is None
 
 
+class CountedId(str):
+    """Counts comparisons."""
+
+    compared = 0
+
+    def __lt__(self, other: str) -> bool:
+        CountedId.compared += 1
+        return str.__lt__(self, other)
+
+
+def test_many_pods_are_added_at_once(make_pod: MakePod) -> None:
+    """Sorted once, not once for each."""
+    CountedId.compared, many = 0, 512
+    fleet = Fleet()
+    fleet.sync([make_pod(CountedId(f"pod-{number * 7 % many:04}")) for number in range(many)])
+    assert [status.pod.id for status in fleet.snapshot.pods] == [f"pod-{number:04}" for number in range(many)]
+    assert CountedId.compared <= 10 * many
+
+
 def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     """State, load, facts, trust and epoch stay; what discovery owns follows it."""
     fleet = Fleet()

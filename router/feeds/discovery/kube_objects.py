@@ -108,11 +108,11 @@ WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark | Failed
 
 
 @dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
+class Page:
     """A page of a list. `more`: the token of the next one, empty on the last."""
 
-    objects: tuple[tuple[T, str], ...]
-    """With their versions."""
+    items: tuple[msgspec.Raw, ...]
+    """Objects that are not decoded yet."""
     version: str
     more: str
 
@@ -290,11 +290,10 @@ def _endpoint(found: _Endpoint) -> KubeEndpoint:
     )
 
 
-def read_page(body: bytes, read: ReadObject[T]) -> Page[T]:
+def read_page(body: bytes) -> Page:
     """A page of a list. Raises `msgspec.DecodeError`."""
     found = _decode_list(body)
-    objects = tuple(read(item) for item in found.items or ())
-    return Page(objects, found.metadata.resource_version, found.metadata.continue_ or "")
+    return Page(tuple(found.items or ()), found.metadata.resource_version, found.metadata.continue_ or "")
 
 
 def read_event(line: bytes, read: ReadObject[T]) -> WatchEvent[T]:

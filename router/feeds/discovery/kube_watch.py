@@ -20,6 +20,7 @@ from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
 from router.feeds.discovery.kube_objects import Failed, ReadObject, T, read_event, read_page
 from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
 from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.steps import in_turns
 from router.feeds.supervise import raise_if_cancelled
 
 WATCH_S = (50.0, 70.0)
@@ -102,8 +103,8 @@ class KubeWatch(Generic[T]):
         query = {"labelSelector": self._collection.selector, "limit": str(PAGE), "resourceVersion": version}
         objects: list[tuple[T, str]] = []
         for _ in range(MAX_PAGES):
-            page = read_page(await self._api.get(self._collection.path, _given(query)), self._collection.read)
-            objects += page.objects
+            page = read_page(await self._api.get(self._collection.path, _given(query)))
+            objects += [self._collection.read(item) async for item in in_turns(page.items)]
             if not page.more:
                 break
             query |= {"continue": page.more, "resourceVersion": ""}

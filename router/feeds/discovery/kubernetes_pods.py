@@ -24,6 +24,7 @@ from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import discovered_pod
 from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.steps import STEP, in_turns
 from router.feeds.supervise import cancel_all, supervise
 
 SERVICE_LABEL = "kubernetes.io/service-name"
@@ -40,10 +41,11 @@ class PodReader:
         self._many_namespaces = many_namespaces
         self._built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = {}
 
-    def seen(self, pods: Iterable[KubePod]) -> list[SeenPod]:
+    async def seen(self, pods: Iterable[KubePod]) -> list[SeenPod]:
         """The pods that have an address, at each of their ports."""
         before, self._built = self._built, {}
         found: list[SeenPod] = []
+        changed = 0
         for pod in pods:
             if pod.finished or not pod.address:
                 continue
@@ -51,6 +53,9 @@ class PodReader:
             known = before.get(pod.uid)
             if known is None or known[:2] != (pod, place):
                 known = pod, place, self._configs(pod, place, known)
+                changed += 1
+                if changed % STEP == 0:
+                    await asyncio.sleep(0)
             self._built[pod.uid] = known
             found += (SeenPod(one, pod.uid, pod.ready, pod.terminating, pod.created) for one in known[2])
         return found
@@ -79,9 +84,9 @@ class SliceReader:
         self._nodes = nodes
         self._many_namespaces = many_namespaces
 
-    def seen(self, slices: Iterable[KubeSlice]) -> list[SeenPod]:
+    async def seen(self, slices: Iterable[KubeSlice]) -> list[SeenPod]:
         """The endpoints of all slices. An endpoint that moves from one slice to another may be in both."""
-        return [pod for one in slices for pod in self._endpoints(one)]
+        return [pod async for pod in in_turns(pod for one in slices for pod in self._endpoints(one))]
 
     def _endpoints(self, one: KubeSlice) -> Iterator[SeenPod]:
         port = self._entry.port or next((number for _, number in one.ports), 0)
@@ -126,14 +131,15 @@ class KubernetesSource:
                         await self._changed.wait()
                 self._changed.clear()
                 if any(watch.listed for watch in self._watches):
-                    yield self._listed()
+                    yield await self._listed()
         finally:
             await cancel_all(tasks)
             self._api.close()
 
-    def _listed(self) -> list[ListedPod]:
+    async def _listed(self) -> list[ListedPod]:
         objects = [found for watch in self._watches for found in watch.table.objects.values()]
-        return self._presence.update(self._reader.seen(objects), asyncio.get_running_loop().time())
+        seen = await self._reader.seen(objects)
+        return self._presence.update(seen, asyncio.get_running_loop().time())
 
 
 def _collection(entry: KubernetesPods, namespace: str) -> Collection[Any]:

@@ -10,6 +10,7 @@ and a line in `wiring/pod_sources.py`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
+from router.feeds.discovery.steps import sets_between
 from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
@@ -191,10 +193,13 @@ class Membership:
     async def _follow(self, name: str, source: PodSource) -> None:
         async with aclosing(aiter(source)) as sets:
             async for pods in sets:
-                try:
-                    self.replace(name, self._usable(name, pods))
-                except ConfigError as error:
-                    log.error("pod set rejected", source=name, error=str(error))
+                for step in sets_between(self._by_source[name], pods):
+                    try:
+                        self.replace(name, self._usable(name, step))
+                    except ConfigError as error:
+                        log.error("pod set rejected", source=name, error=str(error))
+                    if len(step) < len(pods):
+                        await asyncio.sleep(0)
 
     def _usable(self, source: str, pods: Iterable[ListedPod]) -> list[ListedPod]:
         """The pods without a mistake, so that one wrong pod does not hide the others. Each mistake is logged once while
