@@ -37,15 +37,21 @@ class CongestionTerm(CostTerm):
     fleet: NonNegativeFloat = 0.5
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        congestion = placements[0].request.scene.congestion if placements else Congestion()
+        if not placements:
+            return []
+        request = placements[0].request
+        congestion, n, shared_tokens = request.scene.congestion, request.prompt_tokens, request.shared_tokens
         reached_per_ms = prompts_reached_per_ms(congestion)
         if not reached_per_ms:
             return [0.0] * len(placements)
-        pod, fleet_ms = self.pod, self.fleet * congestion.backlog_ms
-        costs_ms = []
+        pod, fleet_ms, costs_ms = self.pod * reached_per_ms, self.fleet * reached_per_ms * congestion.backlog_ms, []
         for at in placements:
-            x_ms = _added_ms(at)
-            costs_ms.append(reached_per_ms * x_ms * (pod * (work_ahead_ms(at) + x_ms / 2) + fleet_ms))
+            # What all traffic shares is computed once, whichever prompt brings it.
+            p, speed = at.cached_tokens, at.pod.speed
+            if p < shared_tokens:
+                p = shared_tokens
+            x_ms = (n - p) * (speed.c1_ms_per_token + speed.c2_ms_per_token2 * (n + p))
+            costs_ms.append(x_ms * (pod * (work_ahead_ms(at) + x_ms / 2) + fleet_ms))
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:
@@ -67,11 +73,3 @@ def congestion_inputs(at: Placement) -> Iterator[Input]:
     yield Input("prompts", "prompts/s and pod", congestion.prompts_per_s)
     yield Input("busy", "share of time", congestion.busy_share)
     yield Input("backlog", "ms", congestion.backlog_ms)
-
-
-def _added_ms(at: Placement) -> float:
-    """The compute that this prompt adds. What all traffic shares is computed once, whichever prompt brings it."""
-    request, known_tokens = at.request, at.cached_tokens
-    if known_tokens < request.shared_tokens:
-        known_tokens = request.shared_tokens
-    return at.pod.speed.compute_ms(known_tokens, request.prompt_tokens)

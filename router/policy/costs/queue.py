@@ -51,15 +51,22 @@ class QueueTerm(CostTerm):
 
 def work_ahead_ms(at: Placement) -> float:
     """Milliseconds until the next step can begin and our earlier prompts in it are computed."""
-    current, waiting_ms = current_step(at), at.inflight.prefill_ms
-    if current is None:
-        return waiting_ms
-    began_s, inside_ms = current
+    work, began_s, inside_ms = at.inflight, at.step.at_s, 0.0
+    # As `current_step`, without a call: this runs several times for each pod of a decision.
+    if head_ms := work.head_ms:
+        head_since_s = work.head_since_s
+        if began_s == -inf or work.requests == work.prefill_requests:
+            began_s, inside_ms = head_since_s, head_ms
+        elif began_s >= head_since_s:
+            inside_ms = min(at.step.prefill_ms, work.prefill_ms, _max_in_step_ms(at))
+    elif work.requests == work.prefill_requests:
+        return work.prefill_ms
     rest_ms = at.fixed_ms + inside_ms
     if began_s == -inf:
-        return rest_ms / 2 + waiting_ms - inside_ms
+        return rest_ms / 2 + work.prefill_ms - inside_ms
     rest_ms -= (at.request.now_s - began_s) * 1000
-    return (rest_ms if rest_ms > 0 else 0.0) + waiting_ms - inside_ms
+    behind_ms = work.prefill_ms - inside_ms
+    return rest_ms + behind_ms if rest_ms > 0 else behind_ms
 
 
 def current_step(at: Placement) -> tuple[float, float] | None:
