@@ -244,6 +244,8 @@ def _table(results: Sequence[ScaleDown]) -> Table:
         "costs",
         "cached before",
         "after",
+        "next turns before",
+        "after",
         "computed tokens",
         "TTFT p50 ms",
         "p99 ms",

@@ -7,10 +7,12 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import httpx
 import pytest
+from packaging.utils import canonicalize_name
 
 from tests.image.dockerfile import ScratchRoot, Stage, stages
 from tests.redis_servers.server import free_port
@@ -74,6 +76,18 @@ def test_the_image_is_small(image: ScratchRoot) -> None:
     added_mb = sum(one.st_blocks * 512 for one in files) / 1e6
     assert BASE_IMAGE_MB + added_mb < MAX_IMAGE_MB
     assert not list(image.folder.glob("opt/warmroute/lib/python*/site-packages/hatchling"))
+
+
+def test_a_bill_of_materials_can_be_made_from_the_installed_packages(image: ScratchRoot) -> None:
+    """Scanners, such as that of `docker buildx build --sbom=true`, read the metadata of the installed packages."""
+    lock = (ROOT / "image.lock").read_text(encoding="utf-8")
+    locked = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==(\S+)", lock, re.MULTILINE)
+    }
+    [site] = image.folder.glob("opt/warmroute/lib/python*/site-packages")
+    found = {canonicalize_name(one.name): one.version for one in metadata.distributions(path=[str(site)])}
+    assert found.pop(canonicalize_name("warmroute"))
+    assert found and found.items() <= locked.items()
 
 
 @pytest.fixture
