@@ -34,7 +34,7 @@ async def test_a_pod_that_terminates_is_drained_and_its_streams_end_in_peace(clu
         async def drained() -> bool:
             return all([(await cluster.known_pods(one)).get(leaving) == "draining" for one in cluster.routers])
 
-        await cluster.eventually(drained, 20)
+        await cluster.eventually(drained)
         await clients.more(8)  # what was sent before
         sent = clients.pods.get(leaving, 0)
         await cluster.settled()
