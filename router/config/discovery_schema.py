@@ -125,7 +125,8 @@ class KubernetesApi(Strict):
     token_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     """Read for each request, because tokens are rotated. Not required to exist."""
     ca_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    """The authority of the API server, if its URL begins with https. Read again when it changes."""
+    """The authority of the API server, if its URL begins with https; it must exist. Read again when it changes. Empty:
+    the system's authorities."""
 
 
 class KubernetesPods(Strict):

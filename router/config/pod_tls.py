@@ -27,6 +27,14 @@ def read_tls(files: PodTls) -> ssl.SSLContext:
     return context
 
 
+def check_authority(ca_file: str) -> None:
+    """Raises `ConfigError` unless the file contains a certificate."""
+    try:
+        read_tls(PodTls(ca_file=ca_file))
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("tls.ca_file: ")) from None
+
+
 class PodTlsContext:
     """The current context of one set of files. If they become unreadable, the last context stays in use."""
 

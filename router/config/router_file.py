@@ -16,7 +16,7 @@ from router.config.load import load, read_document, validate_options
 from router.config.mistakes import Location
 from router.config.pod_keys import read_key, read_key_variable
 from router.config.pod_schema import PodConfig, credential_fields
-from router.config.pod_tls import read_tls
+from router.config.pod_tls import check_authority, read_tls
 from router.config.policy_files import load_classes
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
@@ -112,6 +112,7 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
     read: dict[Location, str | None] = {
         ("models", number, "chat_template"): model.chat_template for number, model in enumerate(config.models)
     }
+    check_authorities(mistakes, config)
     read |= {("index", "redis", "tls", key): getattr(tls, key, None) for key in ("ca_file", "cert_file", "key_file")}
     for location, file in read.items():
         with mistakes.at(*location):
@@ -137,6 +138,16 @@ def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
         if pod.tls is not None:
             with mistakes.at(*location, "tls"):
                 read_tls(credential_fields(pod.auth, pod.tls)["tls"])
+
+
+def check_authorities(mistakes: MistakeList, config: RouterConfig) -> None:
+    """The authorities of API servers must be certificates, where the file names them: a pod of the cluster has the
+    default, which need not be on the machine of this check."""
+    for number, entry in enumerate(config.discovery.kubernetes):
+        api = entry.api
+        if "ca_file" in api.model_fields_set and api.ca_file and not (api.url or "").startswith("http:"):
+            with mistakes.at("discovery", "kubernetes", number, "api", "ca_file"):
+                check_authority(api.ca_file)
 
 
 def _check_readable(location: Location, file: str | None) -> None:

@@ -68,3 +68,17 @@ def test_a_missing_file_of_admin_tokens_is_refused_with_its_line(tmp_path: Path)
         check(path, text)
     tokens.write_text("token")
     check(path, text)
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_a_wrong_authority_of_an_api_server_is_refused_with_its_line(tmp_path: Path, content: str | None) -> None:
+    """The default is that of a pod in the cluster, which another machine does not have. http needs none."""
+    path, ca = tmp_path / "router.yaml", tmp_path / "ca.crt"
+    text = f"{GOOD}discovery:\n  kubernetes:\n    selector: app=vllm\n    api:\n      url: https://10.0.0.1\n"
+    check(path, text)
+    if content is not None:
+        ca.write_text(content)
+    with pytest.raises(ConfigError, match=rf"^{path}:15: discovery\.kubernetes\.0\.api\.ca_file: .*{ca}"):
+        check(path, f"{text}      ca_file: {ca}\n")
+    check(path, f"{text.replace('https', 'http')}      ca_file: {ca}\n")
+    check(path, f"{text}      ca_file: ''\n")

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
+from router.config.pod_tls import check_authority
 from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import error_message
 from router.types import PodTls
@@ -99,12 +100,15 @@ class Permission:
 
 
 class KubeApi:
-    """The API server. Raises `ConfigError` if its address is unknown."""
+    """The API server. Raises `ConfigError` if its address is unknown or its authority cannot be read: a kubelet mounts
+    it before a container starts, and the system's authorities must not stand in for it."""
 
     def __init__(self, api: KubernetesApi, connect: Connect) -> None:
         self._api = api
         self._url = api.url or _cluster_url()
-        ca_file = api.ca_file if Path(api.ca_file).exists() else ""
+        ca_file = api.ca_file if self._url.startswith("https:") else ""
+        if ca_file:
+            _check_authority(ca_file)
         self._server = connect(self._url, PodTls(ca_file=ca_file))
 
     def close(self) -> None:
@@ -172,6 +176,16 @@ class KubeApi:
             return {"authorization": f"Bearer {read_key(self._api.token_file)}"}
         except ConfigError:
             return {}  # the API server answers 401 if it needs one
+
+
+def _check_authority(ca_file: str) -> None:
+    try:
+        check_authority(ca_file)
+    except ConfigError as error:
+        raise ConfigError(
+            f"discovery.kubernetes.api.ca_file: {error}; in a cluster, mount the ServiceAccount token "
+            '(automountServiceAccountToken); elsewhere, name the authority, or write "" for those of the system'
+        ) from None
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from router.config.discovery_schema import KubernetesApi
+from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError
 from router.wiring.pod_sources import api_server
 from tests.redis_servers.server import TlsFiles, tls_material
@@ -117,6 +118,18 @@ async def test_an_authority_is_read_again_when_its_file_changes(tmp_path: Path) 
                 await api.get("/api", {})
             old.ca.write_bytes(new.ca.read_bytes())
             assert await api.get("/api", {}) == b"{}"
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_an_authority_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path, content: str | None) -> None:
+    """The system's authorities must not stand in for it."""
+    ca = tmp_path / "ca.crt"
+    if content is not None:
+        ca.write_text(content)
+    with pytest.raises(ConfigError, match=rf"^discovery\.kubernetes\.api\.ca_file: .*{ca}.*ServiceAccount"):
+        KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=str(ca)), api_server)
+    KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=""), api_server).close()
+    KubeApi(KubernetesApi(url="http://10.0.0.1", ca_file=str(ca)), api_server).close()
 
 
 async def test_lines_of_a_watch_are_whole_whatever_the_records_are(tmp_path: Path) -> None:
