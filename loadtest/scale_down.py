@@ -242,23 +242,24 @@ def _table(results: Sequence[ScaleDown]) -> Table:
     columns = (
         "seed",
         "costs",
-        "cached before",
-        "after",
-        "next turns before",
-        "after",
+        "cached, %",
+        "next turns, %",
         "computed tokens",
-        "TTFT p50 ms",
-        "p99 ms",
+        "TTFT p50, p99 ms",
         "requests",
         "errors",
     )
     shown = Table(*columns, title=f"{PLAN.pods} to {KEPT} pods: the minutes before and after")
     for one in results:
-        cached = [f"{share:.1%}" for share in (one.before, one.after, one.continued_before, one.continued_after)]
-        times = (f"{one.ttft_p50_ms:,.0f}", f"{one.ttft_p99_ms:,.0f}")
-        counts = (f"{one.computed_tokens:,}", *times, str(one.requests), str(one.errors))
+        cached = (_percents(one.before, one.after), _percents(one.continued_before, one.continued_after))
+        times = f"{one.ttft_p50_ms:,.0f}, {one.ttft_p99_ms:,.0f}"
+        counts = (f"{one.computed_tokens:,}", times, str(one.requests), str(one.errors))
         shown.add_row(str(one.seed), "yes" if one.costs else "no", *cached, *counts)
     return shown
+
+
+def _percents(before: float, after: float) -> str:
+    return f"{100 * before:.1f} → {100 * after:.1f}"
 
 
 if __name__ == "__main__":
