@@ -11,13 +11,10 @@ from router.config.policy_files import PolicyFolder, load_classes, load_policies
 from router.errors import ConfigError
 
 OURS = [
-    "agents",
     "batch",
     "cost_aware",
     "cost_aware_pd",
     "least_load",
-    "long_context",
-    "prefix_affinity",
     "ring_bounded_load",
     "round_robin",
     "session",
