@@ -70,8 +70,8 @@ def bare_app(
     hint: Callable[[str], str] = lambda _path: "",
     on_refused: OnRefused = lambda _error: None,
 ) -> FastAPI:
-    """A FastAPI application without endpoints, whose errors have OpenAI's shape. `hint` is added to the message about
-    an unknown path."""
+    """A FastAPI application without endpoints, whose errors have the shape of the API that was called. `hint` is added
+    to the message about an unknown path."""
     app = FastAPI(title="warmroute", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     _add_error_handlers(app, hint, on_refused)
     return app
@@ -91,30 +91,30 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
 
 
 def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: OnRefused) -> None:
-    def refuse(error: RouterError) -> Response:
+    def refuse(request: Request, error: RouterError) -> Response:
         on_refused(error)
-        body = error_body(error)
+        body = error_body(error, request.url.path)
         headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
         return Response(body, status_code=response_for(error).status, headers=headers)
 
     @app.exception_handler(RouterError)
-    async def router_error(_request: Request, error: Exception) -> Response:
+    async def router_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RouterError)
-        return refuse(error)
+        return refuse(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return refuse(_malformed(error))
+        return refuse(request, _malformed(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 405:
-            return refuse(MethodNotAllowed(f"{shown(path)} does not support {request.method}."))
+            return refuse(request, MethodNotAllowed(f"{shown(path)} does not support {request.method}."))
         if error.status_code == 404 and error.detail == "Not Found":
-            return refuse(UnknownEndpoint(f"Unknown path {shown(path)!r}.{hint(path)}"))
+            return refuse(request, UnknownEndpoint(f"Unknown path {shown(path)!r}.{hint(path)}"))
         body = error_object(str(error.detail), "invalid_request_error")
         return Response(body, status_code=error.status_code, media_type="application/json")
 

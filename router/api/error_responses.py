@@ -1,4 +1,7 @@
-"""Maps each of the router's errors to an HTTP status and an OpenAI error body, in one complete table."""
+"""Maps each of the router's errors to an HTTP status and an error body, in one complete table.
+
+Clients of `/v1/messages` get Anthropic's error object, all others OpenAI's.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,17 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
 
 INTERNAL = ErrorResponse(500, "internal_error")
 
+_MESSAGES = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""`error.type` of Anthropic's API by status, where it is neither that of other client errors nor of other failures."""
+
 
 def response_for(error: BaseException) -> ErrorResponse:
     """The response for an error. An unknown one is an internal error without details."""
@@ -64,20 +78,46 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
 
 
-def error_body(error: BaseException, *, names_pods: bool = True) -> bytes:
-    """The OpenAI error object. `names_pods`: whether the client may know pods and their addresses."""
+def error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
+    """The error object of the API that has this path. `names_pods`: whether the client may know pods and their
+    addresses."""
+    fields = _error_fields(error, path, names_pods)
+    return msgspec.json.encode({"type": "error", "error": fields} if _is_anthropic(path) else {"error": fields})
+
+
+def stream_error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
+    """The data of an event `error` on which the SDKs of OpenAI and Anthropic raise in any stream: the
+    error object of both APIs, and the top-level fields of an error of OpenAI's Responses API."""
+    fields = _error_fields(error, path, names_pods)
+    top = {name: fields[name] for name in ("code", "message", "param")}
+    return msgspec.json.encode({"type": "error", **top, "error": fields})
+
+
+def error_object(message: str, kind: str) -> bytes:
+    """The OpenAI error object with these fields."""
+    return msgspec.json.encode({"error": _fields(message, kind)})
+
+
+def _error_fields(error: BaseException, path: str, names_pods: bool) -> dict[str, str | None]:
     response = response_for(error)
     message = "Internal error of the router; see its log."
     if response is not INTERNAL and isinstance(error, RouterError):
         message = str(error) if names_pods else error.without_pods or str(error)
     param = error.param if isinstance(error, ClientError) else None
-    return error_object(message, response.type, param, code_of(error))
+    kind = _anthropic_type(response.status) if _is_anthropic(path) else response.type
+    return _fields(message, kind, param, code_of(error))
 
 
-def error_object(message: str, kind: str, param: str | None = None, code: str | None = None) -> bytes:
-    """The OpenAI error object with these fields."""
-    fields = {"message": shortened(message, MAX_MESSAGE_CHARACTERS), "type": kind, "param": param, "code": code}
-    return msgspec.json.encode({"error": fields})
+def _fields(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, str | None]:
+    return {"message": shortened(message, MAX_MESSAGE_CHARACTERS), "type": kind, "param": param, "code": code}
+
+
+def _is_anthropic(path: str) -> bool:
+    return path == _MESSAGES or path.startswith(_MESSAGES + "/")
+
+
+def _anthropic_type(status: int) -> str:
+    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def headers_too_large(limits: Limits) -> HeadersTooLarge:

@@ -46,8 +46,8 @@ class HttpEdge:
 
 
 def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:
-    """Answer with the OpenAI error object and `more` headers."""
-    body = error_body(error, names_pods=names_pods)
+    """Answer with the error object of the API that was called, and `more` headers."""
+    body = error_body(error, client.received.path, names_pods=names_pods)
     client.start(response_for(error).status, [*error_headers(error, body), *more])
     client.put(body)
     client.finish()

@@ -1,6 +1,6 @@
 """Serves the `/v1` endpoints that are forwarded to pods.
 
-The body is parsed once, the forwarder answers, and its exceptions become OpenAI error responses. The task is cancelled
+The body is parsed once, the forwarder answers, and its exceptions become error responses. The task is cancelled
 when the client disconnects.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from router.api.cors import CorsPolicy
-from router.api.error_responses import error_body, headers_too_large, response_for
+from router.api.error_responses import headers_too_large, response_for, stream_error_body
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.form_fields import Forms, declares_form
 from router.api.http_edge import HttpEdge, send_error
@@ -199,7 +199,7 @@ class OpenAiEdge(HttpEdge):
         names_pods = self._edge.route_headers
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                end_broken_stream(client, error_body(error, names_pods=names_pods))
+                end_broken_stream(client, stream_error_body(error, client.received.path, names_pods=names_pods))
             return
         send_error(client, error, (b"x-request-id", request_id.encode()), names_pods=names_pods)
 

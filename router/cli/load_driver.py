@@ -196,7 +196,7 @@ class LoadDriver:
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
             for frame in frames:
-                payload = frame.removeprefix(b"data:").strip()
+                payload = frame.removeprefix(b"event: error\n").removeprefix(b"data:").strip()
                 if payload == b"[DONE]":
                     ended = True
                 elif payload:

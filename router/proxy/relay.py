@@ -100,8 +100,8 @@ async def relay(
 
 
 def end_broken_stream(client: Downstream, body: bytes) -> None:
-    """End an incomplete event stream with an error event that SDKs raise on."""
-    client.put(b"\n\ndata: " + body + b"\n\n")
+    """End an incomplete event stream with an event that has a name: Anthropic's SDK skips all others."""
+    client.put(b"\n\nevent: error\ndata: " + body + b"\n\n")
     client.finish()
 
 

@@ -1,4 +1,4 @@
-"""Every error of the router has a status and an OpenAI error body."""
+"""Every error of the router has a status and an error body of the API that was called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from router import errors
-from router.api.error_responses import MAX_MESSAGE_CHARACTERS, RESPONSES, error_body, error_headers, response_for
+from router.api.error_responses import (
+    MAX_MESSAGE_CHARACTERS,
+    RESPONSES,
+    error_body,
+    error_headers,
+    response_for,
+    stream_error_body,
+)
 from router.errors import INTERNAL, ConfigError, MalformedRequest, RouterError, code_of
 
 
@@ -69,11 +76,44 @@ def test_a_body_has_openais_four_fields() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (MalformedRequest("x"), "invalid_request_error"),
+        (errors.NotAuthenticated("x"), "authentication_error"),
+        (errors.AccessDenied("x"), "permission_error"),
+        (errors.UnknownModel("x"), "not_found_error"),
+        (errors.BodyTooLarge("x"), "request_too_large"),
+        (errors.HeadersTooLarge("x"), "invalid_request_error"),
+        (errors.Saturated("x"), "overloaded_error"),
+        (errors.UpstreamBroken("x"), "api_error"),
+        (errors.UpstreamTimeout("x"), "timeout_error"),
+        (ValueError("x"), "api_error"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_messages_have_the_words_of_anthropic(error: Exception, word: str) -> None:
+    """On the path itself and on those below it."""
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        body = json.loads(error_body(error, path))
+        assert (body["type"], body["error"]["type"]) == ("error", word)
+    assert json.loads(error_body(error, "/v1/messagesx")) == json.loads(error_body(error))
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_an_error_in_a_stream_has_the_fields_of_every_api(path: str) -> None:
+    """`error` as before the stream, and its fields at the top as in OpenAI's Responses API."""
+    gone = errors.UpstreamBroken("pod a: gone")
+    body = json.loads(stream_error_body(gone, path))
+    assert body.pop("error") == json.loads(error_body(gone, path))["error"]
+    assert body == {"type": "error", "code": "upstream_broken", "message": "pod a: gone", "param": None}
+
+
 def test_an_unexpected_error_is_answered_without_details() -> None:
     """Its message could contain secrets."""
     error = ValueError("a secret")
     assert response_for(error).status == 500
-    assert b"secret" not in error_body(error)
+    assert b"secret" not in error_body(error) + stream_error_body(error)
 
 
 def test_a_message_that_repeats_a_large_value_is_shortened() -> None:

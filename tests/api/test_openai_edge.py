@@ -539,7 +539,7 @@ def test_errors_name_pods_only_where_route_headers_do(
     """Before the response and in the middle of a stream."""
     forward = failing(kind("pod 10.1.2.3:8000: lost"), stream=stream)
     client = served(make_edge(edge=Edge(route_headers=route_headers), forward=forward), Client())
-    error = json.loads(client.body.strip().removeprefix(b"data: "))["error"]
+    error = json.loads(client.body.strip().removeprefix(b"event: error\ndata: "))["error"]
     assert ("10.1.2.3" in error["message"]) is route_headers
     assert error["message"] and error["code"] == kind.code
 

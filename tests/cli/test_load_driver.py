@@ -116,6 +116,7 @@ async def test_a_refused_request_is_an_error_and_ends_its_session() -> None:
     [
         (stream("Yes", end=False), "without [DONE]"),
         (b'data: {"error": {"message": "cut"}}\n\n', "error in the stream"),
+        (b'event: error\ndata: {"type": "error", "error": {"message": "cut"}}\n\n', "error in the stream"),
         (b"data: {nothing\n\n", "invalid stream chunk"),
     ],
 )

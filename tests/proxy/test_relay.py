@@ -247,13 +247,15 @@ async def test_read_all_has_a_limit() -> None:
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:
-    """On its own line, at any position where the pod stopped."""
+    """It has a name, on a line of its own at any position where the pod stopped."""
     client = Client()
     client.start(200, [])
     client.put(b'data: {"choi')
     end_broken_stream(client, b'{"error": {"message": "gone"}}')
     last = b"".join(client.pieces).split(b"\n\n")[-2]
-    assert json.loads(last.removeprefix(b"data: ")) == {"error": {"message": "gone"}}
+    name, data = last.split(b"\n")
+    assert name == b"event: error"
+    assert json.loads(data.removeprefix(b"data: ")) == {"error": {"message": "gone"}}
     assert client.finished
 
 

@@ -65,7 +65,7 @@ async def test_a_broken_stream_ends_with_an_error_that_sdks_raise(deploy: Deploy
         answer = await deployment.chat(opening("bridges"), max_tokens=30, stream=True)
         last = answer.text.strip().split("\n\n")[-1]
         assert answer.status_code == 200
-        assert last.startswith('data: {"error":{')
+        assert last.startswith('event: error\ndata: {"type":"error",')
         assert "upstream_broken" in last
 
 
@@ -77,7 +77,7 @@ async def test_a_request_that_all_pods_fail_is_a_502(deploy: Deploy) -> None:
         answer = await deployment.chat(opening("walls"))
         assert answer.status_code == 502
         assert answer.json()["error"]["type"] == "upstream_error"
-        assert "closed the connection" in answer.json()["error"]["message"]
+        assert "connection closed without a response" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

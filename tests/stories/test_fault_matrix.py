@@ -111,7 +111,7 @@ async def test_a_failure_after_the_first_byte_reaches_the_client(deploy: Deploy,
         events = answer.text.strip().split("\n\n")
         assert answer.status_code == 200
         assert answer.text.startswith(EVENT) and answer.text.count(EVENT) == 1
-        assert json.loads(events[-1].strip().removeprefix("data: "))["error"]["code"] == code
+        assert json.loads(events[-1].strip().removeprefix("event: error\ndata: "))["error"]["code"] == code
         assert "[DONE]" not in answer.text
         assert await attempts(deployment, at, "upstream_timeout" if "timeout" in code else "upstream_broken") == 1
         await nothing_stays_behind(deployment)

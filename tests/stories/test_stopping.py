@@ -74,7 +74,7 @@ async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy)
         signal.raise_signal(signal.SIGTERM)
         last = (await answer.aread()).strip().split(b"\n\n")[-1]
         await streaming.__aexit__(None, None, None)
-        assert json.loads(last.strip().removeprefix(b"data: "))["error"]["code"] == "stopping"
+        assert json.loads(last.strip().removeprefix(b"event: error\ndata: "))["error"]["code"] == "stopping"
         assert b'result="stopping"} 1.0' in deployment.program.metrics.render()
         assert not deployment.program.pods.ledger.inflight()
         await deployment.until(lambda: not deployment.engines[0].load.running)
