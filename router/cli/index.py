@@ -24,6 +24,7 @@ from rich.text import Text
 
 from router.cli.explain_command import printable
 from router.config.load import ENGINE_TOKENIZER, load
+from router.config.model_names import ModelNames, with_model_folders
 from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.engines.engine_catalog import ENGINES
@@ -217,10 +218,11 @@ async def _lookup(index: _Index, request: InferenceRequest) -> int:
 
 
 def _fingerprinter(config: RouterConfig, name: str) -> Fingerprinter:
-    models = {model.name: model for model in config.models if model.tokenizer not in (None, ENGINE_TOKENIZER)}
-    if name not in models:
-        raise ConfigError(f"model {name!r} is not configured with a local tokenizer; known: {', '.join(models)}")
-    return fingerprinter(models[name], load_tokenizer(source_of(models[name]), fast=False))
+    model = ModelNames(with_model_folders(config).models).get(name)
+    if model is None or model.tokenizer in (None, ENGINE_TOKENIZER):
+        known = ", ".join(model.name for model in config.models if model.tokenizer not in (None, ENGINE_TOKENIZER))
+        raise ConfigError(f"model {name!r} is not configured with a local tokenizer; known: {known}")
+    return fingerprinter(model, load_tokenizer(source_of(model), fast=False))
 
 
 # --- verify ---

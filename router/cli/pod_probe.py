@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.config.mistakes import nearest
+from router.config.model_names import ModelNames
 from router.config.pod_schema import PodConfig
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
@@ -21,9 +22,10 @@ def print_probes(config: RouterConfig) -> bool:
     """Print one line for each pod: what it serves, or why it cannot be used. True if all can be used."""
     pods = [_pod_of(each) for each in config.pods]
     results = asyncio.run(_probe_all(pods, config))
-    configured = {model.name for model in config.models}
+    names = ModelNames(config.models)
+    configured = {model.name for model in config.models if not model.is_pattern}
     for pod, result in zip(pods, results, strict=True):
-        print(f"pod {pod.id}: {result if isinstance(result, str) else _summary(result, configured)}")
+        print(f"pod {pod.id}: {result if isinstance(result, str) else _summary(result, names)}")
     served = {name for result in results if not isinstance(result, str) for name in result.models}
     for name in sorted(configured - served) if served else ():
         print(f"note: no pod here serves model {name}{nearest(name, served)}")
@@ -52,8 +54,8 @@ async def _probe(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts | str:
         return unusable_reason(pod, error)
 
 
-def _summary(facts: PodFacts, configured: set[str]) -> str:
+def _summary(facts: PodFacts, names: ModelNames) -> str:
     served = f"ready, serves {', '.join(facts.models)}"
-    if configured.isdisjoint(facts.models):
+    if not any(map(names.entry_of, facts.models)):
         return f"{served}; no tokenizer for it: add the model under `models`, or it is routed by load only"
     return served

@@ -20,6 +20,7 @@ from router.api.protocol import EdgeProtocol
 from router.api.request_bodies import BodyLimit
 from router.cli.options import configured
 from router.config.load import load, validate_options
+from router.config.model_names import with_model_folders
 from router.config.router_file import MistakeList, check_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
@@ -58,7 +59,7 @@ def publish_command(
     ] = None,
 ) -> None:
     """Publish until SIGTERM, then remove the holders from the index."""
-    loaded = load(config, RouterConfig)
+    loaded = with_model_folders(load(config, RouterConfig))
     mistakes = MistakeList(config)
     check_keys(mistakes, loaded)
     mistakes.report()
@@ -69,7 +70,7 @@ def publish_command(
         publish={"host": host, "port": port},
     )
     configure_logging(chosen.log.format, chosen.log.level)
-    agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models})
+    agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models if not model.is_pattern})
     uvicorn.run(bounded(agent.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
 
 

@@ -6,6 +6,7 @@ Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +52,11 @@ ENGINE_TOKENIZER = "engine"
 """The `tokenizer` of a model that the pods tokenize."""
 
 
+MODEL_FOLDER = "{model}"
+"""In the `tokenizer` of a pattern: a folder with the name of the model."""
+_IN_FOLDER = re.compile(r"[^{}]*/\{model\}(/[^{}]+)?")
+
+
 def _beside_file(value: str, info: ValidationInfo) -> str:
     folder = (info.context or {}).get(FOLDER)
     return str(folder / value) if folder and value else value
@@ -58,7 +64,10 @@ def _beside_file(value: str, info: ValidationInfo) -> str:
 
 def _tokenizer(value: str, info: ValidationInfo) -> str:
     resolved = _beside_file(value, info)
-    is_path = value.startswith(("./", "../")) or (value != ENGINE_TOKENIZER and Path(resolved).is_dir())
+    if MODEL_FOLDER in value and not _IN_FOLDER.fullmatch(value):
+        raise ValueError(f"{MODEL_FOLDER} must be a folder inside another one, such as /models/{MODEL_FOLDER}")
+    is_path = value.startswith(("./", "../")) or MODEL_FOLDER in value
+    is_path = is_path or (value != ENGINE_TOKENIZER and Path(resolved).is_dir())
     return resolved if is_path else value
 
 

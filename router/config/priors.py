@@ -15,6 +15,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from router.config.architecture import PrefillWork
 from router.config.load import Strict, load, shipped
 from router.config.mistakes import nearest
+from router.config.model_names import ModelNames
 from router.config.pod_schema import PodConfig
 from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
@@ -105,17 +106,19 @@ class PodPriors:
 
     def __init__(self, models: Iterable[ModelConfig], priors: Mapping[str, ModelPrior]) -> None:
         self._priors = priors
-        self._costs = {model.name: model.cost_row for model in models}
-        (self._other,) = self._costs.values() if len(self._costs) == 1 else (CostPrior(),)
+        listed = tuple(models)
+        self._names = ModelNames(listed)
+        self._costs = [model.cost_row for model in listed]
+        (self._other,) = self._costs if len(self._costs) == 1 else (CostPrior(),)
 
     def of(self, pod: PodConfig, served: Iterable[str]) -> tuple[PodSpeed, int]:
         """(speed, KV bytes per token) of a pod that serves these models. `pod.speed` overrides every row. If the model
         has no row for the pod's hardware, its row for `cost.hardware` is used; raises `ConfigError` if no configured
         model has one."""
-        costs = [*self._costs.values()] or [self._other]
+        costs = self._costs or [self._other]
         if not pod.speed and not any(self._has_row(cost, pod.hardware) for cost in costs):
             prior_speed(self._priors, costs[0], pod.hardware)
-        cost = next((self._costs[name] for name in served if name in self._costs), self._other)
+        cost = next((model.cost_row for model in map(self._names.entry_of, served) if model), self._other)
         hardware = pod.hardware if self._has_row(cost, pod.hardware) else ""
         speed = pod.speed or prior_speed(self._priors, cost, hardware)
         return speed, _model(self._priors, cost).kv_bytes_per_token

@@ -14,6 +14,7 @@ from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, validate_options
 from router.config.mistakes import Location
+from router.config.model_names import with_model_folders
 from router.config.pod_keys import read_key, read_key_variable
 from router.config.pod_schema import PodConfig, credential_fields
 from router.config.pod_tls import check_authority, read_tls
@@ -68,7 +69,7 @@ def _with_key(location: Location, message: str) -> tuple[Location, str]:
 
 def load_router(path: Path) -> RouterConfig:
     """The checked configuration. Raises `ConfigError`."""
-    config, mistakes = load(path, RouterConfig), MistakeList(path)
+    config, mistakes = with_model_folders(load(path, RouterConfig)), MistakeList(path)
     check_references(mistakes, config)
     mistakes.report()
     return config

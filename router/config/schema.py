@@ -21,7 +21,7 @@ from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.listen_schema import AdminListen, Listen
-from router.config.load import FilePath, Strict, TokenizerPlace
+from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
 from router.config.log_schema import Log, Receipts, ReceiptsOrFile
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig
@@ -40,12 +40,14 @@ class CostPrior(Strict):
 
 
 class ModelConfig(Strict):
-    """One model under the name that clients use, and how its prompts become tokens."""
+    """One model under the name that clients use, and how its prompts become tokens. A name with `*` is a pattern: its
+    settings are those of every other model that a pod serves and whose name matches, the first pattern wins."""
 
     name: str
     tokenizer: TokenizerPlace | None = None
     """A directory with tokenizer.json, `package:NAME`, a hub name, or `engine` to call the pods' /tokenize.
-    Without one, this model is routed by load alone."""
+    Without one, this model is routed by load alone. For a pattern also `/models/{model}`: folders with the names of
+    models, listed at the start; pods tokenize the prompts of models without one."""
     chat_template: FilePath | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -58,6 +60,22 @@ class ModelConfig(Strict):
     kv_dtype: str = "auto"
     cost: CostPrior | None = None
     """Without one, the model starts with the default row, which may be far from its speed."""
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether its settings are those of models that pods name."""
+        return "*" in self.name
+
+    @property
+    def has_folders(self) -> bool:
+        """Whether each of its models has a tokenizer of its own, in a folder with its name."""
+        return MODEL_FOLDER in (self.tokenizer or "")
+
+    @model_validator(mode="after")
+    def _folders_are_of_a_pattern(self) -> ModelConfig:
+        if self.has_folders and not self.is_pattern:
+            raise wrong_at(("tokenizer",), f"{MODEL_FOLDER} needs a `name` with *, such as meta-llama/*")
+        return self
 
     @property
     def cost_row(self) -> CostPrior:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from router.config.load import ENGINE_TOKENIZER, load
+from router.config.model_names import with_model_folders
 from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_classes
 from router.config.router_file import MistakeList, check_references
 from router.config.schema import ModelConfig, RouterConfig
@@ -16,11 +17,11 @@ from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokeni
 def check_router(path: Path, policies: Path, *, offline: bool) -> tuple[RouterConfig, PolicySet]:
     """The configuration and its active policies, after everything was loaded once; `offline`: except tokenizers of the
     hub. Raises `ConfigError` with all mistakes."""
-    config, mistakes = load(path, RouterConfig), MistakeList(path)
+    config, mistakes = with_model_folders(load(path, RouterConfig)), MistakeList(path)
     check_references(mistakes, config)
     for number, model in enumerate(config.models):
         place = model.tokenizer
-        if place and place != ENGINE_TOKENIZER and (is_local(place) or not offline):
+        if place and place != ENGINE_TOKENIZER and not model.has_folders and (is_local(place) or not offline):
             _check_prompts(mistakes, number, model, place)
     _check_policies(mistakes, config, policies)
     mistakes.report()

@@ -127,7 +127,7 @@ class FleetParts:
         """Record what a pod serves and follow its KV events."""
         if self.membership.report(pod, facts.engine, facts.dp_size):
             return
-        self._prompts.add_served(facts.models)
+        self._prompts.add_served(facts.models, self._served)
         generation = self._prompts.generation_of(facts.models)
         self.fleet.describe(
             pod.id,
@@ -152,6 +152,9 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
+
+    def _served(self) -> frozenset[str]:
+        return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

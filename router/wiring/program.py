@@ -101,7 +101,7 @@ class Program:
         self.forwarder = build_forwarder(
             config, self.pods, self.prompts, self._pools, self.policies, self._classes, self.records.journal
         )
-        models = frozenset(model.name for model in config.models)
+        models = frozenset(model.name for model in config.models if not model.is_pattern)
         unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
         self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models)
         self._metrics_page = MetricsPage(

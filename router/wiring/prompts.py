@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import getrandbits
 from typing import Any, Protocol
 
 import structlog
 
 from router.config.load import ENGINE_TOKENIZER
+from router.config.model_names import MAX_NAME_CHARACTERS, ModelNames
 from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
@@ -24,6 +25,8 @@ from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 log = structlog.get_logger()
 
+MAX_RUNTIME_MODELS = 64
+"""Models that only pods name and whose prompts are read: each has caches."""
 NO_CLIENT = ""
 """Id of a self-test's prompts. Requests of clients always have one."""
 
@@ -40,7 +43,7 @@ def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadToken
     of each tokenizer that does not load."""
     loaded: dict[tuple[TokenizerSource, bool], Tokenizer] = {}
     for number, model in enumerate(models):
-        if model.tokenizer in (None, ENGINE_TOKENIZER):
+        if model.tokenizer in (None, ENGINE_TOKENIZER) or model.has_folders:
             continue
         source, fast = source_of(model), model.fast_tokenizer
         with mistakes.at("models", number, "tokenizer"):
@@ -55,11 +58,19 @@ def source_of(model: ModelConfig) -> TokenizerSource:
     return TokenizerSource(model.tokenizer, model.chat_template)
 
 
-def fingerprinter(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> Fingerprinter:
-    """The fingerprinter of a configured model. `options`: further arguments of `Fingerprinter`."""
-    template = None
-    if tokenizer.chat_template:
-        template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+def chat_template(model: ModelConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The compiled template of a model; None if it has none."""
+    if not tokenizer.chat_template:
+        return None
+    return ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+
+
+def fingerprinter(
+    model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate | None = None, **options: Any
+) -> Fingerprinter:
+    """The fingerprinter of a configured model. `template`: its own, if it is compiled already. `options`: further
+    arguments of `Fingerprinter`."""
+    template = template or chat_template(model, tokenizer)
     return Fingerprinter(tokenizer, template, model.generation(), max_prompt_tokens=model.max_prompt_tokens, **options)
 
 
@@ -83,17 +94,44 @@ class Prompts:
         self._load = load
         self._context_tokens = context_tokens
         self._unlisted = config.unlisted_models
-        self._listed = frozenset(model.name for model in config.models)
+        self._names = ModelNames(config.models)
         self._threads = ReadThreads()
+        self._templates: dict[str, ChatTemplate | None] = {}
+        """Of the patterns with one tokenizer, compiled once: that takes milliseconds."""
+        self._added: set[str] = set()
+        """Models of patterns and unlisted models that have a reader."""
         self.generations: dict[str, Generation] = {}
-        self.readers = {model.name: self._reader(model) for model in config.models if model.tokenizer}
+        self.readers: dict[str, PromptReader] = {}
+        for model in config.models:
+            if model.is_pattern and model.tokenizer != ENGINE_TOKENIZER and model.tokenizer and not model.has_folders:
+                tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
+                self._templates[model.name] = chat_template(model, tokenizer)
+            elif model.tokenizer and not model.is_pattern:
+                self.readers[model.name] = self._reader(model)
 
-    def add_served(self, models: Iterable[str]) -> None:
-        """Read the prompts of models that a pod serves and the configuration does not list, if that is configured."""
-        if self._unlisted == ENGINE_TOKENIZER:
-            for name in models:
-                if name not in self._listed and name not in self.readers:
-                    self.readers[name] = self._reader(ModelConfig(name=name, tokenizer=ENGINE_TOKENIZER))
+    def add_served(self, models: Iterable[str], served: Callable[[], Collection[str]]) -> None:
+        """Read the prompts of models that a pod serves, if a pattern or `unlisted_models` says how. `served` returns
+        the models of all pods."""
+        for name in models:
+            model = None if name in self.readers else self._names.get(name) or self._unlisted_model(name)
+            if model is None or not model.tokenizer:
+                continue
+            if len(self._added) >= MAX_RUNTIME_MODELS:
+                self._remove_all_but(served())
+            if len(self._added) >= MAX_RUNTIME_MODELS:
+                log.error("too many models at run time; routed by load only", model=name, limit=MAX_RUNTIME_MODELS)
+                continue
+            self._added.add(name)
+            self.readers[name] = self._reader(model)
+
+    def _unlisted_model(self, name: str) -> ModelConfig | None:
+        engine = self._unlisted == ENGINE_TOKENIZER and len(name) <= MAX_NAME_CHARACTERS
+        return ModelConfig(name=name, tokenizer=ENGINE_TOKENIZER) if engine else None
+
+    def _remove_all_but(self, served: Collection[str]) -> None:
+        for name in self._added.difference(served):
+            del self.readers[name], self.generations[name]
+        self._added.intersection_update(served)
 
     def generation_of(self, models: Iterable[str]) -> Generation | None:
         """The generation of the first of these models that has a tokenizer; None if there is none."""
@@ -127,9 +165,11 @@ class Prompts:
             self._metrics.incremental_mismatches.labels(model.name).inc()
             log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
 
+        entry = self._names.entry_of(model.name)
         reading = fingerprinter(
             model,
             tokenizer,
+            self._templates.get(entry.name) if entry else None,
             cache_bytes=self._index.tokens_cache_bytes,
             cache_seed=getrandbits(64),
             incremental=self._index.incremental_prompts,

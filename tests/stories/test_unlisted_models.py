@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,11 +13,11 @@ from structlog.typing import EventDict
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior
-from router.config.schema import Probes, RouterConfig
+from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
-from tests.stories.conftest import DEADLINE_S, serving
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
@@ -30,18 +31,28 @@ def lines() -> Iterator[list[EventDict]]:
         yield captured
 
 
-@pytest.mark.parametrize(("unlisted", "hit"), [("engine", True), ("load_only", False)])
+PATTERN = ModelConfig(name="de*", tokenizer=SOURCE.path, chat_template=TEMPLATE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hit"),
+    [
+        ({"unlisted_models": "engine"}, True),
+        ({"unlisted_models": "load_only"}, False),
+        ({"models": (PATTERN,)}, True),
+    ],
+)
 async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
-    unlisted: str,
+    settings: dict[str, Any],
     hit: bool,
     engine_config: Callable[..., MockEngineConfig],
     priors: dict[str, ModelPrior],
     lines: list[EventDict],
 ) -> None:
-    """`serve --pod URL` configures it; else load alone decides."""
+    """`serve --pod URL` configures it; else load alone decides, unless a pattern names a tokenizer."""
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
         pods = tuple(PodConfig(url=engine.url) for engine in engines)
-        config = RouterConfig(pods=pods, probes=PROBES, unlisted_models=unlisted)  # type: ignore[arg-type]
+        config = RouterConfig(pods=pods, probes=PROBES, **settings)
         async with serving(Program(config, shipped("policies"), priors)) as (client, admin, _):
             while {(pod["state"], pod["trust"] == "trusted") for pod in (await admin.get("/admin/pods")).json()} != {
                 ("ready", hit)
