@@ -3,6 +3,7 @@
 GET    /livez                       the process is alive; for everyone
 GET    /readyz                      whether the router is ready; for callers with a token, with pods and policies
 GET    /metrics                     for Prometheus
+GET    /ui                          the operators' page; /ui/events is its data (`live_page.py`)
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
@@ -28,6 +29,7 @@ from starlette.exceptions import HTTPException
 
 from router.api.admin_commands import AdminCommands
 from router.api.app import bare_app
+from router.api.live_page import SnapshotStream, add_page_routes
 from router.api.views import describe_policies, explained_json
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
@@ -39,8 +41,8 @@ from router.proxy.headers import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest
 
 _PATHS_HINT = (
-    " This listener has /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview and /admin/explain/ID; "
-    "requests of clients go to the other port (`listen` in router.yaml)."
+    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview and "
+    "/admin/explain/ID; requests of clients go to the other port (`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
@@ -56,6 +58,7 @@ class AdminRoutes:
     describe_pods: Callable[[], list[dict[str, Any]]]
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
     render_metrics: Callable[[], Awaitable[bytes]]
+    page: SnapshotStream
 
 
 def admin_app(routes: AdminRoutes) -> FastAPI:
@@ -71,6 +74,7 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
     async def metrics() -> Response:
         return Response(await routes.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    add_page_routes(app, routes.page)
     router = APIRouter(prefix="/admin")
     add_pod_routes(router, routes.fleet, routes.commands, routes.describe_pods)
     add_policy_routes(router, routes.policies, routes.commands)

@@ -4,7 +4,8 @@ A caller that can add a pod can read every prompt. With `admin.bearer_file`, eac
 Without it, the listener serves only this machine: no request that came through a proxy, and only under a host name that
 no web page can point to the machine (DNS rebinding). A web page of another origin is refused in either case.
 
-Probes need no token: `/livez`, and without a token `/readyz`, answer with the status alone.
+Probes need no token: `/livez`, and without a token `/readyz`, answer with the status alone. Nor does the operators'
+page, `/ui`: it contains no data, and asks for the token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.api.live_page import PAGE_PATH
 from router.api.probes import PROBE_PATHS, answer_probe
 from router.api.request_bodies import read_body, refuse, replayed
 from router.config.bearer_file import BearerFile
@@ -48,10 +50,10 @@ class AdminAccess:
             await answer_probe(send, scope["path"], is_ready=self.is_ready())
             return
         try:
-            if self.bearer is not None:
-                check_token(headers, self.bearer)
-            else:
+            if self.bearer is None:
                 check_local(headers, peer, self.host)
+            elif scope["path"] != PAGE_PATH:
+                check_token(headers, self.bearer)
             check_origin(headers)
             if scope["method"] not in _READS:
                 check_content_type(headers)

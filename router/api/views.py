@@ -22,14 +22,16 @@ from router.observe.receipts import RecordedDecision, explained
 from router.policy.catalog import PICKERS
 from router.policy.term import Picker
 from router.stores.prefix_store import PrefixStore
-from router.types import PodState, PodStatus
+from router.types import PodId, PodState, PodStatus
+
+
+def kv_events_state(pod_id: PodId, store: PrefixStore, kv_streams: KvStreams) -> str:
+    """How the router follows the KV events of a pod: `published`, or the state of its stream."""
+    published = not kv_streams.follows(pod_id) and store.is_published(pod_id)
+    return "published" if published else kv_streams.state_of(pod_id)
 
 
 def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
-    def events_of(pod_id: str) -> str:
-        published = not kv_streams.follows(pod_id) and store.is_published(pod_id)
-        return "published" if published else kv_streams.state_of(pod_id)
-
     return [
         {
             "id": status.pod.id,
@@ -42,7 +44,7 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
             "state_reason": fleet.state_reason(status.pod.id),
             "trust": status.pod.trust.value,
             "trust_reason": fleet.trust_reason(status.pod.id),
-            "kv_events": events_of(status.pod.id),
+            "kv_events": kv_events_state(status.pod.id, store, kv_streams),
             "models": status.pod.models,
             "adapters": status.pod.adapters,
             "block_size_tokens": status.pod.block_size_tokens,

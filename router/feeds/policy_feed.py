@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -40,6 +41,8 @@ class Reload:
     review: str | None = None
     error: str = ""
     """File, line and reason if the files are invalid."""
+    at_s: float = field(default_factory=time.time)
+    """Unix time of its end."""
 
 
 class PolicyFeed:
@@ -60,6 +63,8 @@ class PolicyFeed:
         self._reload_lock = asyncio.Lock()
         self.error = ""
         """Why the current files are not active; empty if they are."""
+        self.last_reload: Reload | None = None
+        """Since the start of this process."""
         self._activate(folder.read())
 
     def current(self) -> PolicySet:
@@ -91,20 +96,24 @@ class PolicyFeed:
     async def reload(self) -> Reload:
         """Read all files, changed or not. Does not raise for invalid files."""
         async with self._reload_lock:
-            self._stamp = await asyncio.to_thread(self._folder.stamp)
-            try:
-                new = await asyncio.to_thread(self._folder.read)
-            except ConfigError as error:
-                return self._refuse(str(error))
-            except Exception as error:  # a bug in the router must not stop the feed
-                log.exception("reading policies failed")
-                return self._refuse(repr(error))
-            old, changed = self._policies, new.version != self._policies.version
-            self._activate(new)
-            self._metrics.policy_reloads.labels("ok").inc()
-            review = await self._reviewed(old, new) if changed else None
-            log.info("policies reloaded", version=new.version, changed=changed, review=review)
-            return Reload(new.version, changed, review)
+            self.last_reload = await self._reload()
+            return self.last_reload
+
+    async def _reload(self) -> Reload:
+        self._stamp = await asyncio.to_thread(self._folder.stamp)
+        try:
+            new = await asyncio.to_thread(self._folder.read)
+        except ConfigError as error:
+            return self._refuse(str(error))
+        except Exception as error:  # a bug in the router must not stop the feed
+            log.exception("reading policies failed")
+            return self._refuse(repr(error))
+        old, changed = self._policies, new.version != self._policies.version
+        self._activate(new)
+        self._metrics.policy_reloads.labels("ok").inc()
+        review = await self._reviewed(old, new) if changed else None
+        log.info("policies reloaded", version=new.version, changed=changed, review=review)
+        return Reload(new.version, changed, review)
 
     async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
         """Compare the sets while the new one is already active."""

@@ -18,7 +18,9 @@ from router.api.admin_access import AdminAccess
 from router.api.admin_commands import DRAIN, AdminCommands
 from router.api.app import App, public_app
 from router.api.http_edge import HttpEdge
+from router.api.live_page import SnapshotStream
 from router.api.openai_edge import OpenAiEdge
+from router.api.page_snapshot import PageSource
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
@@ -115,6 +117,20 @@ class Program:
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
         )
+        self._page = PageSource(
+            self.fleet,
+            self.pods.ledger,
+            self.pods.store,
+            self.pods.kv_streams,
+            self.metrics,
+            self.pods.calibrator,
+            self.records.journal,
+            self.policies,
+            self.pods.sources.statuses,
+            self.pods.cluster.observe if self.pods.cluster else None,
+            self._page_parts,
+        )
+        self._snapshots = SnapshotStream(self._page.snapshot)
         membership = self.pods.membership
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
@@ -128,7 +144,7 @@ class Program:
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
         owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes)
-        hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, find)
+        hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, self._page.part, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.view.add_command
 
@@ -150,6 +166,7 @@ class Program:
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
             sync.render if sync else self._metrics_page.render,
+            self._snapshots,
         )
         listen, limits = self._config.admin, self._config.limits
         access = AdminAccess(
@@ -172,6 +189,11 @@ class Program:
             self.records.close()
             self._pools.close()
             await self.pods.close()
+
+    @property
+    def page_viewers(self) -> int:
+        """Open pages of operators at this process."""
+        return self._snapshots.viewers
 
     def summary(self) -> dict[str, Any]:
         """What this router serves, for the log."""
@@ -201,6 +223,7 @@ class Program:
             **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,
+            "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
@@ -222,6 +245,9 @@ class Program:
 
     def _policy_named(self, name: str) -> Policy | None:
         return self.policies.current().library.get(name)
+
+    async def _page_parts(self) -> list[bytes]:
+        return await self._worker_sync.page_parts() if self._worker_sync else []
 
     async def _find_remote(self, request_id: str) -> bytes | None:
         return await self._worker_sync.find(request_id) if self._worker_sync else None

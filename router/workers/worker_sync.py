@@ -20,8 +20,8 @@ from router.workers.bus import WorkerBus
 from router.workers.shared_view import SharedOwners, SharedView
 from router.workers.supervisor import WorkerIdentity, watch_supervisor
 
-METRICS, EXPLAIN = b"metrics", b"explain "
-"""Queries between workers: all metrics; the decision for a request id."""
+METRICS, PAGE, EXPLAIN = b"metrics", b"page", b"explain "
+"""Queries between workers: all metrics; a worker's part of the operators' page; the decision for a request id."""
 SNAPSHOT_WAIT_S = 0.3
 """How long a new worker waits for the snapshot of another one."""
 
@@ -34,6 +34,8 @@ class WorkerHooks:
     """Carry out an admin command of another worker."""
     observe: Callable[[], Awaitable[None]]
     """Update the gauges before they are rendered."""
+    page_part: Callable[[], Awaitable[bytes]]
+    """This worker's part of the operators' page."""
     find: Callable[[str], RecordedDecision | None]
     """A decision of this worker by request id."""
 
@@ -81,6 +83,10 @@ class WorkerSync:
         await self._hooks.observe()
         return await self._metrics.render_in_turns(others)
 
+    async def page_parts(self) -> list[bytes]:
+        """The other workers' parts of the operators' page."""
+        return await self._bus.query(PAGE)
+
     async def find(self, request_id: str) -> bytes | None:
         """The explanation of a decision that another worker made, as JSON."""
         answers = await self._bus.query(EXPLAIN + request_id.encode("utf-8", "surrogatepass"))
@@ -91,5 +97,7 @@ class WorkerSync:
         if query == METRICS:
             await self._hooks.observe()
             return await dump_metrics(self._metrics.registry)
+        if query == PAGE:
+            return await self._hooks.page_part()
         kept = self._hooks.find(query.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""

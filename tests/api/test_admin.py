@@ -14,6 +14,7 @@ import pytest
 from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.api.admin_access import AdminAccess
 from router.api.admin_commands import AdminCommands
+from router.api.live_page import SnapshotStream
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.cli.child_processes import JSON_CALL
 from router.config.pod_schema import PodConfig
@@ -72,8 +73,12 @@ class Router:
             partial(describe_pods, self.fleet, Ledger(), store, streams),
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
+            SnapshotStream(self._no_snapshot),
         )
         self.app = AdminAccess(admin_app(routes), "127.0.0.1", None, max_preview_bytes=10, is_ready=lambda: True)
+
+    async def _no_snapshot(self) -> bytes:
+        return b"{}"
 
     def _observe_cluster(self, metrics: Metrics) -> None:
         metrics.workers.set(17)
@@ -158,7 +163,7 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
     canary = by_name["canary"]
     assert (canary["match"], canary["percent"], canary["shadow"]) == ({"stream": True}, 5, "mine")
     assert by_name["mine"]["match"] is by_name["mine"]["shadow"] is None
-    assert canary["costs"]["eviction"] == {"reuse": 1.5}
+    assert canary["costs"]["eviction"]["reuse"] == 1.5
     assert canary["picker"] == {"lowest_cost": {"indifference_ms": 1.0}}
     (tmp_path / "mine.yaml").write_text(BASE + "filters:\n  max_waiting: {requests: 5}\n")
     await router.call("POST", "/admin/policies/reload")
@@ -300,7 +305,7 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: Router) -> N
     """404 and 405."""
     answer = await router.call("GET", "/nowhere")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
-    assert "This listener has /metrics, /livez, /readyz, /admin/pods" in error_of(answer)["message"]
+    assert "This listener has /ui, /metrics, /livez, /readyz, /admin/pods" in error_of(answer)["message"]
     answer = await router.call("POST", "/metrics")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert error_of(answer)["message"] == "/metrics does not support POST."

@@ -91,6 +91,21 @@ def with_token(token: str, **headers: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}", **headers}
 
 
+async def test_the_page_itself_needs_no_token_but_its_data_does(file: Path) -> None:
+    """A browser cannot send a token when it opens a page; the page contains no data."""
+    caller = Caller(bearer(file), "0.0.0.0")
+    assert await caller.call(path="/ui", peer="10.0.0.7") == 200
+    assert await caller.call(path="/ui/events", peer="10.0.0.7") == 401
+    assert await caller.call(path="/ui/events", headers=with_token(TOKEN), peer="10.0.0.7") == 200
+    assert await caller.call(path="/ui", headers={"origin": "http://evil.example"}, peer="10.0.0.7") == 403
+
+
+async def test_without_a_token_the_page_is_for_this_machine_as_everything_else() -> None:
+    assert await Caller().call(path="/ui") == 200
+    assert await Caller().call(path="/ui", peer="10.0.0.7") == 403
+    assert await Caller().call(path="/ui", headers={"host": "evil.example"}) == 403
+
+
 @pytest.mark.parametrize("peer", ["127.0.0.1", "::1", None])
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9480", "127.0.0.1:9480", "[::1]:9480", "10.0.0.7:80"])
 async def test_this_machine_is_served_without_a_token(peer: str | None, host: str) -> None:

@@ -1,0 +1,111 @@
+"""The operators' page, `/ui`: one HTML file, and the stream of snapshots that it shows.
+
+The file contains no data, so that a browser can load it without a token. The page asks for the token and sends it with
+each request for data. One snapshot is computed a second for all viewers, and none while nobody watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+
+from router.errors import Saturated
+
+PAGE_PATH, EVENTS_PATH = "/ui", "/ui/events"
+INTERVAL_S = 1.0
+MAX_VIEWERS = 16
+_FILE = Path(__file__).with_name("live_page.html")
+
+
+class SnapshotStream:
+    """Sends the values of `compute` to all viewers, one every `INTERVAL_S`. A viewer that reads slowly skips values."""
+
+    def __init__(
+        self, compute: Callable[[], Awaitable[bytes]], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        self._compute = compute
+        self._sleep = sleep
+        self._watched = asyncio.Event()
+        self._tick = asyncio.Event()
+        """Set when the next value is there, and replaced."""
+        self._latest: bytes | None = None
+        self.viewers = 0
+
+    async def run(self) -> None:
+        """Compute while there are viewers, until cancelled; then end their streams."""
+        try:
+            while True:
+                await self._watched.wait()
+                self._publish(await self._compute())
+                await self._sleep(INTERVAL_S)
+        finally:
+            self._publish(None)
+
+    def _publish(self, value: bytes | None) -> None:
+        tick, self._tick, self._latest = self._tick, asyncio.Event(), value
+        tick.set()
+
+    def watch(self) -> AsyncIterator[bytes]:
+        """The values from now on, as server-sent events. Raises `Saturated` if there are `MAX_VIEWERS` viewers."""
+        if self.viewers >= MAX_VIEWERS:
+            raise Saturated(f"{MAX_VIEWERS} pages are open, the maximum for one worker; close one of them.")
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        self.viewers += 1
+        self._watched.set()
+        try:
+            while True:
+                await self._tick.wait()
+                if self._latest is None:
+                    return
+                yield b"data: %b\n\n" % self._latest
+        finally:
+            self.viewers -= 1
+            if not self.viewers:
+                self._watched.clear()
+
+
+def add_page_routes(app: FastAPI, stream: SnapshotStream) -> None:
+    """The page and its stream, as server-sent events."""
+    page = _FILE.read_bytes()
+    headers = page_headers(page)
+
+    @app.get(PAGE_PATH)
+    async def operators_page() -> Response:
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get(EVENTS_PATH)
+    async def events() -> Response:
+        return StreamingResponse(stream.watch(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+def page_headers(page: bytes) -> dict[str, str]:
+    """Headers that allow the page its own script and styles, by their hashes, and requests to this listener only."""
+    script, style = (_hash_of(tag, page) for tag in (b"script", b"style"))
+    policy = (
+        f"default-src 'none'; script-src '{script}'; style-src '{style}'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    return {
+        "content-security-policy": policy,
+        "cache-control": "no-cache",
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+        "cross-origin-opener-policy": "same-origin",
+        "cross-origin-resource-policy": "same-origin",
+    }
+
+
+def _hash_of(tag: bytes, page: bytes) -> str:
+    """The hash source of the one element of this kind."""
+    (content,) = re.findall(b"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL)
+    return f"sha256-{b64encode(sha256(content).digest()).decode()}"

@@ -1,0 +1,317 @@
+"""What the operators' page shows, as one JSON object a second: pods, metrics, recent decisions, calibration.
+
+Metrics are those of /metrics, summed over the labels that the page does not show; the page computes rates and quantiles
+from two snapshots. Everything is bounded: the number of pods, series and decisions, and the length of names, which
+clients and pods choose. A large fleet is described in slices, so that the event loop serves requests in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import add
+from typing import Any
+
+import msgspec
+
+from router.api.views import kv_events_state
+from router.errors import shortened
+from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.kv_zmq import KvStreams
+from router.feeds.policy_feed import PolicyFeed
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.declared import of_decisions, of_process, of_requests
+from router.observe.declared.declaration import Declaration
+from router.observe.fast_metrics import Labelled, Labels, Numbers
+from router.observe.journal import Journal
+from router.observe.metrics import Metrics
+from router.observe.receipts import RecordedDecision
+from router.policy.decide import expected_ttft_ms
+from router.policy.price import choice_of
+from router.stores.prefix_store import PrefixStore
+from router.types import PodState, PodStatus, PrefixTrust, Role
+
+MAX_PODS_BYTES = 256 * 1024
+"""Pods beyond are counted, not described; pods that need attention come first."""
+MAX_DECISIONS = 30
+MAX_SERIES = 64
+"""Series of one metric; the rest is summed as `other`."""
+MAX_CALIBRATIONS = 64
+MAX_MODELS = 64
+MAX_CHARACTERS = 128
+SLICE_PODS = 25
+
+SHOWN: Mapping[Declaration, tuple[str, ...]] = {
+    of_requests.IN_FLIGHT: (),
+    of_requests.CLASS_REQUESTS: ("class", "result"),
+    of_requests.TTFT_S: ("class",),
+    of_requests.TPOT_S: ("class",),
+    of_requests.PHASE_S: ("phase",),
+    of_requests.RETRIES: ("reason",),
+    of_requests.CANCELLATIONS: ("phase",),
+    of_requests.REPORTED_PROMPT_TOKENS: (),
+    of_requests.PROMPT_TOKENS: (),
+    of_requests.AVAILABLE_TOKENS: (),
+    of_requests.CAPTURED_TOKENS: (),
+    of_requests.DELIVERED_TOKENS: (),
+    of_requests.SLO_REQUESTS: ("policy", "met"),
+    of_requests.UNREAD_PROMPTS: ("reason",),
+    of_decisions.DECISIONS: ("policy", "plan", "reason"),
+    of_decisions.TTFT_ERROR: (),
+    of_decisions.REGRET_S: (),
+    of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
+    of_decisions.SHADOW_DROPPED: ("policy",),
+    of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
+    of_decisions.SHADOW_LATER_S: ("policy", "prices"),
+    of_process.LOOP_LAG_S: (),
+    of_process.DEGRADED_MATCHES: (),
+    of_process.INDEX_DROPPED_BLOCKS: (),
+    of_process.RECEIPTS_LOST: (),
+}
+"""The metrics of the page, each with the labels that it keeps."""
+BOUNDS = {declared.name: declared.buckets for declared in SHOWN if declared.buckets}
+
+Rows = list[tuple[Labels, Numbers]]
+
+
+class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One pod. Facts of a healthy pod are omitted."""
+
+    id: str
+    engine: str
+    models: list[str]
+    role: str = Role.BOTH.value
+    state: str = PodState.READY.value
+    state_reason: str = ""
+    trust: str = PrefixTrust.TRUSTED.value
+    trust_reason: str = ""
+    kv_events: str = "complete"
+    kv_usage: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    epoch: int = 0
+    load_age_s: float | None = None
+    """None: its load was never scraped."""
+
+
+class DecisionRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One recent decision. A row without a result is still being served."""
+
+    id: str
+    at_s: float
+    model: str
+    pod: str
+    policy: str
+    workload: str = ""
+    reason: str = ""
+    result: str = ""
+    expected_ms: float = 0.0
+    ttft_ms: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    failures: int = 0
+
+
+class WorkerPart(msgspec.Struct, frozen=True):
+    """What each worker counts for itself."""
+
+    metrics: dict[str, Rows]
+    decisions: list[DecisionRow]
+
+
+@dataclass(frozen=True, slots=True)
+class PageSource:
+    """The objects that the page shows. `others` returns the `part` of every other worker, `cluster` updates the gauges
+    of the shared index."""
+
+    fleet: Fleet
+    ledger: Ledger
+    store: PrefixStore
+    kv_streams: KvStreams
+    metrics: Metrics
+    calibrator: Calibrator
+    journal: Journal
+    policies: PolicyFeed
+    discovery: Iterable[SourceStatus]
+    cluster: Callable[[Metrics], None] | None
+    others: Callable[[], Awaitable[Sequence[bytes]]]
+
+    async def part(self) -> bytes:
+        """What this worker counts, for another one."""
+        return msgspec.msgpack.encode(await self._own_part())
+
+    async def snapshot(self) -> bytes:
+        """The page's data, as JSON. Raises `ValueError` if another worker's part is malformed."""
+        others = await self.others()
+        pods, hidden = await self._pods()
+        parts = [await self._own_part(), *(msgspec.msgpack.decode(part, type=WorkerPart) for part in others)]
+        health = self._health()
+        await asyncio.sleep(0)
+        return msgspec.json.encode(
+            {
+                "at_s": time.time(),
+                "workers": len(parts),
+                "pods": pods,
+                "pods_not_shown": hidden,
+                "models": self._models(),
+                "bounds": BOUNDS,
+                "metrics": _merged(part.metrics for part in parts),
+                "decisions": _latest(part.decisions for part in parts),
+                "policies": self._policies(),
+                "health": health,
+            }
+        )
+
+    async def _own_part(self) -> WorkerPart:
+        shown: dict[str, Rows] = {}
+        for metric in self.metrics.registry.collectors:
+            if isinstance(metric, Labelled) and metric.declared in SHOWN:
+                shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
+                await asyncio.sleep(0)
+        return WorkerPart(shown, [decision_row(kept) for kept in self.journal.latest(MAX_DECISIONS)])
+
+    async def _pods(self) -> tuple[list[msgspec.Raw], int]:
+        """The encoded rows, and the number of pods without one."""
+        statuses = sorted(self.fleet.snapshot.pods, key=_is_healthy)
+        rows: list[msgspec.Raw] = []
+        left_bytes, now_s = MAX_PODS_BYTES, time.monotonic()
+        for at, status in enumerate(statuses):
+            row = msgspec.json.encode(self._pod(status, now_s))
+            left_bytes -= len(row)
+            if left_bytes < 0:
+                break
+            rows.append(msgspec.Raw(row))
+            if at % SLICE_PODS == SLICE_PODS - 1:
+                await asyncio.sleep(0)
+        return rows, len(statuses) - len(rows)
+
+    def _pod(self, status: PodStatus, now_s: float) -> PodRow:
+        pod, load = status.pod, status.load
+        return PodRow(
+            id=_short(pod.id),
+            engine=_short(pod.engine),
+            models=[_short(name) for name in pod.models[:4]],
+            role=pod.role.value,
+            state=status.state.value,
+            state_reason=_short(self.fleet.state_reason(pod.id)),
+            trust=pod.trust.value,
+            trust_reason="" if pod.trust is PrefixTrust.TRUSTED else _short(self.fleet.trust_reason(pod.id)),
+            kv_events=kv_events_state(pod.id, self.store, self.kv_streams),
+            kv_usage=round(load.kv_usage, 3),
+            running=load.running,
+            waiting=load.waiting,
+            in_flight=self.ledger.requests_of_router(pod.id),
+            epoch=pod.epoch,
+            load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
+        )
+
+    def _models(self) -> list[str]:
+        names = {name for status in self.fleet.snapshot.pods for name in (*status.pod.models, *status.pod.adapters)}
+        return [_short(name) for name in sorted(names)[:MAX_MODELS]]
+
+    def _policies(self) -> dict[str, Any]:
+        current, last = self.policies.current(), self.policies.last_reload
+        return {"version": current.version, "error": self.policies.error, "last_reload": last}
+
+    def _health(self) -> dict[str, Any]:
+        metrics = self.metrics
+        if self.cluster is not None:
+            self.cluster(metrics)
+        holders = [child.value for _, child in metrics.index_holder.items()]
+        return {
+            "shared_index": self.cluster is not None,
+            "index_age_s": sum(child.value for _, child in metrics.index_age_s.items()),
+            "replicas": sum(child.value for _, child in metrics.replicas.items()),
+            "block_holders": self.store.block_holders,
+            "holders": len(holders),
+            "incomplete_holders": holders.count(0.0),
+            "discovery": [
+                {"source": _short(one.source), "age_s": round(one.age_s, 1), "error": _short(one.error)}
+                for one in islice(self.discovery, MAX_SERIES)
+            ],
+            "calibration": list(islice(self._calibration(), MAX_CALIBRATIONS)),
+        }
+
+    def _calibration(self) -> Iterator[dict[str, Any]]:
+        """One row a class of pods, pod with a fit of its own, or kind of links."""
+        seen = set()
+        for row in self.calibrator.calibration.rows():
+            if (subject := (row.subject, row.pod)) not in seen:
+                seen.add(subject)
+                yield {
+                    "subject": _short(row.subject),
+                    "pod": _short(row.pod),
+                    "confidence": round(row.confidence, 3),
+                    "error_prior": round(row.error_before, 4),
+                    "error_learnt": round(row.error_after, 4),
+                }
+
+
+def decision_row(kept: RecordedDecision) -> DecisionRow:
+    """A decision in a line: the candidate that served, or the best one while nothing has."""
+    ended, facts = kept.outcome, kept.scene
+    chosen = (ended.served if ended else None) or kept.candidates[0]
+    return DecisionRow(
+        id=facts.request_id,
+        at_s=kept.at_s,
+        model=_short(facts.model),
+        pod=_short(str(choice_of(chosen.plan))),
+        policy=_short(kept.policy.name),
+        workload=_short(facts.workload),
+        reason=_short(kept.reason),
+        result=_short(ended.result) if ended else "",
+        expected_ms=expected_ttft_ms(chosen.cost),
+        ttft_ms=ended.ttft_ms if ended else None,
+        prompt_tokens=facts.prompt_tokens or 0,
+        cached_tokens=ended.cached_tokens if ended else None,
+        failures=len(ended.failures) if ended else 0,
+    )
+
+
+def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> Rows:
+    """The series of a metric, summed over the labels that are not kept. O(series)."""
+    at = [metric.declared.labels.index(label) for label in kept]
+    return _bounded(
+        (tuple(_short(labels[index]) for index in at), numbers) for labels, numbers in metric.series().items()
+    )
+
+
+def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> Rows:
+    """One row for equal labels; at most `MAX_SERIES`, and one for the rest."""
+    found: dict[Labels, Numbers] = {}
+    for labels, numbers in rows:
+        if labels not in found and len(found) >= MAX_SERIES:
+            labels = ("other",) * len(labels)
+        known = found.get(labels)
+        found[labels] = numbers if known is None else list(map(add, known, numbers))
+    return list(found.items())
+
+
+def _merged(parts: Iterable[Mapping[str, Rows]]) -> dict[str, Rows]:
+    """The sums of all workers."""
+    rows: dict[str, Rows] = {}
+    for part in parts:
+        for name, series in part.items():
+            rows.setdefault(name, []).extend(series)
+    return {name: _bounded(series) for name, series in rows.items()}
+
+
+def _latest(parts: Iterable[Sequence[DecisionRow]]) -> list[DecisionRow]:
+    """The newest decisions of all workers, newest first."""
+    every = sorted((row for part in parts for row in part), key=lambda row: row.at_s, reverse=True)
+    return every[:MAX_DECISIONS]
+
+
+def _is_healthy(status: PodStatus) -> bool:
+    """Whether nothing about the pod needs attention, by its state and self-test."""
+    return status.state is PodState.READY and status.pod.trust is not PrefixTrust.MISMATCH
+
+
+def _short(text: str) -> str:
+    return shortened(text, MAX_CHARACTERS)

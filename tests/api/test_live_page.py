@@ -1,0 +1,146 @@
+"""The operators' page: who watches, what is computed for them, and what the page may do in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from router.api.live_page import _FILE, INTERVAL_S, MAX_VIEWERS, SnapshotStream, page_headers
+from router.api.page_snapshot import SHOWN
+from router.errors import Saturated
+from router.observe.declared.declaration import Join
+from tests.virtual_time import run_virtually
+
+PAGE = _FILE.read_bytes()
+
+
+class Computed:
+    """Counts how often a snapshot is computed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.stream = SnapshotStream(self._compute)
+
+    async def _compute(self) -> bytes:
+        self.count += 1
+        return b"%d" % self.count
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        task = asyncio.create_task(self.stream.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def seen_for(stream: SnapshotStream, seconds: float) -> list[bytes]:
+    """The events of a viewer that reads at once and leaves after some seconds."""
+    found: list[bytes] = []
+
+    async def read() -> None:
+        async for event in stream.watch():
+            found.append(event)
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(read(), seconds)
+    return found
+
+
+def test_nothing_is_computed_while_nobody_watches() -> None:
+    async def main() -> None:
+        computed = Computed()
+        async with computed.running():
+            await asyncio.sleep(60)
+            assert computed.count == 0
+            await seen_for(computed.stream, 2.5 * INTERVAL_S)
+            before = computed.count
+            await asyncio.sleep(60)
+            assert computed.count == before == 3
+
+    run_virtually(main())
+
+
+def test_all_viewers_share_one_snapshot_a_second() -> None:
+    async def main() -> None:
+        computed = Computed()
+        async with computed.running():
+            seen = await asyncio.gather(*(seen_for(computed.stream, 5.5 * INTERVAL_S) for _ in range(MAX_VIEWERS)))
+        assert computed.count == 6
+        assert all(events == [b"data: %d\n\n" % number for number in range(1, 7)] for events in seen)
+
+    run_virtually(main())
+
+
+def test_a_slow_viewer_skips_snapshots() -> None:
+    async def main() -> None:
+        computed = Computed()
+        async with computed.running():
+            events = computed.stream.watch()
+            assert await anext(events) == b"data: 1\n\n"
+            await asyncio.sleep(9.5 * INTERVAL_S)
+            assert await anext(events) == b"data: 11\n\n"
+
+    run_virtually(main())
+
+
+def test_the_number_of_viewers_is_bounded() -> None:
+    """One that leaves makes room for another."""
+
+    async def main() -> None:
+        computed = Computed()
+        async with computed.running():
+            viewers = [asyncio.create_task(seen_for(computed.stream, 2 * INTERVAL_S)) for _ in range(MAX_VIEWERS)]
+            await asyncio.sleep(INTERVAL_S)
+            with pytest.raises(Saturated):
+                computed.stream.watch()
+            await asyncio.gather(*viewers)
+            assert await seen_for(computed.stream, 2 * INTERVAL_S)
+
+    run_virtually(main())
+
+
+def test_viewers_are_released_when_the_router_stops() -> None:
+    async def main() -> None:
+        computed = Computed()
+        async with computed.running() as task:
+            events = computed.stream.watch()
+            await anext(events)
+            task.cancel()
+            assert [event async for event in events] == []
+
+    run_virtually(main())
+
+
+def test_the_page_may_run_its_own_script_only_and_reach_its_own_listener_only() -> None:
+    """By hashes, so that an injected script or style does not run; and strings cannot become HTML."""
+    policy = page_headers(PAGE)["content-security-policy"]
+    for wanted in ("default-src 'none'", "script-src 'sha256-", "style-src 'sha256-", "connect-src 'self'"):
+        assert wanted in policy
+    assert "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
+    changed = page_headers(PAGE.replace(b"use strict", b"use strict "))["content-security-policy"]
+    assert changed != policy
+
+
+def test_the_page_names_nothing_outside_and_writes_no_html() -> None:
+    allowed = {b"http://www.w3.org/2000/svg"}
+    """A namespace, which is not fetched."""
+    assert set(re.findall(rb"https?://[^\"'\s]+", PAGE)) <= allowed
+    assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|Function\(", PAGE)
+    assert not re.search(rb"\s(on\w+|style)=[\"']", PAGE)
+
+
+def test_the_page_shows_only_metrics_that_its_snapshots_have() -> None:
+    names = {declared.name for declared in SHOWN}
+    assert set(re.findall(r"warmroute_\w+", PAGE.decode())) <= names
+
+
+def test_the_metrics_of_the_page_are_sums_over_workers() -> None:
+    for declared, kept in SHOWN.items():
+        assert declared.join is Join.SUM
+        assert set(kept) <= set(declared.labels)

@@ -1,0 +1,176 @@
+"""The snapshots of the operators' page: bounded, computed in slices, and of all workers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.api.page_snapshot import (
+    MAX_CHARACTERS,
+    MAX_DECISIONS,
+    MAX_PODS_BYTES,
+    MAX_SERIES,
+    SLICE_PODS,
+    DecisionRow,
+    PageSource,
+    WorkerPart,
+)
+from router.config.policy_files import PolicyFolder
+from router.feeds.kv_zmq import KvStreams
+from router.feeds.policy_feed import PolicyFeed
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.observe.calibrator import Calibrator
+from router.observe.journal import Journal
+from router.observe.metrics import Metrics
+from router.observe.receipts import Outcome
+from router.policy.calibration import Calibration
+from router.policy.decide import decide
+from router.stores.prefix_store import LocalStore
+from router.types import Links, PrefixTrust
+from tests.policy.scenes import POLICIES, pod, ready, request, scene
+
+pytestmark = pytest.mark.anyio
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\x00'\"</script>"
+BY = POLICIES["cost_aware"]
+REQUESTS = "warmroute_class_requests"
+
+
+class Page:
+    """A page source without a router around it. `others`: the parts of other workers."""
+
+    def __init__(self, folder: Path, *pods: str, others: tuple[bytes, ...] = ()) -> None:
+        (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
+        self.fleet, self.metrics, self.journal = Fleet(), Metrics(), Journal()
+        self.fleet.sync([pod(name) for name in pods])
+        store = LocalStore()
+
+        async def parts() -> tuple[bytes, ...]:
+            return others
+
+        self.source = PageSource(
+            self.fleet,
+            Ledger(),
+            store,
+            KvStreams(self.fleet, store, self.metrics.kv),
+            self.metrics,
+            Calibrator(Calibration(), self.metrics, Links()),
+            self.journal,
+            PolicyFeed(PolicyFolder(folder, "mine", frozenset()), self.metrics),
+            (),
+            None,
+            parts,
+        )
+
+    def serve(self, request_id: str, workload: str = "chat", result: str = "ok") -> None:
+        """Decide about a request, and end it."""
+        seen = scene(*ready(pod("a"), pod("b")), request=request(request_id))
+        decision = decide(seen, BY)
+        recorded = self.journal.record(seen, decision, BY, workload)
+        ended = Outcome(
+            id=request_id, at_s=1.0, model="m", endpoint="x", result=result, served=decision.candidates[0], ttft_ms=5.0
+        )
+        self.journal.settle(ended, recorded, decision, None)
+        self.metrics.observe_request(ended, workload, BY.name)
+        self.metrics.by_class.settle(ended, recorded.scene, BY, None)
+
+    async def shown(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())
+        return found
+
+
+async def test_requests_and_recent_decisions_are_shown(tmp_path: Path) -> None:
+    """Newest first, with expected and actual time to first token."""
+    page = Page(tmp_path, "a", "b")
+    page.serve("first")
+    page.serve("second", "rag", "pod_error")
+    found = await page.shown()
+    assert [one["id"] for one in found["decisions"]] == ["second", "first"]
+    assert found["decisions"][0]["ttft_ms"] == 5.0 and found["decisions"][0]["expected_ms"] > 0
+    assert found["metrics"][REQUESTS] == [[["chat", "ok"], [1.0]], [["rag", "pod_error"], [1.0]]]
+    [[labels, numbers]] = found["metrics"]["warmroute_in_flight_requests"]
+    assert (labels, numbers) == ([], [0.0])
+
+
+async def test_pods_that_need_attention_are_first_with_the_reason(tmp_path: Path) -> None:
+    page = Page(tmp_path, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        page.fleet.event(name, PodEvent.PROBE_OK)
+    page.fleet.trust("b", PrefixTrust.MISMATCH, "other tokens")
+    page.fleet.event("c", PodEvent.DRAIN)
+    found = (await page.shown())["pods"]
+    assert [one["id"] for one in found] == ["b", "c", "a"]
+    assert (found[0]["trust"], found[0]["trust_reason"]) == ("mismatch", "other tokens")
+    assert found[1]["state"] == "draining"
+    assert "state" not in found[2], "facts of a healthy pod are omitted"
+
+
+async def test_names_are_shown_as_they_are_but_not_longer_than_a_line(tmp_path: Path) -> None:
+    page = Page(tmp_path, HOSTILE, "x" * 1000)
+    names = [one["id"] for one in (await page.shown())["pods"]]
+    assert HOSTILE in names
+    assert max(map(len, names)) < MAX_CHARACTERS + 10
+
+
+async def test_a_snapshot_is_bounded_whatever_pods_and_clients_are_called(tmp_path: Path) -> None:
+    """5,000 pods with the longest names, as many classes and decisions as fit: the rest is counted."""
+    page = Page(tmp_path, *(f"{number:04}" + "\x01" * 1000 for number in range(5000)))
+    for number in range(MAX_SERIES + 40):
+        page.serve("\x01" * 120 + f"{number:03}", workload="\x02" * 900 + f"{number:03}")
+    body = await page.source.snapshot()
+    found = msgspec.json.decode(body)
+    assert len(body) < MAX_PODS_BYTES + 512 * 1024
+    assert found["pods"] and len(found["pods"]) + found["pods_not_shown"] == 5000
+    assert len(found["decisions"]) == MAX_DECISIONS
+    rows = found["metrics"][REQUESTS]
+    assert len(rows) == MAX_SERIES + 1 and rows[-1] == [["other", "other"], [40.0]]
+
+
+async def test_requests_are_served_while_a_large_fleet_is_described(tmp_path: Path) -> None:
+    """Other tasks run after every slice of pods and after every metric."""
+    page = Page(tmp_path, *(f"pod-{number}" for number in range(500)))
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await page.source.snapshot()
+    counting.cancel()
+    assert turns > 500 // SLICE_PODS + 20
+
+
+async def test_the_parts_of_other_workers_are_added(tmp_path: Path) -> None:
+    """Counts are summed; decisions are merged by time."""
+    here = DecisionRow(id="theirs", at_s=4e9, model="m", pod="a", policy="mine")
+    part = WorkerPart({REQUESTS: [(("chat", "ok"), [5.0]), (("rag", "ok"), [2.0])]}, [here])
+    page = Page(tmp_path, "a", "b", others=(msgspec.msgpack.encode(part),))
+    page.serve("ours")
+    found = await page.shown()
+    assert found["workers"] == 2
+    assert found["metrics"][REQUESTS] == [[["chat", "ok"], [6.0]], [["rag", "ok"], [2.0]]]
+    assert [one["id"] for one in found["decisions"]] == ["theirs", "ours"]
+
+
+async def test_a_worker_reads_its_own_part_back(tmp_path: Path) -> None:
+    page = Page(tmp_path, "a", "b")
+    page.serve("ours")
+    part = await page.source.part()
+    doubled = await Page(tmp_path, "a", "b", others=(part, part)).shown()
+    assert doubled["metrics"][REQUESTS] == [[["chat", "ok"], [2.0]]]
+
+
+async def test_the_last_reload_is_shown(tmp_path: Path) -> None:
+    page = Page(tmp_path, "a")
+    assert (await page.shown())["policies"]["last_reload"] is None
+    (tmp_path / "mine.yaml").write_text("name: mine\nabout: x\npicker: 7\n")
+    await page.source.policies.reload()
+    found = (await page.shown())["policies"]
+    assert "mine.yaml:3" in found["error"] and "mine.yaml:3" in found["last_reload"]["error"]

@@ -1,0 +1,69 @@
+"""The operators' page over real connections: snapshots while requests are served, and an end when the router stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.stories.conftest import DEADLINE_S, Deploy
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+CHAT = [{"role": "user", "content": "Which pod holds my prefix? This question is long enough to fill a block or two."}]
+
+
+async def snapshots(client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+    """The snapshots of one viewer, until the router ends the stream."""
+    async with asyncio.timeout(DEADLINE_S), client.stream("GET", "/ui/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        async for line in answer.aiter_lines():
+            if line:
+                yield msgspec.json.decode(line.removeprefix("data: "))
+
+
+async def test_the_page_and_its_data_are_served(deploy: Deploy) -> None:
+    """The first snapshots have the pods, later ones the request, its decision and its tokens."""
+    async with deploy() as deployment:
+        page = await deployment.admin.get("/ui")
+        assert page.status_code == 200 and "sha256-" in page.headers["content-security-policy"]
+        assert page.text.startswith("<!doctype html>")
+        answer = await deployment.chat(CHAT)
+        async for found in snapshots(deployment.admin):
+            if found["decisions"] and "result" in found["decisions"][0]:
+                break
+        assert len(found["pods"]) == 2
+        assert found["models"] == ["demo"]
+        assert found["decisions"][0]["id"] == answer.headers["x-request-id"]
+        [[_, [tokens]]] = found["metrics"]["warmroute_prompt_tokens"]
+        assert tokens == answer.json()["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/events"])
+@pytest.mark.parametrize(
+    "header", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}]
+)
+async def test_a_web_page_of_another_origin_gets_nothing(deploy: Deploy, path: str, header: dict[str, str]) -> None:
+    async with deploy(pods=1, wait=False) as deployment:
+        assert (await deployment.admin.get(path, headers=header)).status_code == 403
+
+
+async def test_a_viewer_does_not_delay_the_end_of_the_router(deploy: Deploy) -> None:
+    """Its stream is completed, not cut off."""
+    async with (
+        deploy(pods=1, wait=False) as deployment,
+        httpx.AsyncClient(base_url=deployment.admin.base_url, timeout=DEADLINE_S) as client,
+    ):
+        watching = asyncio.create_task(_count(snapshots(client)))
+        await deployment.until(lambda: deployment.program.page_viewers == 1)
+        assert deployment.server is not None
+        deployment.server.should_exit = True
+        assert await asyncio.wait_for(watching, DEADLINE_S) >= 1
+
+
+async def _count(events: AsyncIterator[dict[str, Any]]) -> int:
+    return len([event async for event in events])
