@@ -163,7 +163,10 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
     canary = by_name["canary"]
     assert (canary["match"], canary["percent"], canary["shadow"]) == ({"stream": True}, 5, "mine")
     assert by_name["mine"]["match"] is by_name["mine"]["shadow"] is None
-    assert canary["costs"]["eviction"]["reuse"] == 1.5
+    assert (
+        canary["costs"]["eviction"]
+        == dict(router.policies.current().library["cost_aware"].costs)["eviction"].model_dump()
+    )
     assert canary["picker"] == {"lowest_cost": {"indifference_ms": 1.0}}
     (tmp_path / "mine.yaml").write_text(BASE + "filters:\n  max_waiting: {requests: 5}\n")
     await router.call("POST", "/admin/policies/reload")
