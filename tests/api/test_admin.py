@@ -17,8 +17,9 @@ from router.api.admin_commands import AdminCommands
 from router.api.live_page import SnapshotStream
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.cli.child_processes import JSON_CALL
+from router.config.load import shipped
 from router.config.pod_schema import PodConfig
-from router.config.policy_files import PolicyFolder
+from router.config.policy_files import PolicyFolder, load_policies
 from router.errors import ConfigError
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
@@ -163,10 +164,8 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
     canary = by_name["canary"]
     assert (canary["match"], canary["percent"], canary["shadow"]) == ({"stream": True}, 5, "mine")
     assert by_name["mine"]["match"] is by_name["mine"]["shadow"] is None
-    assert (
-        canary["costs"]["eviction"]
-        == dict(router.policies.current().library["cost_aware"].costs)["eviction"].model_dump()
-    )
+    shipped_costs = {name: term.model_dump() for name, term in load_policies(shipped("policies"))["cost_aware"].costs}
+    assert canary["costs"] == shipped_costs
     assert canary["picker"] == {"lowest_cost": {"indifference_ms": 1.0}}
     (tmp_path / "mine.yaml").write_text(BASE + "filters:\n  max_waiting: {requests: 5}\n")
     await router.call("POST", "/admin/policies/reload")
