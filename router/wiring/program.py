@@ -117,7 +117,20 @@ class Program:
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
         )
-        self._page = PageSource(
+        self._page = self._build_page()
+        self._snapshots = SnapshotStream(self._page.snapshot)
+        membership = self.pods.membership
+        self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
+        self._worker_sync = self._build_worker_sync(worker) if worker else None
+        self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
+        own = public_app(
+            self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
+        )
+        self.app = App(self._edge, own, build_gate(config))
+        self.admin = self._admin_app()
+
+    def _build_page(self) -> PageSource:
+        return PageSource(
             self.fleet,
             self.pods.ledger,
             self.pods.store,
@@ -130,16 +143,6 @@ class Program:
             self.pods.cluster.observe if self.pods.cluster else None,
             self._page_parts,
         )
-        self._snapshots = SnapshotStream(self._page.snapshot)
-        membership = self.pods.membership
-        self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
-        self._worker_sync = self._build_worker_sync(worker) if worker else None
-        self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
-        own = public_app(
-            self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
-        )
-        self.app = App(self._edge, own, build_gate(config))
-        self.admin = self._admin_app()
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
