@@ -35,20 +35,23 @@ class SnapshotStream:
         self._watched = asyncio.Event()
         self._tick = asyncio.Event()
         """Set when the next value is there, and replaced."""
-        self._latest: bytes | None = None
+        self._latest = b""
+        self._runs = False
         self.viewers = 0
 
     async def run(self) -> None:
         """Compute while there are viewers, until cancelled; then end their streams."""
+        self._runs = True
         try:
             while True:
                 await self._watched.wait()
                 self._publish(await self._compute())
                 await self._sleep(INTERVAL_S)
         finally:
-            self._publish(None)
+            self._runs = False
+            self._publish(b"")
 
-    def _publish(self, value: bytes | None) -> None:
+    def _publish(self, value: bytes) -> None:
         tick, self._tick, self._latest = self._tick, asyncio.Event(), value
         tick.set()
 
@@ -62,11 +65,10 @@ class SnapshotStream:
         self.viewers += 1
         self._watched.set()
         try:
-            while True:
+            while self._runs:
                 await self._tick.wait()
-                if self._latest is None:
-                    return
-                yield b"data: %b\n\n" % self._latest
+                if self._latest:
+                    yield b"data: %b\n\n" % self._latest
         finally:
             self.viewers -= 1
             if not self.viewers:

@@ -193,11 +193,6 @@ class Program:
             self._pools.close()
             await self.pods.close()
 
-    @property
-    def page_viewers(self) -> int:
-        """Open pages of operators at this process."""
-        return self._snapshots.viewers
-
     def summary(self) -> dict[str, Any]:
         """What this router serves, for the log."""
         return {

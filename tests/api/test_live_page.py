@@ -32,6 +32,7 @@ class Computed:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         task = asyncio.create_task(self.stream.run())
+        await asyncio.sleep(0)
         try:
             yield task
         finally:
@@ -113,6 +114,7 @@ def test_viewers_are_released_when_the_router_stops() -> None:
             await anext(events)
             task.cancel()
             assert [event async for event in events] == []
+            assert [event async for event in computed.stream.watch()] == [], "a page that is opened too late"
 
     run_virtually(main())
 
