@@ -87,7 +87,7 @@ class OpenAiEdge(HttpEdge):
         self._forms = Forms()
         self._serving = 0
         self._configured = configured
-        self._session_header = edge.session_header.lower().encode()
+        self._session_headers = tuple(name.encode() for name in edge.session_headers)
         self._tenant_header = edge.tenant_header.lower().encode()
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
@@ -222,11 +222,18 @@ class OpenAiEdge(HttpEdge):
             body=body,
             stream=bool(getattr(parsed, "stream", False)),
             tenant=_name(named, self._tenant_header),
-            session=_name(named, self._session_header) or getattr(parsed, "session_id", None) or "",
+            session=self._session(named) or getattr(parsed, "session_id", None) or "",
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt_fields(endpoint, parsed),
         )
+
+    def _session(self, named: Mapping[bytes, bytes]) -> str:
+        """The session id of the first header that has one; empty without one."""
+        for header in self._session_headers:
+            if named.get(header):
+                return _name(named, header)
+        return ""
 
     def _resolve(self, model: str) -> tuple[str, str]:
         found = self._fleet.resolve(model)

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from router.config.load import Strict
-from router.engines.forwarded_headers import unforwardable
+from router.engines.forwarded_headers import is_header_name, unforwardable
 from router.engines.forwarded_paths import changes_engine, unusable_path
 
 
@@ -30,6 +30,12 @@ def _forwarded_header(name: str) -> str:
     return name
 
 
+def _header_name(name: str) -> str:
+    if not is_header_name(name.lower()):
+        raise ValueError("must be the name of a header, such as x-session-id")
+    return name.lower()
+
+
 def _cors_origin(value: str) -> str:
     if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
         raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
@@ -39,6 +45,7 @@ def _cors_origin(value: str) -> str:
 ExtraPath = Annotated[str, AfterValidator(_extra_path)]
 ControlPath = Annotated[str, AfterValidator(_control_path)]
 ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
 
 
@@ -62,5 +69,7 @@ class Edge(Strict):
     are never forwarded unless they are named here; a request changes one pod only."""
     cors_origins: tuple[CorsOrigin, ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_header: str = "x-session-id"
+    session_headers: tuple[HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
+    """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
+    defaults are those of OpenCode, Codex and Claude Code."""
     tenant_header: str = "x-tenant-id"

@@ -50,10 +50,15 @@ PROXY_CLAIMS = frozenset(
 REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
 
 
+def is_header_name(name: str) -> bool:
+    """Whether this is the name of a header in lower case (RFC 9110 5.1)."""
+    return _NAME.fullmatch(name) is not None
+
+
 def unforwardable(name: str) -> str:
     """Why the operator cannot have this header forwarded; "" if possible."""
     key = name.encode()
-    if name != name.lower() or not _NAME.fullmatch(name):
+    if not is_header_name(name):
         return "must be the name of a header in lower case"
     if key in HOP_BY_HOP | REWRITTEN:
         return "is set by the router or belongs to one connection"

@@ -113,7 +113,7 @@ def tie_key_source(scene: Scene) -> str:
         blocks = key_block(len(scene.prompt.hashes), scene.shared_blocks) + 1
         return f"the first {blocks * scene.prompt.block_size_tokens:,} prompt tokens"
     if scene.request.session:
-        return "the session id (`edge.session_header`, or `session_id` of the body)"
+        return "the session id (`edge.session_headers`, or `session_id` of the body)"
     return "the request id"
 
 

@@ -268,7 +268,7 @@ def test_a_request_has_the_fields_that_routing_needs() -> None:
 
 def test_a_passed_through_request_has_tenant_and_session() -> None:
     """By the configured headers, in any case of letters."""
-    edge = make_edge(edge=Edge(tenant_header="X-Org", session_header="X-Chat"))
+    edge = make_edge(edge=Edge(tenant_header="X-Org", session_headers=("X-Chat",)))
     request = admitted(edge, FORWARDED, headers=[(b"x-org", b"t"), (b"x-chat", b"s")])
     assert (request.id, request.endpoint, request.tenant, request.session) == ("r", Endpoint.OTHER, "t", "s")
     assert (request.model, request.adapter) == ("m", "")
@@ -276,7 +276,13 @@ def test_a_passed_through_request_has_tenant_and_session() -> None:
 
 @pytest.mark.parametrize(
     ("place", "kept"),
-    [("session_id", "session"), ("cache_salt", "salt"), ("x-session-id", "session"), ("x-tenant-id", "tenant")],
+    [
+        ("session_id", "session"),
+        ("cache_salt", "salt"),
+        ("x-session-id", "session"),
+        ("x-tenant-id", "tenant"),
+        ("x-claude-code-session-id", "session"),
+    ],
 )
 def test_a_name_that_is_kept_has_a_limit(place: str, kept: str) -> None:
     """A longer one is refused with its place and the limit."""
@@ -315,6 +321,23 @@ def test_the_session_header_overrides_the_body() -> None:
     assert admitted(make_edge(), body, "/v1/chat/completions").session == "body"
     headers = [(b"x-session-id", b"header")]
     assert admitted(make_edge(), body, "/v1/chat/completions", headers).session == "header"
+
+
+@pytest.mark.parametrize("header", [b"x-session-id", b"session-id", b"x-claude-code-session-id"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_the_headers_of_coding_agents_name_the_session(header: bytes, path: str) -> None:
+    """By default, on every endpoint."""
+    body = {"model": "m", "messages": [{}], "input": "x"}
+    assert admitted(make_edge(), body, path, [(header, b"s")]).session == "s"
+
+
+def test_the_first_configured_session_header_that_is_present_counts() -> None:
+    """Not the first that was sent; an empty one counts as absent."""
+    body = {"model": "m", "messages": [{}], "session_id": "body"}
+    sent = [(b"x-claude-code-session-id", b"third"), (b"session-id", b"second"), (b"x-session-id", b"")]
+    assert admitted(make_edge(), body, Endpoint.CHAT, sent).session == "second"
+    edge = make_edge(edge=Edge(session_headers=()))
+    assert admitted(edge, body, Endpoint.CHAT, sent).session == "body"
 
 
 def test_an_unknown_model_is_told_from_one_without_pods() -> None:

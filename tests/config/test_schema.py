@@ -167,6 +167,13 @@ def test_headers_that_cannot_be_forwarded_are_refused(tmp_path: Path, name: str,
     assert forwarded == ("authorization", "cookie")
 
 
+@pytest.mark.parametrize("name", ["", "x session", "x-session-id:", "é"])
+def test_a_session_header_that_no_request_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    """With its place in the list."""
+    with pytest.raises(ConfigError, match=r"session_headers.*must be the name of a header"):
+        parsed(tmp_path, f"edge:\n  session_headers: [x-session-id, {name!r}]")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "router.example"])
 def test_an_admin_listener_for_others_needs_a_token(tmp_path: Path, host: str) -> None:
     """Unless it is a Unix socket."""

@@ -122,7 +122,7 @@ def test_the_sentence_names_the_key_that_decided_between_equal_costs() -> None:
     ]
     assert "costs the same, and a hash of the first 32 prompt tokens decided" in found[0]
     assert (
-        "costs the same, and a hash of the session id (`edge.session_header`, or `session_id` of the body)" in found[1]
+        "costs the same, and a hash of the session id (`edge.session_headers`, or `session_id` of the body)" in found[1]
     )
     assert "costs the same, and a hash of the request id decided" in found[2]
     assert not any("secret" in why for why in found)
