@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
@@ -21,6 +24,7 @@ from router.config.pod_keys import read_key
 from router.config.pod_tls import check_authority
 from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import error_message
+from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig
 from router.types import PodTls
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -89,7 +93,7 @@ class Permission:
         if error.status not in (401, 403):
             return f"{path}: {error.status or ''} {error}".replace("  ", " ")
         if error.status == 401:
-            return f"{path}: 401 {error}; the API server does not accept the token (api.token_file)"
+            return f"{path}: 401 {error}; the API server does not accept the credentials (discovery.kubernetes.api)"
         role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
         verbs = ", ".join(f'"{verb}"' for verb in self.verbs)
         refused = f"{verb} is not permitted: " if verb else ""
@@ -104,12 +108,15 @@ class KubeApi:
     it before a container starts, and the system's authorities must not stand in for it."""
 
     def __init__(self, api: KubernetesApi, connect: Connect) -> None:
-        self._api = api
-        self._url = api.url or _cluster_url()
-        ca_file = api.ca_file if self._url.startswith("https:") else ""
-        if ca_file:
-            _check_authority(ca_file)
-        self._server = connect(self._url, PodTls(ca_file=ca_file))
+        self._access = self._of_kubeconfig(Path(api.kubeconfig)) if api.kubeconfig else _access_of(api)
+        self._url = self._access.url
+        self._server = connect(self._url, self._access.tls)
+
+    def _of_kubeconfig(self, path: Path) -> KubeAccess:
+        """The access that a file describes. Copies of its certificates exist as long as this object."""
+        copies = mkdtemp(prefix="warmroute-")
+        weakref.finalize(self, shutil.rmtree, copies, ignore_errors=True)
+        return read_kubeconfig(path, Path(copies))
 
     def close(self) -> None:
         """Close idle connections; requests may follow."""
@@ -173,9 +180,18 @@ class KubeApi:
 
     def _credentials(self) -> dict[str, str]:
         try:
-            return {"authorization": f"Bearer {read_key(self._api.token_file)}"}
+            token = self._access.token or read_key(self._access.token_file)
+            return {"authorization": f"Bearer {token}"}
         except ConfigError:
             return {}  # the API server answers 401 if it needs one
+
+
+def _access_of(api: KubernetesApi) -> KubeAccess:
+    url = api.url or _cluster_url()
+    ca_file = api.ca_file if url.startswith("https:") else ""
+    if ca_file:
+        _check_authority(ca_file)
+    return KubeAccess(url, PodTls(ca_file=ca_file), api.token_file)
 
 
 def _check_authority(ca_file: str) -> None:
@@ -213,7 +229,7 @@ def _cluster_url() -> str:
     if not host:
         raise ConfigError(
             "discovery.kubernetes: this process does not run in a cluster (KUBERNETES_SERVICE_HOST is not set); "
-            "set discovery.kubernetes.api.url"
+            "set discovery.kubernetes.api.kubeconfig, or api.url"
         )
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
