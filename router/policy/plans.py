@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, RequestFacts, Transfer
+from router.policy.work_ahead import work_ahead_ms
 from router.types import (
     BlocksByTier,
     FleetSnapshot,
@@ -116,7 +117,7 @@ class Planner:
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """One on each pod, with the blocks that it holds itself."""
         scene, block, request, prompt_tokens = self.scene, self._block, self._request, self.prompt_tokens
-        inflight, steps = scene.inflight.get, scene.steps.get
+        inflight, steps, now_s = scene.inflight.get, scene.steps.get, scene.now_s
         holders = scene.match.blocks if scene.prompt else {}
         found: list[Placement] = []
         for status in statuses:
@@ -126,18 +127,20 @@ class Planner:
             if held := holders.get(pod_id):
                 cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
                 by_tier = _by_tier(held, cached_tokens, block)
-            load, our_decodes = status.load, work.decode_requests
+            load, step, our_decodes = status.load, steps(pod_id, _UNSEEN), work.decode_requests
+            fixed_ms = speed.fixed_ms(our_decodes, work.decode_tokens) if our_decodes else speed.c0_ms
             found.append(
                 Placement(
                     request=request,
                     pod=pod,
-                    fixed_ms=speed.fixed_ms(our_decodes, work.decode_tokens) if our_decodes else speed.c0_ms,
+                    fixed_ms=fixed_ms,
                     cached_tokens=cached_tokens,
                     own_tokens=cached_tokens,
                     held_tokens=by_tier,
                     load=load,
                     inflight=work,
-                    step=steps(pod_id, _UNSEEN),
+                    step=step,
+                    work_ahead_ms=work_ahead_ms(work, step, speed, fixed_ms, now_s) if work is not _IDLE else 0.0,
                     decoding_requests=our_decodes if our_decodes > load.running else load.running,
                 )
             )

@@ -84,6 +84,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     load: PodLoad = PodLoad()
     inflight: InFlight = InFlight()
     step: StepBegan = StepBegan()
+    work_ahead_ms: float = 0.0
+    """Time until the pod can start on this prompt, without the requests of others: see `work_ahead`."""
     decoding_requests: int = 0
     """Requests that decode there by the last scrape or by our ledger, the larger of the two: a scrape lags, a ledger
     does not include other routers."""

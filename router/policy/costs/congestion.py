@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 
-from router.policy.costs.queue import work_ahead_inputs, work_ahead_ms
 from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, prompt_inputs
+from router.policy.work_ahead import work_ahead_inputs
 from router.types import Congestion
 
 MIN_IDLE_SHARE = 0.05
@@ -51,7 +51,7 @@ class CongestionTerm(CostTerm):
             if p < shared_tokens:
                 p = shared_tokens
             x_ms = (n - p) * (speed.c1_ms_per_token + speed.c2_ms_per_token2 * (n + p))
-            costs_ms.append(x_ms * (pod * (work_ahead_ms(at) + x_ms / 2) + fleet_ms))
+            costs_ms.append(x_ms * (pod * (at.work_ahead_ms + x_ms / 2) + fleet_ms))
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.costs.queue import work_ahead_inputs, work_ahead_ms
 from router.policy.term import CostTerm, Input, Placement, Side, transfer_inputs
+from router.policy.work_ahead import work_ahead_inputs
 
 
 class TransferTerm(CostTerm):
@@ -24,7 +24,7 @@ class TransferTerm(CostTerm):
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [max(at.pull.transfer_ms - work_ahead_ms(at), 0.0) if at.pull else 0.0 for at in placements]
+        return [max(at.pull.transfer_ms - at.work_ahead_ms, 0.0) if at.pull else 0.0 for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         if at.pull:

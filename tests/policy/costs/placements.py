@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from router.policy.term import Placement, RequestFacts
-from router.types import InFlight, Links, PodLoad
+from router.policy.work_ahead import work_ahead_ms
+from router.types import InFlight, Links, PodLoad, StepBegan
 from tests.policy.scenes import SPEED, pod, scene
 
 KV_BYTES = 1000
@@ -27,11 +28,12 @@ def at(**facts: Any) -> Placement:
     speed, work, load = facts.pop("speed", SPEED), facts.get("inflight", InFlight()), facts.get("load", PodLoad())
     capacity_tokens = facts.pop("capacity_tokens", None)
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
+    fixed_ms = facts.setdefault("fixed_ms", speed.fixed_ms(work.decode_requests, work.decode_tokens))
     usual: dict[str, Any] = {
         "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES, capacity_tokens=capacity_tokens),
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
-        "fixed_ms": speed.fixed_ms(work.decode_requests, work.decode_tokens),
+        "work_ahead_ms": work_ahead_ms(work, facts.get("step", StepBegan()), speed, fixed_ms, request["now_s"]),
         "decoding_requests": max(work.decode_requests, load.running),
     }
     return Placement(request=RequestFacts(**request), **(usual | facts))

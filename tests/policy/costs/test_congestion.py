@@ -6,7 +6,6 @@ import pytest
 
 from router.policy.costs.congestion import CongestionTerm
 from router.policy.costs.eviction import MAX_DELAY, EvictionTerm
-from router.policy.costs.queue import work_ahead_ms
 from router.policy.term import Placement
 from router.types import Congestion, InFlight
 from tests.policy.costs.placements import at
@@ -31,7 +30,7 @@ def test_a_prompt_delays_those_behind_it_on_its_pod() -> None:
     """K x (W + x / 2), by hand: 100 ms of work ahead."""
     placed = busy_at(inflight=InFlight(1, 1, 5000, 100.0), cached_tokens=400)
     x_ms = SPEED.compute_ms(400, 1000)
-    assert work_ahead_ms(placed) == 100.0
+    assert placed.work_ahead_ms == 100.0
     expected_ms = REACHED_PER_MS * x_ms * (100.0 + x_ms / 2)
     assert CongestionTerm(pod=1.0, fleet=0.0).cost_ms(placed) == pytest.approx(expected_ms)
 
