@@ -11,7 +11,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis promtool live live-k8s fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis promtool live live-k8s live-ui fuzz mutants lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -42,6 +42,10 @@ live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX5
 live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built once from Debian's packages: minutes
 	tests/live_k8s/install.sh
 	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
+
+live-ui: $(VENV)/.ready      ## the operators' page in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: two minutes
+	tests/live_ui/install.sh
+	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_ui
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour
