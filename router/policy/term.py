@@ -152,7 +152,7 @@ class CostTerm(Configurable, ABC):
 
     @abstractmethod
     def costs_ms(self, placements: Sequence[Placement]) -> Sequence[float]:
-        """Expected milliseconds of each placement; never below 0 unless the term's docstring states why.
+        """Expected milliseconds of each placement of one request; never below 0 unless the term's docstring states why.
 
         One call for all placements takes two thirds of the time of one call for each."""
 

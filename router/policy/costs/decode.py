@@ -26,12 +26,14 @@ class DecodeTerm(CostTerm):
     weight: NonNegativeFloat = 0.25
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        weight, costs_ms = self.weight, []
+        if not placements:
+            return []
+        weighted_tokens, costs_ms = self.weight * placements[0].request.output_tokens, []
         for at in placements:
             speed = at.pod.speed
             step_ms = speed.d1_ms_per_request * at.decoding_requests
             step_ms += speed.d2_ms_per_context_token * at.inflight.context_tokens
-            costs_ms.append(weight * at.request.output_tokens * step_ms)
+            costs_ms.append(weighted_tokens * step_ms)
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:

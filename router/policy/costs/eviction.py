@@ -9,6 +9,7 @@ from pydantic import NonNegativeFloat
 
 from router.policy.costs.congestion import congestion_inputs, prompts_reached_per_ms
 from router.policy.term import CostTerm, Input, Placement, Side
+from router.types import Congestion
 
 MAX_DELAY = 100.0
 """Maximum delay of other prompts that counts, in ms for each ms of compute."""
@@ -39,13 +40,16 @@ class EvictionTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         if not placements:
             return []
-        reuse = self.reuse + self.learnt * placements[0].request.scene.learnt_reuse
-        reuse, costs_ms = reuse * (1 + self.congestion * self._delay(placements[0])), []
+        request, costs_ms = placements[0].request, []
+        n, shared_tokens = request.prompt_tokens, request.shared_tokens
+        reuse = self.reuse + self.learnt * request.scene.learnt_reuse
+        if self.congestion:
+            reuse *= 1 + self.congestion * self._delay(request.scene.congestion)
         for at in placements:
-            request, held_tokens = at.request, at.own_tokens
-            if held_tokens < request.shared_tokens:
-                held_tokens = request.shared_tokens
-            costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (request.prompt_tokens - held_tokens))
+            held_tokens = at.own_tokens
+            if held_tokens < shared_tokens:
+                held_tokens = shared_tokens
+            costs_ms.append(reuse * at.pod.speed.c1_ms_per_token * (n - held_tokens))
         return costs_ms
 
     def inputs(self, at: Placement) -> Iterator[Input]:
@@ -58,7 +62,6 @@ class EvictionTerm(CostTerm):
         if self.congestion:
             yield from congestion_inputs(at)
 
-    def _delay(self, at: Placement) -> float:
+    def _delay(self, congestion: Congestion) -> float:
         """Delay of other prompts, in ms for each ms of compute."""
-        congestion = at.request.scene.congestion
         return min(prompts_reached_per_ms(congestion) * congestion.backlog_ms, MAX_DELAY)

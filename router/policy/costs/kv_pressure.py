@@ -30,18 +30,20 @@ class KvPressureTerm(CostTerm):
     weight: NonNegativeFloat = 0.3
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        weight, costs_ms = self.weight, []
+        if not placements:
+            return []
+        weight, request, costs_ms = self.weight, placements[0].request, []
+        needed_tokens = request.prompt_tokens + request.output_tokens
         for at in placements:
-            pod, load, work, capacity_tokens = at.pod, at.load, at.inflight, at.pod.capacity_tokens
-            if not capacity_tokens:
+            pod, load, work = at.pod, at.load, at.inflight
+            if not (capacity_tokens := pod.capacity_tokens):
                 costs_ms.append(0.0)
                 continue
-            used, at_engine = load.kv_usage, load.running + load.waiting
-            if 0 < at_engine < work.requests:
-                used *= work.requests / at_engine
+            used, at_engine, requests = load.kv_usage, load.running + load.waiting, work.requests
+            if 0 < at_engine < requests:
+                used *= requests / at_engine
             used += work.prefill_tokens / capacity_tokens
             pressure = used / (1 - used) if used < MAX_USED else MAX_USED / (1 - MAX_USED)
-            needed_tokens = at.request.prompt_tokens + at.request.output_tokens
             costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)
         return costs_ms
 
