@@ -1,8 +1,8 @@
-"""Refuses forms that have fields which steer the engine.
+"""Reads the model of a form, and refuses forms that have fields which steer the engine.
 
-Forms are forwarded unread, because they carry audio and images, and parsers differ. So only forms that have one meaning
-are accepted: as clients write them, without anything that two parsers could read in two ways. Large forms are checked
-in slices between which the event loop runs.
+Forms are forwarded as they are, because they carry audio and images, and parsers differ. So only forms that have one
+meaning are accepted: as clients write them, without anything that two parsers could read in two ways. Large forms are
+checked in slices between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import count
 
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest, shortened
-from router.types import Endpoint
+from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MAX_PARTS = 1000
 """As many fields as the engines' parser accepts."""
@@ -48,28 +48,41 @@ def declares_form(content_type: bytes) -> bool:
 
 
 class Forms:
-    """Checks forms; large ones one after the other."""
+    """Reads and checks forms; large ones one after the other. `trusted`: clients may steer engines, and send forms that
+    the router cannot read."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusted: bool = False) -> None:
+        self._trusted = trusted
+        self._refused: frozenset[bytes] = frozenset() if trusted else _REFUSED
         self._turn = asyncio.Lock()
 
-    async def check(self, endpoint: Endpoint, body: bytes, content_type: bytes) -> None:
-        """Raises `MalformedRequest` for a form that is not accepted. `content_type`: as the client sent it."""
-        if endpoint is not Endpoint.OTHER:
-            raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON with content-type: application/json.")
-        steps = form_check(body, content_type)
-        if len(body) <= SLICE_BYTES:
-            for _ in steps:
-                pass
-            return
+    async def model(self, endpoint: Endpoint, body: bytes, content_type: bytes) -> str:
+        """The value of the field `model`; "" without one. Raises `MalformedRequest` for a form that is not accepted.
+        `content_type`: as the client sent it."""
+        try:
+            if endpoint is not Endpoint.OTHER:
+                raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON (content-type: application/json).")
+            return _only_name(await self._found(form_check(body, content_type, self._refused), len(body)))
+        except MalformedRequest:
+            if self._trusted:
+                return ""
+            raise
+
+    async def _found(self, steps: Iterator[bytes], size_bytes: int) -> list[bytes]:
+        if size_bytes <= SLICE_BYTES:
+            return [found for found in steps if found]
+        models = []
         async with self._turn:
-            for _ in steps:
+            for found in steps:
+                if found:
+                    models.append(found)
                 await asyncio.sleep(0)
+        return models
 
 
-def form_check(body: bytes, content_type: bytes) -> Iterator[None]:
-    """Check the form in steps. Raises `MalformedRequest` for a field that steers the engine, or for anything that is
-    not written as usual."""
+def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _REFUSED) -> Iterator[bytes]:
+    """Check the form in steps. A step yields the beginning of the value of a field `model`, or b"". Raises
+    `MalformedRequest` for a field in `refused`, or for anything that is not written as usual."""
     delimiter = b"--" + _boundary(content_type)
     if not body.startswith(delimiter):
         raise MalformedRequest("The form must begin with -- and the boundary of its content type.")
@@ -86,7 +99,10 @@ def form_check(body: bytes, content_type: bytes) -> Iterator[None]:
             raise MalformedRequest("The form does not end with its closing boundary: -- boundary --.")
         if not body.startswith(b"\r\n", start) or not body.startswith(b"\r\n", end - 2):
             raise MalformedRequest(f"Part {number} of the form has the boundary inside a line.")
-        _check_field(_name(body, start + 2, end - 2, number))
+        name, value_start = _name(body, start + 2, end - 2, number)
+        _check_field(name, refused)
+        if name == b"model":
+            yield body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)]
         start = end + len(delimiter)
 
 
@@ -100,19 +116,19 @@ def _boundary(content_type: bytes) -> bytes:
     return found[2]
 
 
-def _next_delimiter(body: bytes, delimiter: bytes, start: int) -> Generator[None, None, int]:
+def _next_delimiter(body: bytes, delimiter: bytes, start: int) -> Generator[bytes, None, int]:
     """The place of the next delimiter; -1 if there is none. Yields after each slice."""
     while start < len(body):
         found = body.find(delimiter, start, start + SLICE_BYTES + len(delimiter) - 1)
-        yield
+        yield b""
         if found >= 0:
             return found
         start += SLICE_BYTES
     return -1
 
 
-def _name(body: bytes, start: int, end: int, number: int) -> bytes:
-    """The field's name in the head of a part. `number`: of the part."""
+def _name(body: bytes, start: int, end: int, number: int) -> tuple[bytes, int]:
+    """The field's name in the head of a part, and where its value begins. `number`: of the part."""
     head_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_HEAD_BYTES))
     if head_end < 0:
         raise MalformedRequest(
@@ -128,7 +144,7 @@ def _name(body: bytes, start: int, end: int, number: int) -> bytes:
         found[key] = plain
     if b"content-disposition" not in found:
         raise _unusual(number, b"")
-    return found[b"content-disposition"]["name"]
+    return found[b"content-disposition"]["name"], head_end + 4
 
 
 def _unusual(number: int, line: bytes) -> MalformedRequest:
@@ -139,15 +155,29 @@ def _unusual(number: int, line: bytes) -> MalformedRequest:
     )
 
 
-def _check_field(name: bytes) -> None:
+def _check_field(name: bytes, refused: frozenset[bytes]) -> None:
     base = name.partition(b"[")[0]
-    if base in _REFUSED:
+    if base in refused:
         field = base.decode()
         raise MalformedRequest(
             f"The form field `{field}` steers the engine and is accepted only from trusted clients "
             "(edge.trust_engine_fields).",
             param=field,
         )
+
+
+def _only_name(models: list[bytes]) -> str:
+    """The one name in the list; "" if it is empty."""
+    if len(models) > 1:
+        raise MalformedRequest("The form has several fields `model`; send one.", param="model")
+    value = models[0] if models else b""
+    try:
+        name = value.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedRequest("The form field `model` is not UTF-8.", param="model") from error
+    if len(value) > MAX_NAME_CHARACTERS:
+        raise MalformedRequest(f"The form field `model` has more than {MAX_NAME_CHARACTERS} bytes.", param="model")
+    return name
 
 
 def _shown(given: bytes) -> str:

@@ -84,7 +84,7 @@ class OpenAiEdge(HttpEdge):
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
         self._large_bodies = LargeBodies(limits.max_json_items)
-        self._forms = Forms()
+        self._forms = Forms(trusted=edge.trust_engine_fields)
         self._serving = 0
         self._configured = configured
         self._session_headers = tuple(name.encode() for name in edge.session_headers)
@@ -143,8 +143,10 @@ class OpenAiEdge(HttpEdge):
             return None
         endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
         try:
-            if is_form and not self._edge.trust_engine_fields:
-                await self._forms.check(endpoint, body, content_type)
+            if is_form:
+                model = await self._forms.model(endpoint, body, content_type)
+                if model:
+                    return self.inference(endpoint, received.named, body, request_id, model)
             return await self.read(endpoint, received.named, body, request_id)
         except RouterError as error:
             received.refusal = error
@@ -204,14 +206,15 @@ class OpenAiEdge(HttpEdge):
         send_error(client, error, (b"x-request-id", request_id.encode()), names_pods=names_pods)
 
     def inference(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, form_model: str = ""
     ) -> InferenceRequest:
-        """The request to route: `Endpoint.OTHER` by its model alone. Raises `ClientError` or `NoReadyPod`."""
+        """The request to route: `Endpoint.OTHER` by its model alone, which is `form_model` if the body is a form.
+        Raises `ClientError` or `NoReadyPod`."""
         if endpoint is Endpoint.OTHER:
-            parsed = read_other(body)
+            parsed = None if form_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
-        base, adapter = self._resolve(parsed.model if parsed else self._only_model())
+        base, adapter = self._resolve(parsed.model if parsed else form_model or self._only_model())
         if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
         return InferenceRequest(
@@ -246,7 +249,9 @@ class OpenAiEdge(HttpEdge):
     def _only_model(self) -> str:
         served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
         if len(served) != 1:
-            raise MalformedRequest("Set `model` in a JSON body: this router serves several models.", param="model")
+            raise MalformedRequest(
+                "Set `model` in a JSON body or a form: this router serves several models.", param="model"
+            )
         return served.pop()
 
 

@@ -102,7 +102,7 @@ class EdgeToPod(OpenAiEdge):
     """Reads no body."""
 
     def inference(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, form_model: str = ""
     ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from router.api.form_fields import MAX_HEAD_BYTES, MAX_PARTS, SLICE_BYTES, Forms, declares_form, form_check
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.types import Endpoint
+from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MULTIPART = b"multipart/form-data; boundary=b"
 URLENCODED = b"application/x-www-form-urlencoded"
@@ -34,6 +34,41 @@ def check(body: bytes, content_type: bytes = MULTIPART) -> int:
 
 def named(name: bytes, more: bytes = b"") -> bytes:
     return b'Content-Disposition: form-data; name="%b"%b' % (name, more)
+
+
+# --- the model ---
+
+
+def model_in(body: bytes, *, trusted: bool = False) -> str:
+    return asyncio.run(Forms(trusted=trusted).model(Endpoint.OTHER, body, MULTIPART))
+
+
+@pytest.mark.parametrize("size_bytes", [5, 2 * SLICE_BYTES])
+def test_the_model_of_a_form_is_read(size_bytes: int) -> None:
+    """Also behind a large file. Without the field it is empty; a field with another name is not read."""
+    file = form(named(b"file", b'; filename="a"')).replace(b"value", b"-" * size_bytes)[: -len(b"--b--\r\n")]
+    assert model_in(file + form(MODEL).replace(b"value", "Ünit/7b".encode())) == "Ünit/7b"
+    assert model_in(file + form(named(b"model[]"), named(b"models"), named(b"MODEL"))) == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (form(MODEL, MODEL), "several fields `model`"),
+        (form(MODEL).replace(b"value", b"\xff"), "not UTF-8"),
+        (form(MODEL).replace(b"value", b"m" * (MAX_NAME_CHARACTERS + 1)), f"more than {MAX_NAME_CHARACTERS} bytes"),
+    ],
+)
+def test_a_model_that_parsers_may_read_in_two_ways_is_refused(body: bytes, problem: str) -> None:
+    """Or one that is too long. That of a trusted client counts as absent."""
+    with pytest.raises(MalformedRequest, match=problem) as caught:
+        model_in(body)
+    assert caught.value.param == "model"
+    assert model_in(body, trusted=True) == ""
+
+
+def test_the_model_of_a_trusted_client_is_read_with_fields_that_steer() -> None:
+    assert model_in(form(named(b"priority"), MODEL), trusted=True) == "value"
 
 
 # --- what is refused ---
@@ -151,7 +186,7 @@ def test_a_form_has_a_bounded_number_of_parts() -> None:
 async def test_endpoints_of_json_take_no_forms(endpoint: Endpoint) -> None:
     """An engine might read the form where the router reads JSON."""
     with pytest.raises(MalformedRequest, match="application/json"):
-        await Forms().check(endpoint, form(MODEL), MULTIPART)
+        await Forms().model(endpoint, form(MODEL), MULTIPART)
 
 
 # --- what clients send ---
@@ -373,7 +408,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_large_form_is_searched_once_and_in_slices(case: str) -> None:
-    """No step reads more than a slice; all steps together read the body once, and each head."""
+    """No step reads more than a slice; all steps together read the body once, and each head and model."""
     content, content_type = HOSTILE[case]
     body, steps = Watched(content), 0
     try:
@@ -382,15 +417,15 @@ def test_a_large_form_is_searched_once_and_in_slices(case: str) -> None:
     except MalformedRequest:
         pass
     assert max(body.spans, default=0) <= SLICE_BYTES + len(b"--b")
-    assert steps <= len(body) // SLICE_BYTES + 1 + MAX_PARTS
+    assert steps <= len(body) // SLICE_BYTES + 1 + 2 * MAX_PARTS
     assert (len(body.spans) == 0) == (content_type == URLENCODED)
 
 
 @pytest.mark.anyio
 async def test_the_event_loop_runs_between_the_steps_of_a_large_form() -> None:
     """Other requests go on."""
-    body = form(MODEL).replace(b"value", b"-" * 8 * SLICE_BYTES)
-    checked = asyncio.ensure_future(Forms().check(Endpoint.OTHER, body, MULTIPART))
+    body = form(named(b"file")).replace(b"value", b"-" * 8 * SLICE_BYTES)
+    checked = asyncio.ensure_future(Forms().model(Endpoint.OTHER, body, MULTIPART))
     turns = 0
     while not checked.done():
         turns += 1

@@ -223,6 +223,29 @@ def test_other_forms_are_forwarded_unchanged() -> None:
     assert forwarded[0] is client.received.body
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_form_is_routed_by_its_model(trusted: bool) -> None:
+    """Where several are served, also by the name of an adapter; an unknown one is a 404, and none a 400."""
+    routed: list[tuple[str, str]] = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        routed.append((context.request.model, context.request.adapter))
+
+    edge = make_edge(POD, OTHER_POD, forward=forward, edge=Edge(trust_engine_fields=trusted))
+
+    def send(field: bytes, value: bytes) -> Client:
+        client = Client()
+        body = (FORM % field).replace(b"{}", value)
+        client.received = received(body, path="/v1/audio/transcriptions", headers=[MULTIPART])
+        return served(edge, client)
+
+    for name in (b"m", b"lora"):
+        send(b"model", name)
+    assert routed == [("m", ""), ("m", "lora")]
+    assert send(b"model", b"gone").status == 404
+    assert send(b"prompt", b"m").status == 400
+
+
 def test_several_content_types_are_refused() -> None:
     """An engine might read another one than the router."""
     request = received(b"{}", headers=[(b"content-type", b"application/json"), MULTIPART])
