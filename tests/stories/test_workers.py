@@ -172,6 +172,7 @@ async def test_two_workers_serve_as_one_router_until_both_are_drained(router: Ro
     async with router.clients() as clients:
         one, two = clients.values()
         await one_index_and_journal(one, two)
+        await one_page(router)
         async with stream(one, "winds", 200) as answer:
             pod = answer.headers["x-warmroute-pod"]
             assert await seen(two, in_flight=1) == [pod]
@@ -207,6 +208,17 @@ async def one_index_and_journal(one: Worker, two: Worker) -> None:
             explained = await worker.admin.get(f"/admin/explain/{request_id}")
             assert explained.json()["explanation"]["request_id"] == request_id
         assert (await worker.admin.get("/admin/explain/none")).status_code == 404
+
+
+async def one_page(router: Router) -> None:
+    """Any worker shows the requests and decisions of both."""
+    client = httpx.AsyncClient(base_url=router.admin_url, timeout=DEADLINE_S)
+    async with client, asyncio.timeout(DEADLINE_S), client.stream("GET", "/ui/events") as answer:
+        line = await anext(answer.aiter_lines())
+    shown = json.loads(line.removeprefix("data: "))
+    assert shown["workers"] == WORKERS
+    assert len(shown["decisions"]) == WORKERS
+    assert sum(numbers[0] for _, numbers in shown["metrics"]["warmroute_class_requests"]) == WORKERS
 
 
 async def one_breaker(router: Router, one: Worker, two: Worker) -> None:
