@@ -1,8 +1,9 @@
 """How busy are pods with computing prompts?
 
 The ledger reports bookings and the begin and end of each pod's work on prompts. Rates and busy shares are averages with
-exponential decay. They start as if the pod had been idle for `COLD_START_S`. Pods are combined when a request reads
-them, so a pod that has left the fleet has left the means.
+exponential decay, which is applied at most every `STEP_S`: an error below `STEP_S / WINDOW_S`, 0.1 %. They start as if
+the pod had been idle for `COLD_START_S`. Pods are combined when a request reads them, so a pod that has left the fleet
+has left the means.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from router.types import Congestion, FleetSnapshot, InFlight, PodId, PodState, R
 
 WINDOW_S = 120.0
 """Time constant of the averages."""
+STEP_S = 0.1
+"""Bookings and changes decay the averages of their pod at most this often."""
 COLD_START_S = 10.0
 """Idle time that a new pod's averages start with."""
 REFRESH_S = 0.05
@@ -25,13 +28,21 @@ MAX_PODS = 4096
 
 
 class _Averages(msgspec.Struct, gc=False):
-    """Of one pod, decayed to `at_s`."""
+    """Of one pod, decayed to `at_s`. `observed_s`: the decayed length of the time that they cover."""
 
     since_s: float
     at_s: float
+    observed_s: float = 0.0
     prompts: float = 0.0
     busy_s: float = 0.0
     busy: bool = False
+
+    def set_busy(self, busy: bool, now_s: float) -> None:
+        if now_s - self.at_s >= STEP_S:
+            self.decay(now_s)
+        # The next decay counts the time since `at_s` as the state then is; this corrects for the part before now.
+        self.busy_s += self.at_s - now_s if busy else now_s - self.at_s
+        self.busy = busy
 
     def decay(self, now_s: float) -> None:
         if now_s <= self.at_s:
@@ -40,10 +51,7 @@ class _Averages(msgspec.Struct, gc=False):
         self.prompts *= kept
         self.busy_s = self.busy_s * kept + (WINDOW_S * (1 - kept) if self.busy else 0.0)
         self.at_s = now_s
-
-    def observed_s(self) -> float:
-        """The decayed length of the time that the averages cover."""
-        return WINDOW_S * (1 - exp((self.since_s - self.at_s) / WINDOW_S))
+        self.observed_s = WINDOW_S * (1 - exp((self.since_s - now_s) / WINDOW_S))
 
 
 class CongestionEstimator:
@@ -57,9 +65,11 @@ class CongestionEstimator:
     def booked(self, pod: PodId, now_s: float) -> None:
         """A prompt is sent to `pod`, which is busy from now on."""
         averages = self._pods.get(pod) or self._add(pod, now_s)
-        averages.decay(now_s)
+        if now_s - averages.at_s >= STEP_S:
+            averages.decay(now_s)
         averages.prompts += 1
-        averages.busy = True
+        if not averages.busy:
+            averages.set_busy(True, now_s)
 
     def set_busy(self, pod: PodId, busy: bool, now_s: float) -> None:
         """`pod` has a prompt without a first token, of any router, or has none. Idempotent."""
@@ -67,13 +77,12 @@ class CongestionEstimator:
         if averages is None and busy:
             averages = self._add(pod, now_s)
         if averages is not None and averages.busy is not busy:
-            averages.decay(now_s)
-            averages.busy = busy
+            averages.set_busy(busy, now_s)
 
     def prompts_per_s(self, pod: PodId) -> float:
         """Rate of the prompts booked on the pod, as of the last change."""
         averages = self._pods.get(pod)
-        return averages.prompts / averages.observed_s() if averages and averages.prompts else 0.0
+        return averages.prompts / averages.observed_s if averages and averages.prompts else 0.0
 
     def means(self, fleet: FleetSnapshot, model: str, inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
         """Of the ready pods that serve `model` and compute prompts. `inflight`: the work of all routers. O(pods), but
@@ -93,7 +102,7 @@ class CongestionEstimator:
             work, averages = inflight.get(pod), self._pods.get(pod)
             if averages:
                 averages.decay(now_s)
-                busy += averages.busy_s / averages.observed_s()
+                busy += averages.busy_s / averages.observed_s
             if work:
                 backlog_ms += work.queue_ms(now_s)
             prompts_per_s += work.prompts_per_s if work else self.prompts_per_s(pod)
@@ -104,7 +113,8 @@ class CongestionEstimator:
         if len(self._pods) >= MAX_PODS:
             recent = sorted(self._pods.items(), key=lambda one: one[1].at_s)[MAX_PODS // 2 :]
             self._pods = dict(recent)
-        averages = self._pods[pod] = _Averages(now_s - COLD_START_S, now_s)
+        averages = self._pods[pod] = _Averages(now_s - COLD_START_S, now_s - COLD_START_S)
+        averages.decay(now_s)
         return averages
 
 

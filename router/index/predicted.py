@@ -228,8 +228,8 @@ class PredictedIndex:
     def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> list[BlockHash]:
         """The dropped blocks."""
         found: list[BlockHash] = []
-        while len(found) < blocks:
-            found.extend(self._drop_tail(pod, dispatched, blocks - len(found)))
+        while (missing := blocks - len(found)) > 0:
+            found += self._drop_tail(pod, dispatched, missing)
         return found
 
     def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:

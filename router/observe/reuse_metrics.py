@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
@@ -17,8 +19,8 @@ class ReuseMetrics:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self._interval_s = Histogram(r, of_requests.REUSE_INTERVAL_S)
-        self._used_s: dict[BlockHash, float] = {}
-        """Oldest use first."""
+        self._used_s: OrderedDict[BlockHash, float] = OrderedDict()
+        """Oldest use first. Finding the first key of a `dict` takes 6 us after many removals."""
 
     def add(self, model: str, key: BlockHash, now_s: float) -> None:
         """Add a use of the prefix whose last block is `key`; 0 for a prompt without blocks."""
@@ -29,4 +31,4 @@ class ReuseMetrics:
         if used_s is not None:
             self._interval_s.labels(model).observe(now_s - used_s)
         elif len(self._used_s) > MAX_PREFIXES:
-            del self._used_s[next(iter(self._used_s))]
+            self._used_s.popitem(last=False)

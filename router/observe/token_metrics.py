@@ -54,28 +54,30 @@ class TokenMetrics:
         """Add one served prompt with the blocks of each holder. `labels`: model, class and policy. O(holders)."""
         assert ended.served is not None
         plan, captured, block = ended.served.plan, ended.served.cached_tokens, prompt.generation.block_size_tokens
+        tokens, reported = ended.prompt_tokens, ended.cached_tokens
         longest = max(match.values(), key=sum) if match else _NOTHING
         blocks = sum(longest)
+        held_tokens = blocks * block
         if isinstance(plan, Split):
             kind, own = "split", match.get(plan.prefill.id, _NOTHING)
         else:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
         series = self._series.get(labels) or self._new_series(labels)
         all_, available, captured_, delivered = self._tenant_series.get(tenant) or self._new_tenant(tenant)
-        series.prompt.value += ended.prompt_tokens
-        all_.value += ended.prompt_tokens
+        series.prompt.value += tokens
+        all_.value += tokens
         if blocks:
-            _add(series.available, longest, blocks * block, block)
-            available.value += blocks * block
+            _add(series.available, longest, held_tokens, block)
+            available.value += held_tokens
         if captured:
             _add(series.captured, own, captured, block)
             captured_.value += captured
-        if ended.cached_tokens is not None:
-            series.reported.value += ended.prompt_tokens
-            series.delivered.value += ended.cached_tokens
-            delivered.value += ended.cached_tokens
-            series.error.observe(abs(ended.cached_tokens - captured))
-        series.depth.observe(blocks * block)
+        if reported is not None:
+            series.reported.value += tokens
+            series.delivered.value += reported
+            delivered.value += reported
+            series.error.observe(abs(reported - captured))
+        series.depth.observe(held_tokens)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
         self._decisions.labels(labels[2], kind, reason).value += 1
 
