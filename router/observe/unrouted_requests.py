@@ -5,6 +5,7 @@ from __future__ import annotations
 from router.errors import shortened
 from router.observe.log import RequestLine, RequestLog
 from router.observe.metrics import Metrics
+from router.observe.receipts import CLIENT_GONE
 
 MAX_ERROR_CHARACTERS = 500
 
@@ -21,6 +22,8 @@ class UnroutedRequests:
     ) -> None:
         """Record one. `model` is its label: a configured name, else ""."""
         self._metrics.requests.labels(endpoint, model, result).inc()
+        if result == CLIENT_GONE:
+            self._metrics.cancellations.labels("admit").inc()
         if self._log is not None:
             line = RequestLine(
                 id=request_id or None,
