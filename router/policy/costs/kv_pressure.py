@@ -11,6 +11,7 @@ from router.policy.term import CostTerm, Input, Placement, Side, kv_inputs
 
 MAX_USED = 0.95
 """A fuller pod counts as this full."""
+MAX_PRESSURE = MAX_USED / (1 - MAX_USED)
 
 
 class KvPressureTerm(CostTerm):
@@ -43,7 +44,7 @@ class KvPressureTerm(CostTerm):
             if 0 < at_engine < requests:
                 used *= requests / at_engine
             used += work.prefill_tokens / capacity_tokens
-            pressure = used / (1 - used) if used < MAX_USED else MAX_USED / (1 - MAX_USED)
+            pressure = used / (1 - used) if used < MAX_USED else MAX_PRESSURE
             costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)
         return costs_ms
 
