@@ -40,6 +40,7 @@ from router.cli.child_processes import (
     temporary_folder,
 )
 from router.cli.load_driver import RequestResult, drive
+from router.cli.options import writable
 from router.feeds.discovery.deletion_costs import ANNOTATION
 from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from tests.feeds.discovery.fake_kubernetes import PODS, FakeKubernetes
@@ -98,7 +99,7 @@ def main(
     seeds: Annotated[str, typer.Option(help="Seeds of the sessions.")] = "1,2,3",
     sessions_per_s: Annotated[float, typer.Option()] = 0.6,
     warm_s: Annotated[float, typer.Option(help="Seconds of load before pods are removed.")] = 150.0,
-    out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.", callback=writable)] = None,
 ) -> None:
     """Print one table."""
     results = asyncio.run(_all([int(seed) for seed in seeds.split(",")], sessions_per_s, warm_s))

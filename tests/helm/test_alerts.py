@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +13,14 @@ import pytest
 from helm.generate import CHART
 from helm.monitoring.alerts import ALERTS, FAILED
 from router.observe.declared.metric_catalog import DECLARED
+from tests.helm.prometheus_tool import needs_promtool, promtool
 
-PROMTOOL = shutil.which("promtool", path=str(Path(sys.executable).parent)) or shutil.which("promtool")
 RULES = CHART / "files" / "alerts.yaml"
 MINUTES = 30
 TARGET = 'namespace="llm",pod="r-0"'
 POD = f'{TARGET},exported_pod="gpu-0"'
 
-pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing: make promtool")
+pytestmark = needs_promtool
 
 WELL: Mapping[str, str] = {
     f"warmroute_workers{{{TARGET}}}": "1",
@@ -180,9 +177,3 @@ def annotated(labels: Mapping[str, str], name: str) -> dict[str, str]:
     for label, value in labels.items():
         summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
     return {"summary": summary, "description": f"{alert.means} {alert.act}"}
-
-
-def promtool(*arguments: str) -> None:
-    assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr

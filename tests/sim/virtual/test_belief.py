@@ -7,7 +7,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from msgspec import structs
 
 from router.policy.costs.queue import QueueTerm
 from router.policy.spec import Policy
@@ -79,9 +78,7 @@ class QueueInFull(QueueTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         """Of what stands before, nothing is taken off."""
-        return super().costs_ms(
-            [structs.replace(at, inflight=structs.replace(at.inflight, head_ms=0.0)) for at in placements]
-        )
+        return [at.inflight.prefill_ms for at in placements]
 
 
 def as_published(policy: Policy) -> Policy:
