@@ -15,9 +15,9 @@ import httpx
 from tests.live_k8s.api_server import ClusterFailed
 from tests.live_k8s.release import POLL_S, Release
 
-SHORT_TOKENS, LONG_TOKENS = 16, 400
+SHORT_TOKENS, LONG_TOKENS = 4, 400
 """160 tokens take a second."""
-LONG_EVERY = 20
+LONG_EVERY = 50
 PAUSE_S = 0.1
 TIMEOUT_S = 60.0
 
