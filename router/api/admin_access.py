@@ -5,7 +5,7 @@ Without it, the listener serves only this machine: no request that came through 
 no web page can point to the machine (DNS rebinding). A web page of another origin is refused in either case.
 
 Probes need no token: `/livez`, and without a token `/readyz`, answer with the status alone. Nor does the operators'
-page, `/ui`: it contains no data, and asks for the token.
+page, `/ui`: it contains no data, and asks for the token. A link of another page, such as a dashboard, may open it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class AdminAccess:
                 check_local(headers, peer, self.host)
             elif scope["path"] != PAGE_PATH:
                 check_token(headers, self.bearer)
-            check_origin(headers)
+            if not is_followed_link(scope, headers):
+                check_origin(headers)
             if scope["method"] not in _READS:
                 check_content_type(headers)
             body = await read_body(scope, receive, self._max_bytes(scope["path"]))
@@ -109,6 +110,17 @@ def check_origin(headers: Headers) -> None:
     foreign = any(_authority(origin) not in own for origin in headers.get(b"origin", []))
     if foreign or not {"same-origin", "none"}.issuperset(headers.get(b"sec-fetch-site", [])):
         raise AccessDenied("Requests of web pages from another origin are refused.")
+
+
+def is_followed_link(scope: Scope, headers: Headers) -> bool:
+    """Whether a browser opens the operators' page as a document of its own, from a link. A link sends no Origin; a page
+    in a frame has another destination."""
+    wanted = {b"sec-fetch-mode": ["navigate"], b"sec-fetch-dest": ["document"]}
+    return (
+        (scope["path"], scope["method"]) == (PAGE_PATH, "GET")
+        and b"origin" not in headers
+        and all(headers.get(name) == value for name, value in wanted.items())
+    )
 
 
 def check_content_type(headers: Headers) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from router.errors import Saturated
 
@@ -55,24 +57,38 @@ class SnapshotStream:
         tick, self._tick, self._latest = self._tick, asyncio.Event(), value
         tick.set()
 
-    def watch(self) -> AsyncIterator[bytes]:
-        """The values from now on, as server-sent events. Raises `Saturated` if there are `MAX_VIEWERS` viewers."""
+    @contextmanager
+    def viewer(self) -> Iterator[AsyncIterator[bytes]]:
+        """A viewer from now on: the values, as server-sent events. Raises `Saturated` if there are `MAX_VIEWERS`."""
         if self.viewers >= MAX_VIEWERS:
             raise Saturated(f"{MAX_VIEWERS} pages are open, the maximum for one worker; close one of them.")
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[bytes]:
         self.viewers += 1
         self._watched.set()
         try:
-            while self._runs:
-                await self._tick.wait()
-                if self._latest:
-                    yield b"data: %b\n\n" % self._latest
+            yield self._events()
         finally:
             self.viewers -= 1
             if not self.viewers:
                 self._watched.clear()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        while self._runs:
+            await self._tick.wait()
+            if self._latest:
+                yield b"data: %b\n\n" % self._latest
+
+
+class EventsResponse(Response):
+    """Streams the snapshots. It counts as a viewer from before its first byte until it ends, however that is."""
+
+    def __init__(self, stream: SnapshotStream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._stream.viewer() as events:
+            headers = {"cache-control": "no-store"}
+            await StreamingResponse(events, media_type="text/event-stream", headers=headers)(scope, receive, send)
 
 
 def add_page_routes(app: FastAPI, stream: SnapshotStream) -> None:
@@ -86,7 +102,7 @@ def add_page_routes(app: FastAPI, stream: SnapshotStream) -> None:
 
     @app.get(EVENTS_PATH)
     async def events() -> Response:
-        return StreamingResponse(stream.watch(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return EventsResponse(stream)
 
 
 def page_headers(page: bytes) -> dict[str, str]:

@@ -168,6 +168,40 @@ async def test_pages_of_other_origins_are_refused(
     assert not caller.bodies
 
 
+LINK = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+"""What a browser sends that follows a link of another page, such as a dashboard."""
+
+
+async def test_a_link_of_another_page_opens_the_operators_page(file: Path) -> None:
+    assert await Caller().call(path="/ui", headers=LINK) == 200
+    assert await Caller(bearer(file)).call(path="/ui", headers=LINK, peer="10.0.0.7") == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", "/ui/events", {}),
+        ("GET", "/admin/pods", {}),
+        ("POST", "/ui", JSON),
+        ("GET", "/ui", {"sec-fetch-dest": "iframe"}),
+        ("GET", "/ui", {"sec-fetch-mode": "no-cors"}),
+        ("GET", "/ui", {"origin": "http://evil.example"}),
+    ],
+    ids=str,
+)
+async def test_a_link_opens_nothing_else(file: Path, method: str, path: str, headers: dict[str, str]) -> None:
+    """No data, no change, no frame."""
+    for secured in (None, bearer(file)):
+        caller = Caller(secured)
+        assert await caller.call(method, path, {**with_token(TOKEN), **LINK, **headers}) == 403
+        assert not caller.bodies
+
+
+async def test_a_link_does_not_replace_the_token(file: Path) -> None:
+    caller = Caller(bearer(file))
+    assert await caller.call(path="/ui/events", headers=LINK, peer="10.0.0.7") == 401
+
+
 @pytest.mark.parametrize("headers", [{"origin": "http://localhost:9480"}, {"sec-fetch-site": "none"}])
 async def test_its_own_pages_are_served(headers: dict[str, str]) -> None:
     assert await Caller().call(headers=headers) == 200

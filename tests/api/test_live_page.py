@@ -8,8 +8,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from fastapi import FastAPI
+from starlette.types import Message
 
-from router.api.live_page import _FILE, INTERVAL_S, MAX_VIEWERS, SnapshotStream, page_headers
+from router.api.live_page import (
+    _FILE,
+    EVENTS_PATH,
+    INTERVAL_S,
+    MAX_VIEWERS,
+    SnapshotStream,
+    add_page_routes,
+    page_headers,
+)
 from router.api.page_snapshot import SHOWN
 from router.errors import Saturated
 from router.observe.declared.declaration import Join
@@ -45,8 +55,9 @@ async def seen_for(stream: SnapshotStream, seconds: float) -> list[bytes]:
     found: list[bytes] = []
 
     async def read() -> None:
-        async for event in stream.watch():
-            found.append(event)
+        with stream.viewer() as events:
+            async for event in events:
+                found.append(event)
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(read(), seconds)
@@ -82,10 +93,10 @@ def test_a_slow_viewer_skips_snapshots() -> None:
     async def main() -> None:
         computed = Computed()
         async with computed.running():
-            events = computed.stream.watch()
-            assert await anext(events) == b"data: 1\n\n"
-            await asyncio.sleep(9.5 * INTERVAL_S)
-            assert await anext(events) == b"data: 11\n\n"
+            with computed.stream.viewer() as events:
+                assert await anext(events) == b"data: 1\n\n"
+                await asyncio.sleep(9.5 * INTERVAL_S)
+                assert await anext(events) == b"data: 11\n\n"
 
     run_virtually(main())
 
@@ -98,10 +109,40 @@ def test_the_number_of_viewers_is_bounded() -> None:
         async with computed.running():
             viewers = [asyncio.create_task(seen_for(computed.stream, 2 * INTERVAL_S)) for _ in range(MAX_VIEWERS)]
             await asyncio.sleep(INTERVAL_S)
-            with pytest.raises(Saturated):
-                computed.stream.watch()
+            with pytest.raises(Saturated), computed.stream.viewer():
+                pass
             await asyncio.gather(*viewers)
             assert await seen_for(computed.stream, 2 * INTERVAL_S)
+
+    run_virtually(main())
+
+
+def test_pages_that_are_opened_at_once_do_not_exceed_the_limit() -> None:
+    """A viewer counts before its first byte is sent. One that is gone by then, too, makes room for another."""
+
+    async def main() -> None:
+        computed = Computed()
+        app, started = FastAPI(), []
+        add_page_routes(app, computed.stream)
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.append(message["status"])
+                await asyncio.sleep(60)
+
+        async def receive() -> Message:
+            await asyncio.sleep(3600)
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "GET", "path": EVENTS_PATH, "headers": [], "query_string": b""}
+        async with computed.running():
+            tasks = [asyncio.create_task(app({**scope}, receive, send)) for _ in range(MAX_VIEWERS + 4)]
+            await asyncio.sleep(1)
+            assert (started.count(200), computed.stream.viewers) == (MAX_VIEWERS, MAX_VIEWERS)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert computed.stream.viewers == 0
 
     run_virtually(main())
 
@@ -110,11 +151,12 @@ def test_viewers_are_released_when_the_router_stops() -> None:
     async def main() -> None:
         computed = Computed()
         async with computed.running() as task:
-            events = computed.stream.watch()
-            await anext(events)
-            task.cancel()
-            assert [event async for event in events] == []
-            assert [event async for event in computed.stream.watch()] == [], "a page that is opened too late"
+            with computed.stream.viewer() as events:
+                await anext(events)
+                task.cancel()
+                assert [event async for event in events] == []
+            with computed.stream.viewer() as events:
+                assert [event async for event in events] == [], "a page that is opened too late"
 
     run_virtually(main())
 
