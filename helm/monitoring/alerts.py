@@ -12,7 +12,7 @@ from ruamel.yaml.scalarstring import FoldedScalarString
 from helm.monitoring.promql import ALERT, EACH_ROUTER, Expr
 from router.api.error_responses import RESPONSES
 from router.errors import INTERNAL
-from router.observe.declared import of_decisions, of_pods, of_process, of_requests
+from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
 
 FAILED = "~" + "|".join(
     sorted({*(kind.code for kind, it in RESPONSES.items() if it.status >= 500), INTERNAL, "pod_error"})
@@ -48,10 +48,32 @@ def _failures() -> Expr:
     return ALERT.rate(of_requests.REQUESTS, result=FAILED) / ALERT.rate(of_requests.REQUESTS) > 0.05
 
 
-def _slow_pod() -> Expr:
-    """Its mean against that of all pods, which serve the same mix."""
-    own = ALERT.mean(of_pods.POD_TTFT_S, "pod")
-    return own.of_total("namespace", ALERT.mean(of_pods.POD_TTFT_S)) > 3
+def _caches_lost() -> Expr:
+    """Every router counts the restarts of all pods, and all pods."""
+    return ALERT.increase(of_pods.POD_RESTARTS) / ALERT.total("sum", of_pods.POD_STATE) > 0.25
+
+
+def _worse_policy() -> Expr:
+    """For as long as the reload is in the window."""
+    worse = EACH_ROUTER.total("max", of_decisions.POLICY_RELOAD_TTFT) > 1.2
+    return worse.and_(EACH_ROUTER.increase(of_decisions.POLICY_RELOADS, result="ok") > 0)
+
+
+def _flood() -> Expr:
+    """A tenant without others is not one, nor is one whose requests do not wait."""
+    tokens = ALERT.rate(of_requests.TENANT_TOKENS, "tenant", stage="all")
+    share = tokens.of_total("namespace", ALERT.rate(of_requests.TENANT_TOKENS, stage="all"))
+    pool = "pool model role"
+    ready = ALERT.total("max", of_pools.POOL_READY_REPLICAS, pool)
+    backlog_s = ALERT.total("sum", of_pools.POOL_BACKLOG_S, pool) / ready
+    return ((share > 0.7) < 0.99).where("namespace", backlog_s > 1)
+
+
+def _slow_link() -> Expr:
+    """Overhead that the configuration omits matters only for short transfers."""
+    measured_s = ALERT.mean(of_pods.TRANSFER_S, "link")
+    ratio = ALERT.sum_rate(of_pods.TRANSFER_S, "link") / ALERT.rate(of_pods.TRANSFER_EXPECTED_S, "link")
+    return (ratio > 3).and_(measured_s > 0.1)
 
 
 def _stale_load() -> Expr:
@@ -125,14 +147,24 @@ ALERTS = (
     ),
     Alert(
         name="WarmroutePodSlow",
-        expr=_slow_pod(),
+        expr=ALERT.total("max", of_pods.POD_SLOWDOWN, "pod") > 2,
         lasts="2m",
         severity="warning",
-        summary="First tokens of engine {{ $labels.exported_pod }} take three times the mean of all engines.",
+        summary="Prefills on engine {{ $labels.exported_pod }} take more than twice as long as on others of its class.",
         means="The pod is slower than others: throttled, on slower hardware, or sharing its GPU.",
-        look="Dashboard prediction, calibration coefficients of the pod against its class; the pod's clocks and"
-        " neighbours.",
+        look="The pod's tile on `/ui` has the learnt factor; dashboard prediction, coefficients of the pod against its"
+        " class; the pod's clocks and neighbours.",
         act="The router learns the pod's speed and sends it less. Drain it if it should not be slow.",
+    ),
+    Alert(
+        name="WarmrouteCachesLost",
+        expr=_caches_lost(),
+        lasts="0m",
+        severity="warning",
+        summary="More than a quarter of the engines in {{ $labels.namespace }} restarted within five minutes.",
+        means="Their caches are empty, so prompts are computed again: first tokens come later until they are warm.",
+        look="The line at the top of `/ui` names the pods; the line of available tokens shows how warm the fleet is.",
+        act="Restart engines one after the other. If nobody restarted them, look for out-of-memory kills.",
     ),
     Alert(
         name="WarmrouteLoadStale",
@@ -163,6 +195,26 @@ ALERTS = (
         means="A changed policy file is invalid. Routing continues with the last valid set.",
         look="`/readyz` of the admin port and the log: file, line and key.",
         act="Correct or revert the file. `warmroute policy lint` checks it before a release.",
+    ),
+    Alert(
+        name="WarmroutePolicyWorse",
+        expr=_worse_policy(),
+        lasts="0m",
+        severity="warning",
+        summary="By the policies that router {{ $labels.pod }} has just loaded, first tokens come 20 % later.",
+        means="Recent requests, decided again by the new policies, have a longer expected time to first token.",
+        look="View Policies of `/ui`: what the reload changed. `warmroute policy diff` compares both versions.",
+        act="Revert the policy if this is not intended; a wrong unit or a missing decimal point is the usual cause.",
+    ),
+    Alert(
+        name="WarmrouteTenantFloods",
+        expr=_flood(),
+        lasts="1m",
+        severity="warning",
+        summary="Tenant {{ $labels.tenant }} sends more than 70 % of the prompt tokens, and requests wait.",
+        means="One tenant delays the others: the fleet has more than a second of prefill ahead for each pod.",
+        look="Dashboard overview, prompt tokens by tenant; on `/ui` the waiting requests of the pods.",
+        act="Ask the tenant to slow down, limit it in front of the router, or add pods.",
     ),
     Alert(
         name="WarmroutePredictionWrong",
@@ -197,7 +249,7 @@ ALERTS = (
     Alert(
         name="WarmrouteKvEventsIncomplete",
         expr=ALERT.total("max", of_pods.KV_STREAM_COMPLETE, "pod").is_(0),
-        lasts="10m",
+        lasts="1m",
         severity="warning",
         summary="KV events of engine {{ $labels.exported_pod }} have a gap; its cache is partly unknown.",
         means="Events were lost and could not be replayed. Hits on the pod are underestimated until it restarts.",
@@ -206,8 +258,8 @@ ALERTS = (
     ),
     Alert(
         name="WarmrouteIndexStale",
-        expr=EACH_ROUTER.total("max", of_process.INDEX_AGE_S) > 60,
-        lasts="2m",
+        expr=EACH_ROUTER.total("max", of_process.INDEX_AGE_S) > 15,
+        lasts="1m",
         severity="warning",
         summary="Router {{ $labels.pod }} cannot read the shared index in Redis.",
         means="The router uses its last copy of the index, then only what it sends itself.",
@@ -233,6 +285,16 @@ ALERTS = (
         means="KV does not pass from prefill to decode pods; such requests are computed again.",
         look="Dashboard transfers, handoffs by result: the side that failed.",
         act="Check the network between the pods and the connector's versions on both sides.",
+    ),
+    Alert(
+        name="WarmrouteLinkSlow",
+        expr=_slow_link(),
+        lasts="2m",
+        severity="warning",
+        summary="Transfers of KV over links {{ $labels.link }} take three times as long as configured.",
+        means="A link has lost bandwidth, or `links` of the configuration is too optimistic.",
+        look="Dashboard transfers, bandwidth of one transfer and time of transfers; errors of the network interfaces.",
+        act="Look for a port that fell back to a lower rate or to TCP. The router learns it meanwhile.",
     ),
     Alert(
         name="WarmrouteRetriesRefused",

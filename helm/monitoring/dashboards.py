@@ -110,6 +110,11 @@ def _bandwidth() -> Panel:
     return _panel("Bandwidth of one transfer", "Bps", Line(expr, "{{link}}"))
 
 
+def _transfer_ratio() -> Panel:
+    expr = D.sum_rate(of_pods.TRANSFER_S, "link") / D.rate(of_pods.TRANSFER_EXPECTED_S, "link")
+    return _panel("Time of transfers against the configuration", "none", Line(expr, "{{link}}"))
+
+
 STAGES = (
     "Available: held by some pod. Captured: held by the chosen pod. Delivered: reported by its engine. Available over"
     " captured: load weighed more. Captured over delivered: evicted meanwhile. Delivered over captured: the index is"
@@ -146,6 +151,8 @@ OVERVIEW = Dashboard(
                 _gauge("KV cache use", "percentunit", "max", of_pods.POD_KV_USAGE, "pod"),
                 _rate("Attempts by pod and result", "reqps", of_pods.POD_REQUESTS, "pod result"),
                 _quantiles("Time to first token by pod", of_pods.POD_TTFT_S, "pod"),
+                _gauge("Slowdown against the class", "none", "max", of_pods.POD_SLOWDOWN, "pod", "1: as others."),
+                _rate("Restarts", "ops", of_pods.POD_RESTARTS, "pod", "The cache is empty afterwards."),
             ),
         ),
         (
@@ -265,6 +272,7 @@ PREDICTION = Dashboard(
             (
                 _gauge("Active policies", "none", "max", of_decisions.POLICY_INFO, "policy version"),
                 _rate("Reloads", "ops", of_decisions.POLICY_RELOADS, "result"),
+                _gauge("Expected TTFT after the last reload", "none", "max", of_decisions.POLICY_RELOAD_TTFT, ""),
                 _gauge("Invalid policy files", "none", "max", of_decisions.POLICY_RELOAD_FAILED, ""),
                 _rate("Shadow decisions by agreement", "reqps", of_decisions.SHADOW_DECISIONS, "policy agrees"),
                 _panel(
@@ -293,6 +301,7 @@ TRANSFERS = Dashboard(
                 _rate("Bytes transferred", "Bps", of_pods.TRANSFER_BYTES, "link"),
                 _bandwidth(),
                 _quantiles("Time of transfers", of_pods.TRANSFER_S, "link"),
+                _transfer_ratio(),
                 _rate("Decisions by plan", "reqps", of_decisions.DECISIONS, "plan"),
             ),
         ),

@@ -54,6 +54,10 @@ class Expr:
         """The series that `other` has as well."""
         return self._with("and", other)
 
+    def where(self, labels: str, other: Expr) -> Expr:
+        """The series for which `other` has one with the same `labels`."""
+        return Expr(f"({self.text} and on ({labels}) {other.text})", (*self.uses, *other.uses))
+
     def or_(self, other: Expr) -> Expr:
         """These series, and those of `other` that are missing."""
         return self._with("or", other)
@@ -114,6 +118,10 @@ class Source:
         """Increase of a counter per second."""
         return self._rate(declared, "", by, match)
 
+    def increase(self, declared: Declaration, by: str = "", **match: str) -> Expr:
+        """Increase of a counter in the window."""
+        return self._rate(declared, "", by, match, "increase")
+
     def mean(self, declared: Declaration, by: str = "", **match: str) -> Expr:
         """Mean of a histogram's values."""
         return self._rate(declared, "_sum", by, match) / self._rate(declared, "_count", by, match)
@@ -135,7 +143,7 @@ class Source:
         ratio = below / self._rate(declared, "_count", by, match)
         return Expr(f"(1 - {ratio.text})", ratio.uses)
 
-    def _rate(self, declared: Declaration, suffix: str, by: str, match: dict[str, str]) -> Expr:
+    def _rate(self, declared: Declaration, suffix: str, by: str, match: dict[str, str], function: str = "rate") -> Expr:
         if declared.kind is MetricKind.GAUGE or bool(suffix) != (declared.kind is MetricKind.HISTOGRAM):
             raise ValueError(f"{declared.name} is a {declared.kind}")
         le = match.pop("le", None) if "le" in (match := dict(match)) else None
@@ -145,7 +153,7 @@ class Source:
                 f'{selected.text[:-1]},le="{le}"}}' if selected.text.endswith("}") else f'{selected.text}{{le="{le}"}}'
             )
             selected = Expr(text, selected.uses)
-        return self._aggregated("sum", declared, by, Expr(f"rate({selected.text}[{self.window}])", selected.uses))
+        return self._aggregated("sum", declared, by, Expr(f"{function}({selected.text}[{self.window}])", selected.uses))
 
     def _aggregated(self, how: str, declared: Declaration, by: str, inner: Expr) -> Expr:
         labels = ["le" if label == "le" else name_of(declared, label) for label in by.split()]

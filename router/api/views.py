@@ -139,7 +139,11 @@ class MetricsPage:
         await asyncio.sleep(0)
         self.metrics.pools.replace(self.scaling.signals(time.monotonic()))
         await asyncio.sleep(0)
-        self.metrics.observe_calibration(self.calibrator.calibration.rows())
+        calibration = self.calibrator.calibration
+        self.metrics.observe_calibration(calibration.rows())
+        slower = calibration.slowdowns()
+        pods = (status.pod.id for status in self.fleet.snapshot.pods)
+        self.metrics.pod_slowdown.replace({(pod,): slower.get(pod, 1.0) for pod in pods})
         await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})

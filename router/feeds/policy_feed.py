@@ -20,12 +20,13 @@ from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
+from router.policy.review import Review
 
 INTERVAL_S, STEADY_S = 0.5, 0.2
 """Time between checks, and how long files must be unchanged before they are read: an editor may still be writing."""
 
-Review = Callable[[PolicySet, PolicySet], Awaitable[str | None]]
-"""Maps (old set, new set) to a sentence about the decisions that differ; None if unknown."""
+ReviewChange = Callable[[PolicySet, PolicySet], Awaitable[Review | None]]
+"""Maps (old set, new set) to the decisions that differ; None if unknown."""
 
 
 log = structlog.get_logger()
@@ -39,6 +40,8 @@ class Reload:
     """Version of the active set."""
     changed: bool = False
     review: str | None = None
+    ttft_ratio: float = 1.0
+    """Mean expected time to first token, relative to that of the old policies."""
     error: str = ""
     """File, line and reason if the files are invalid."""
     at_s: float = field(default_factory=time.time)
@@ -52,7 +55,7 @@ class PolicyFeed:
         self,
         folder: PolicyFolder,
         metrics: Metrics,
-        review: Review | None = None,
+        review: ReviewChange | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._folder = folder
@@ -111,11 +114,13 @@ class PolicyFeed:
         old, changed = self._policies, new.version != self._policies.version
         self._activate(new)
         self._metrics.policy_reloads.labels("ok").inc()
-        review = await self._reviewed(old, new) if changed else None
+        found = await self._reviewed(old, new) if changed else None
+        self._metrics.policy_reload_ttft.set(found.ttft_ratio if found else 1.0)
+        review = str(found) if found else None
         log.info("policies reloaded", version=new.version, changed=changed, review=review)
-        return Reload(new.version, changed, review)
+        return Reload(new.version, changed, review, ttft_ratio=found.ttft_ratio if found else 1.0)
 
-    async def _reviewed(self, old: PolicySet, new: PolicySet) -> str | None:
+    async def _reviewed(self, old: PolicySet, new: PolicySet) -> Review | None:
         """Compare the sets while the new one is already active."""
         try:
             return await self._review(old, new) if self._review else None

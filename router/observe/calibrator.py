@@ -91,7 +91,8 @@ class Calibrator:
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
             if not remote:
-                self._metrics.observe_transfer(link.kind, kv_bytes, elapsed_ms)
+                expected_ms = link.transfer_ms(kv_bytes * (1 + concurrent))
+                self._metrics.observe_transfer(link.kind, kv_bytes, elapsed_ms, expected_ms)
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
         if self.on_report is not None and not remote:
             self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))

@@ -75,6 +75,8 @@ class Metrics:
         self.pod_kv_usage = Gauge(r, of_pods.POD_KV_USAGE)
         self.pod_load_age_s = Gauge(r, of_pods.POD_LOAD_AGE_S)
         self.pod_info = Gauge(r, of_pods.POD_INFO)
+        self.pod_slowdown = Gauge(r, of_pods.POD_SLOWDOWN)
+        self.pod_restarts = Counter(r, of_pods.POD_RESTARTS)
         self.ejections = Counter(r, of_pods.EJECTIONS)
         self.ejections_refused = Counter(r, of_pods.EJECTIONS_REFUSED)
         self.kv = KvStreamMetrics(r)
@@ -94,11 +96,13 @@ class Metrics:
         self.handoff_s = Histogram(r, of_pods.HANDOFF_S)
         self.pod_transfers = Gauge(r, of_pods.TRANSFERS)
         self.transfer_bytes = Counter(r, of_pods.TRANSFER_BYTES)
+        self.transfer_expected_s = Counter(r, of_pods.TRANSFER_EXPECTED_S)
         self.transfer_s = Histogram(r, of_pods.TRANSFER_S)
 
-    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float) -> None:
+    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float, expected_ms: float) -> None:
         """Add one transfer of KV over a kind of link."""
         self.transfer_bytes.labels(link).inc(kv_bytes)
+        self.transfer_expected_s.labels(link).inc(expected_ms / 1000)
         self.transfer_s.labels(link).observe(max(elapsed_ms, 0.0) / 1000)
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
@@ -167,7 +171,11 @@ class Metrics:
     def _declare_policies(self, r: CollectorRegistry) -> None:
         self.policy_info = Gauge(r, of_decisions.POLICY_INFO)
         self.policy_reloads = Counter(r, of_decisions.POLICY_RELOADS)
+        for result in ("ok", "refused"):
+            self.policy_reloads.labels(result)  # a rate needs the 0 before the first one
         self.policy_reload_failed = Gauge(r, of_decisions.POLICY_RELOAD_FAILED)
+        self.policy_reload_ttft = Gauge(r, of_decisions.POLICY_RELOAD_TTFT)
+        self.policy_reload_ttft.set(1)
 
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
         """Set the active policies: version by name."""
@@ -198,8 +206,10 @@ class Metrics:
         """Update the gauges of pods and index; called before each rendering. Removes the series of other pods, also
         those of late results."""
         pods = {status.pod.id: status for status in fleet.pods}
-        for metric in (self.sent, self.pod_ttft_s, self.ejections, self.ejections_refused):
+        for metric in (self.sent, self.pod_ttft_s, self.pod_restarts, self.ejections, self.ejections_refused):
             metric.remove_where(lambda labels: labels[0] not in pods)
+        for pod in pods:
+            self.pod_restarts.labels(pod)  # a rate needs the 0 before the first one
         self.kv.keep(pods)
         self.pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
         self.pod_trust.replace_states({(pod,): status.pod.trust for pod, status in pods.items()}, PrefixTrust)
@@ -209,8 +219,10 @@ class Metrics:
         self.index_blocks.set(block_holders)
 
     def observe_change(self, pod: Pod, old: PodState, new: PodState) -> None:
-        """Count a change of a pod's state, if it is an ejection."""
-        if new is PodState.EJECTED and old is not new:
+        """Count a change of a pod, if it is an ejection or a restart."""
+        if old is new:
+            self.pod_restarts.labels(pod.id).inc()
+        elif new is PodState.EJECTED:
             self.ejections.labels(pod.id).inc()
 
     def observe_loads(self, fleet: FleetSnapshot, now_s: float) -> None:

@@ -43,6 +43,8 @@ WINDOW_STARTS: Final = 3
 LEAVE: Final = 0.25
 RETURN: Final = 0.1
 """A pod leaves its class at this mean log difference of its times (LEAVE), and returns below RETURN."""
+REFERENCE_TOKENS: Final = 1000
+"""Length of the prompt by which speeds are compared."""
 BIAS_RATE: Final = 0.08
 BIAS_CLIP: Final = 0.7
 
@@ -312,6 +314,16 @@ class Calibration:
             return prior
         t0_ms, ms_per_byte = known.coefficients
         return replace(prior, t0_ms=t0_ms, bytes_per_ms=1 / ms_per_byte)
+
+    def slowdowns(self) -> dict[PodId, float]:
+        """The time of a prefill of 1,000 tokens relative to the pod's class, of each pod that differs from it."""
+        return {
+            pod: PodSpeed(*member.own.coefficients).prefill_ms(REFERENCE_TOKENS, 0)
+            / PodSpeed(*known.fit.coefficients).prefill_ms(REFERENCE_TOKENS, 0)
+            for known in self._classes.values()
+            for pod, member in known.members.items()
+            if member.own is not None
+        }
 
     def forget(self, class_key: str, pod_id: PodId) -> None:
         """Remove a pod. What its class has learnt from it stays."""

@@ -78,6 +78,11 @@ class Review(msgspec.Struct, frozen=True):
     largest: tuple[Change, ...]
     """The changes with the largest difference in time."""
 
+    @property
+    def ttft_ratio(self) -> float:
+        """Mean expected time to first token after the change, relative to before."""
+        return self.after.mean_ms / self.before.mean_ms if self.before.mean_ms else 1.0
+
     def __str__(self) -> str:
         p99 = f"{self.after.p99_ms / self.before.p99_ms - 1:+.0%}" if self.before.p99_ms else "unknown"
         refused = f"; {self.refused:,} would be refused" if self.refused else ""

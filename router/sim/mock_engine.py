@@ -118,6 +118,10 @@ class MockEngine:
             self._refuse(fault.for_s)
         elif fault.kind is FaultKind.EXPIRE:
             self._handoffs.pins.expire_all()
+        elif fault.kind is FaultKind.THROTTLE:
+            self._steps.slowdown = fault.factor
+        elif fault.kind is FaultKind.SLOW_LINK:
+            self._handoffs.slowdown = fault.factor
         else:
             self.faults.arm(fault)
 

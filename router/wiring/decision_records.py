@@ -16,7 +16,7 @@ from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
-from router.policy.review import chosen, review
+from router.policy.review import Review, chosen, review
 from router.policy.spec import Policy
 from router.types import Scene
 
@@ -45,10 +45,10 @@ class DecisionRecords:
             self._log.on_new_file = writer.repeat_fleet
         self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
-    async def review(self, old: PolicySet, new: PolicySet) -> str | None:
-        """A sentence about the last decisions that differ under the new set; None without decisions."""
+    async def review(self, old: PolicySet, new: PolicySet) -> Review | None:
+        """The last decisions that differ under the new set; None without decisions."""
         last = self.journal.latest(REVIEWED)
-        return str(await asyncio.to_thread(review, _decided(last, old, new), new.version)) if last else None
+        return await asyncio.to_thread(review, _decided(last, old, new), new.version) if last else None
 
     def close(self) -> None:
         if self._log:

@@ -41,6 +41,7 @@ from router.observe.unrouted_requests import UnroutedRequests
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
+from router.policy.review import Review
 from router.policy.spec import Policy
 from router.types import Endpoint, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords
@@ -238,7 +239,7 @@ class Program:
             await asyncio.sleep(CERTIFICATE_CHECK_S)
             certificate.refresh()
 
-    async def _review(self, old: PolicySet, new: PolicySet) -> str | None:
+    async def _review(self, old: PolicySet, new: PolicySet) -> Review | None:
         return await self.records.review(old, new)
 
     def _policy_named(self, name: str) -> Policy | None:

@@ -11,6 +11,7 @@ from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
+from router.policy.review import Review, Times
 
 pytestmark = pytest.mark.anyio
 
@@ -54,24 +55,29 @@ async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFo
     """The review gets both sets; its result is returned to the caller of the reload."""
     seen: list[tuple[PolicySet, PolicySet]] = []
 
-    async def review(old: PolicySet, new: PolicySet) -> str:
+    async def review(old: PolicySet, new: PolicySet) -> Review:
         assert feed.current() is new
         seen.append((old, new))
-        return "17 of 2,000 decisions would change"
+        return Review("p", 2000, 17, 0, Times(40.0, 30.0, 100.0), Times(50.0, 30.0, 110.0), (), ())
 
-    feed = PolicyFeed(folder, Metrics(), review)
+    metrics = Metrics()
+    feed = PolicyFeed(folder, metrics, review)
     before = feed.current()
     write(folder.folder, 2.0)
     done = await feed.reload()
     assert seen == [(before, feed.current())]
-    assert (done.changed, done.review, done.error) == (True, "17 of 2,000 decisions would change", "")
+    assert done.review == "17 of 2,000 decisions would change; predicted TTFT p99 +10%"
+    assert (done.changed, done.error, done.ttft_ratio) == (True, "", 1.25)
     assert done.version == feed.current().version != before.version
+    assert metrics.policy_reload_ttft.labels().value == 1.25
+    await feed.reload()
+    assert metrics.policy_reload_ttft.labels().value == 1.0, "nothing changed"
 
 
 async def test_a_failing_review_does_not_prevent_the_reload(folder: PolicyFolder) -> None:
     """The result has no review then."""
 
-    async def review(_old: PolicySet, _new: PolicySet) -> str:
+    async def review(_old: PolicySet, _new: PolicySet) -> Review:
         raise IndexError
 
     feed = PolicyFeed(folder, Metrics(), review)

@@ -31,13 +31,18 @@ WELL: Mapping[str, str] = {
     f'warmroute_requests_total{{{TARGET},model="m",result="malformed_request"}}': "0+300",
     f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="true"}}': "0+99",
     f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="false"}}': "0+1",
-    f"warmroute_pod_time_to_first_token_seconds_sum{{{POD}}}": "0+60",
-    f"warmroute_pod_time_to_first_token_seconds_count{{{POD}}}": "0+120",
-    f'warmroute_pod_time_to_first_token_seconds_sum{{{TARGET},exported_pod="gpu-1"}}': "0+500",
-    f'warmroute_pod_time_to_first_token_seconds_count{{{TARGET},exported_pod="gpu-1"}}': "0+1000",
+    f"warmroute_pod_slowdown_ratio{{{POD}}}": "1.3",
+    f'warmroute_pod_slowdown_ratio{{{TARGET},exported_pod="gpu-1"}}': "1",
+    f"warmroute_pod_restarts_total{{{POD}}}": "0+0",
     f"warmroute_pod_load_age_seconds{{{POD}}}": "1",
     f'warmroute_discovery_age_seconds{{{TARGET},source="kubernetes"}}': "20",
     f"warmroute_policy_reload_failed{{{TARGET}}}": "0",
+    f"warmroute_policy_reload_ttft_ratio{{{TARGET}}}": "1.1",
+    f'warmroute_policy_reloads_total{{{TARGET},result="ok"}}': "0+1",
+    f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="a",stage="all"}}': "0+4000",
+    f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="b",stage="all"}}': "0+5000",
+    f"warmroute_pool_prefill_backlog_seconds{{{TARGET}}}": "3",
+    f"warmroute_pool_ready_replicas{{{TARGET}}}": "2",
     f'warmroute_time_to_first_token_error_ratio_bucket{{{TARGET},model="m",le="1.0"}}': "0+97",
     f'warmroute_time_to_first_token_error_ratio_count{{{TARGET},model="m"}}': "0+100",
     f'warmroute_prompt_tokens_total{{{TARGET},model="m"}}': "0+600000",
@@ -50,6 +55,9 @@ WELL: Mapping[str, str] = {
     f"warmroute_index_dropped_blocks_total{{{TARGET}}}": "0+0",
     f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="ok"}}': "0+100",
     f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="decode_failed"}}': "0+1",
+    f'warmroute_transfer_seconds_sum{{{TARGET},link="rack"}}': "0+40",
+    f'warmroute_transfer_seconds_count{{{TARGET},link="rack"}}': "0+60",
+    f'warmroute_transfer_expected_seconds_total{{{TARGET},link="rack"}}': "0+20",
     f'warmroute_retries_refused_total{{{TARGET},reason="upstream_broken"}}': "0+1",
     f'warmroute_loop_lag_seconds_bucket{{{TARGET},le="0.05"}}': "0+6000",
     f"warmroute_loop_lag_seconds_count{{{TARGET}}}": "0+6000",
@@ -87,12 +95,18 @@ INCIDENTS: Mapping[str, Incident] = {
         {"namespace": "llm", "policy": "p"},
     ),
     "WarmroutePodEjected": Incident({READY: "0", EJECTED: "1"}, OF_POD),
-    "WarmroutePodSlow": Incident(changed(f"warmroute_pod_time_to_first_token_seconds_sum{{{POD}}}", "0+300"), OF_POD),
+    "WarmroutePodSlow": Incident(changed(f"warmroute_pod_slowdown_ratio{{{POD}}}", "2.6"), OF_POD),
+    "WarmrouteCachesLost": Incident(changed("warmroute_pod_restarts", "0+1"), {"namespace": "llm"}),
     "WarmrouteLoadStale": Incident(changed("warmroute_pod_load_age", "60"), {**OF_ROUTER, **OF_POD}),
     "WarmrouteDiscoveryStale": Incident(
         changed("warmroute_discovery_age", "0+60"), {**OF_ROUTER, "source": "kubernetes"}
     ),
     "WarmroutePolicyInvalid": Incident(changed("warmroute_policy_reload_failed", "1"), OF_ROUTER),
+    "WarmroutePolicyWorse": Incident(changed("warmroute_policy_reload_ttft", "1.8"), OF_ROUTER),
+    "WarmrouteTenantFloods": Incident(
+        changed(f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="a"', "0+90000"),
+        {"namespace": "llm", "tenant": "a"},
+    ),
     "WarmroutePredictionWrong": Incident(
         changed("warmroute_time_to_first_token_error_ratio_bucket", "0+30"), {"namespace": "llm", "model": "m"}
     ),
@@ -106,6 +120,10 @@ INCIDENTS: Mapping[str, Incident] = {
     "WarmrouteHandoffsFail": Incident(
         changed(f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="decode_failed"}}', "0+50"),
         {"namespace": "llm", "dialect": "nixl"},
+    ),
+    "WarmrouteLinkSlow": Incident(
+        changed(f'warmroute_transfer_seconds_sum{{{TARGET},link="rack"}}', "0+400"),
+        {"namespace": "llm", "link": "rack"},
     ),
     "WarmrouteRetriesRefused": Incident(
         changed("warmroute_retries_refused", "0+60"), {"namespace": "llm", "reason": "upstream_broken"}

@@ -102,6 +102,8 @@ def test_transfers_are_counted_by_kind_of_link() -> None:
     value = made._metrics.registry.get_sample_value
     assert value("warmroute_transfer_bytes_total", {"link": "rdma"}) == 10_000_000
     assert value("warmroute_transfer_seconds_sum", {"link": "rdma"}) == pytest.approx(0.04)
+    configured_s = LINK.transfer_ms(10_000_000) / 1000
+    assert value("warmroute_transfer_expected_seconds_total", {"link": "rdma"}) == pytest.approx(configured_s)
 
 
 def test_a_transfer_without_kv_or_link_is_ignored() -> None:

@@ -92,14 +92,16 @@ def test_the_scraped_load_of_a_pod() -> None:
 
 
 def test_ejections_are_counted_and_pods_described() -> None:
-    """A restart in the same state is no ejection."""
+    """A restart in the same state is no ejection. A pod without one has a 0, so that rates see the first one."""
     metrics = Metrics()
     one = pod("a")
     metrics.observe_change(one, PodState.READY, PodState.EJECTED)
     metrics.observe_change(one, PodState.EJECTED, PodState.EJECTED)
     metrics.observe_change(one, PodState.EJECTED, PodState.READY)
-    metrics.observe_fleet(FleetSnapshot(1, (PodStatus(one, PodState.READY),)), {"a": InFlight(2, pulls=1)}, 0)
+    pods = (PodStatus(one, PodState.READY), PodStatus(pod("b"), PodState.READY))
+    metrics.observe_fleet(FleetSnapshot(1, pods), {"a": InFlight(2, pulls=1)}, 0)
     lines = metrics.render().decode().splitlines()
     assert 'warmroute_ejections_total{pod="a"} 1.0' in lines
+    assert {'warmroute_pod_restarts_total{pod="a"} 1.0', 'warmroute_pod_restarts_total{pod="b"} 0.0'} <= set(lines)
     assert 'warmroute_pod_info{engine="vllm",model="m",pod="a",role="both",version=""} 1.0' in lines
     assert 'warmroute_pod_transfers{pod="a"} 1.0' in lines

@@ -381,6 +381,7 @@ def test_a_pod_that_becomes_slower_leaves_its_class_and_comes_back_when_it_recov
     slow = four(d=scaled(TRUE, 2))
     teach(calibration, slow, 60, random)
     assert own_fits(calibration) == {"d"}
+    assert calibration.slowdowns() == {"d": pytest.approx(2, rel=0.15)}
     for pod, speed in slow.items():
         assert error(calibration.speed("class", pod, TRUE), speed) < 0.12
     teach(calibration, four(), 60, random)

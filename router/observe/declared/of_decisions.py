@@ -56,6 +56,12 @@ POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.
 POLICY_RELOAD_FAILED = gauge(
     "warmroute_policy_reload_failed", "1 while the policy files are invalid and the last valid set is used."
 )
+POLICY_RELOAD_TTFT = gauge(
+    "warmroute_policy_reload_ttft_ratio",
+    "Mean expected time to first token of recent decisions by the policies of the last reload, relative to those before"
+    " it; 1 if nothing changed.",
+    join=Join.MAX,
+)
 
 SHADOW_DECISIONS = counter(
     "warmroute_shadow_decisions",

@@ -29,6 +29,12 @@ POD_KV_USAGE = gauge(
     "warmroute_pod_kv_usage_ratio", "Used share of the KV cache in the last scrape of a pod's load.", "pod"
 )
 POD_LOAD_AGE_S = gauge("warmroute_pod_load_age_seconds", "Seconds since the last scrape of a pod's load.", "pod")
+POD_SLOWDOWN = gauge(
+    "warmroute_pod_slowdown_ratio",
+    "Learnt time of a prefill of 1,000 tokens on a pod, relative to its class.",
+    "pod",
+)
+POD_RESTARTS = counter("warmroute_pod_restarts", "Restarts that emptied a pod's cache, by pod.", "pod", Join.MAX)
 EJECTIONS = counter("warmroute_ejections", "Ejections, by pod.", "pod", Join.MAX)
 EJECTIONS_REFUSED = counter(
     "warmroute_ejections_refused",
@@ -66,6 +72,11 @@ TRANSFERS = gauge(
     "warmroute_pod_transfers", "Transfers of KV to other pods in progress, by the pod that sends.", "pod", Join.SUM
 )
 TRANSFER_BYTES = counter("warmroute_transfer_bytes", "Bytes of KV in transfers whose time was measured.", "link")
+TRANSFER_EXPECTED_S = counter(
+    "warmroute_transfer_expected_seconds",
+    "Seconds that these transfers would take by the configuration of the link.",
+    "link",
+)
 TRANSFER_S = histogram(
     "warmroute_transfer_seconds",
     "Seconds from the begin of a transfer of KV to the first token that needed it, where it was measured.",

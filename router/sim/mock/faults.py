@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 
 class FaultKind(StrEnum):
@@ -41,6 +42,10 @@ class FaultKind(StrEnum):
     """Immediate: RESTART and REFUSE."""
     EXPIRE = "expire"
     """Immediate: end the leases of all KV held for decode legs."""
+    THROTTLE = "throttle"
+    """Immediate: every step takes `factor` times as long as configured."""
+    SLOW_LINK = "slow_link"
+    """Immediate: every transfer of KV from this engine takes `factor` times as long as configured."""
     DIE_BEFORE_ANSWER = "die_before_answer"
     """DIE when a prefill leg is computed and not yet answered."""
     DIE_AFTER_ANSWER = "die_after_answer"
@@ -72,6 +77,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     then: Literal["close", "reset", "hang"] = "close"
     for_s: float | None = None
     replayable: bool = True
+    factor: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    """Of THROTTLE and SLOW_LINK; 1 ends them."""
 
 
 class FaultBoard:

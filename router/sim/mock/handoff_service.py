@@ -74,6 +74,8 @@ class HandoffService:
     ) -> None:
         self._config = config.handoff
         self._scale_s_per_ms = config.time_scale / 1000
+        self.slowdown = 1.0
+        """Factor on the time of each transfer that begins from now on."""
         self._block_size_tokens = config.block_size_tokens
         self._steps = steps
         self._faults = faults
@@ -244,7 +246,11 @@ class HandoffService:
         )
 
     def _transfer_s(self, tokens: int) -> float:
-        return self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token) * self._scale_s_per_ms
+        return (
+            self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token)
+            * self._scale_s_per_ms
+            * self.slowdown
+        )
 
 
 def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:

@@ -60,6 +60,8 @@ class StepLoop:
         self._config = config
         self._publish = publish
         self._scale_s_per_ms = config.time_scale / 1000
+        self.slowdown = 1.0
+        """Factor on the time of each step that begins from now on."""
         self._streams: dict[RequestId, TokenStream] = {}
         self._timer: asyncio.Handle | None = None
         self._step_end_s = 0.0
@@ -98,7 +100,7 @@ class StepLoop:
         if duration_ms is None:
             self._timer = None
             return
-        self._step_end_s += duration_ms * self._scale_s_per_ms
+        self._step_end_s += duration_ms * self._scale_s_per_ms * self.slowdown
         self._timer = loop.call_at(self._step_end_s, self._end, loop)
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:

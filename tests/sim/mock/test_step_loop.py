@@ -96,6 +96,22 @@ def test_a_late_loop_does_not_make_later_steps_later(make_config: MakeConfig) ->
     run(story())
 
 
+def test_a_throttled_engine_takes_longer_from_its_next_step_on(make_config: MakeConfig) -> None:
+    """Until the factor is 1 again."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        steps = StepLoop(make_config(speed=SPEED, time_scale=1.0), lambda events: None)
+        steps.slowdown = 3.0
+        await steps.submit(request("a", 40, 1)).wait_for(1)
+        assert loop.time() == pytest.approx(0.15)
+        steps.slowdown = 1.0
+        await steps.submit(request("b", 20, 1)).wait_for(1)
+        assert loop.time() == pytest.approx(0.15 + 0.03)
+
+    run(story())
+
+
 def test_with_time_scale_zero_nothing_waits(make_config: MakeConfig) -> None:
     """The clock never moves."""
 

@@ -54,6 +54,16 @@ async def test_nixl_transfers_only_what_the_decode_engine_lacks(open_pair: OpenP
         assert await metric(pair.to_decode, "external_prefix_cache_hits_total") == 14
 
 
+async def test_a_slow_link_multiplies_the_time_of_transfers(open_pair: OpenPair) -> None:
+    """Of the engine that sends; the other engine's stay as they are."""
+    async with open_pair("nixl", time_scale=1.0) as pair:
+        before_s = pair.prefill._handoffs._transfer_s(1000)
+        assert (await pair.to_prefill.post("/_fault", json={"kind": "slow_link", "factor": 10})).status_code == 200
+        assert pair.prefill._handoffs._transfer_s(1000) == pytest.approx(10 * before_s)
+        assert pair.decode._handoffs._transfer_s(1000) == pytest.approx(before_s)
+        assert (await pair.to_prefill.post("/_fault", json={"kind": "throttle", "factor": 0})).status_code == 400
+
+
 async def stale_by_lease(pair: Pair) -> dict[str, Any]:
     """Parameters whose lease has ended."""
     params = await pair.nixl_params()
