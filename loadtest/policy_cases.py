@@ -147,15 +147,16 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
 
 
 def policies_of(folder: Path) -> dict[str, Policy]:
-    """The shipped policies, the peers, those of `loadtest/policies`, and the constants."""
+    """The shipped policies, the peers, those of `loadtest/policies`, and the constants, for which `folder` is used."""
     for value in CONSTANTS:
         name = _constant_name(OURS, value)
         (folder / f"{name}.yaml").write_text(CONSTANT.format(base=OURS, name=name, value=value))
-    found = simulated_policies()
-    for own in (Path(__file__).parent / "policies", folder):
-        library = simulated_library(own)
-        found |= {name: library.policy(name) for name in library.own}
-    return found
+    return simulated_policies() | _own(Path(__file__).parent / "policies") | _own(folder)
+
+
+def _own(folder: Path) -> dict[str, Policy]:
+    library = simulated_library(folder)
+    return {name: library.policy(name) for name in library.own}
 
 
 def experiment_of(case: Case, data: Path, policies: Mapping[str, Policy]) -> Experiment:

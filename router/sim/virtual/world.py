@@ -95,6 +95,7 @@ class World:
         """Sessions and turns that will arrive."""
         self._uses = dict.fromkeys(self._pods, 0)
         self._outcomes: list[RequestOutcome] = []
+        self._backlogs_ms: list[list[float]] = []
         self._ideal = IdealCache(block_size_tokens)
         self._ideal_cached_tokens = 0
         self._sessions: Iterator[Session] = iter(())
@@ -107,6 +108,8 @@ class World:
         self._call_at(0.0, self._scrape)
         if self._conditions.exchange_ms and len(self._views) > 1:
             self._call_at(self._conditions.exchange_ms, self._exchange)
+        if self._conditions.backlog_every_ms:
+            self._call_at(0.0, self._record_backlogs)
         for replica, at_s, blind_s in self._conditions.restarts:
             self._call_at(at_s * 1000, self._restart, replica, blind_s)
         while self._heap or self._transfers.next_ms < math.inf:
@@ -122,7 +125,7 @@ class World:
             pod_id: PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
             for pod_id, pod in self._pods.items()
         }
-        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens)
+        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens, self._backlogs_ms)
 
     def _call_at(self, when_ms: float, callback: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self._heap, (when_ms, next(self._ids), callback, args))
@@ -337,6 +340,11 @@ class World:
         for view in self._views:
             view.apply_loads(loads, self._now_ms / 1000)
         self._repeat(self._conditions.scrape_ms, self._scrape)
+
+    def _record_backlogs(self) -> None:
+        self._backlogs_ms.append([pod.backlog_ms() for pod in self._pods.values()])
+        assert self._conditions.backlog_every_ms is not None
+        self._repeat(self._conditions.backlog_every_ms, self._record_backlogs)
 
     def _exchange(self) -> None:
         own = [view.ledger.own() for view in self._views]
