@@ -151,8 +151,7 @@ class BlocksCleared:
 KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
 
 
-@dataclass(frozen=True, slots=True)
-class BlockChange:
+class BlockChange(msgspec.Struct, frozen=True, gc=False):
     """A holder now has all of these blocks in this tier (`held`), or none of them."""
 
     tier: Tier

@@ -73,10 +73,10 @@ class EvictedBlocks:
         if held != self._held.get(pod):
             self.holds(pod, held)
         sampled, ghosts = [*filterfalse(self._masked, blocks)], self._ghosts
-        for block in sampled:
-            ghosts[int(block)] = None
-            ghosts.move_to_end(block)
         if sampled:
+            ghosts.update(dict.fromkeys(sampled))
+            for block in sampled:
+                ghosts.move_to_end(block)
             self._shorten()
 
     def holds(self, pod: PodId, held: int) -> None:
@@ -115,7 +115,7 @@ class EvictedBlocks:
             self._found /= 2
             self._missed /= 2
             return
-        while len(ghosts) > limit:
+        for _ in range(len(ghosts) - limit):
             ghosts.popitem(last=False)
 
 

@@ -228,8 +228,11 @@ class PredictedIndex:
     def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> list[BlockHash]:
         """The dropped blocks."""
         found: list[BlockHash] = []
-        while (missing := blocks - len(found)) > 0:
-            found += self._drop_tail(pod, dispatched, missing)
+        while blocks > 0:
+            dropped = self._drop_tail(pod, dispatched, blocks)
+            if dropped:
+                blocks -= len(dropped)
+                found += dropped
         return found
 
     def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:
@@ -237,8 +240,7 @@ class PredictedIndex:
         dispatch, a dispatch without runs from the queue. Returns the dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
-        held = run.held.get(pod) if run is not None else None
-        if run is None or held is None or held.number != oldest.number:
+        if run is None or (held := run.held.get(pod)) is None or held.number != oldest.number:
             dispatched.queue.popleft()
             return ()
         dropped = min(held.blocks, max_blocks)

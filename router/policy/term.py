@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import repeat
+from operator import itemgetter, methodcaller
 from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -186,9 +187,12 @@ Costs: TypeAlias = Sequence[tuple[str, CostTerm]]
 """The terms of a policy by name."""
 
 
+_TERM = itemgetter(1)
+
+
 def prices_ms(placements: Sequence[Placement], costs: Costs) -> Iterable[tuple[float, ...]]:
     """The cost of each term, for each placement. Term by term: half the time of going pod by pod."""
-    columns = [term.costs_ms(placements) for _, term in costs]
+    columns = [*map(methodcaller("costs_ms", placements), map(_TERM, costs))]
     return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
 

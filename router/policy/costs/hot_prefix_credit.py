@@ -26,10 +26,13 @@ class HotPrefixCreditTerm(CostTerm):
     credit: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        shared_tokens = placements[0].request.shared_tokens if placements else 0
+        if not shared_tokens:
+            return [0.0] * len(placements)
         credit = self.credit
         return [
-            -credit * at.pod.speed.compute_ms(at.cached_tokens, at.request.shared_tokens)
-            if at.request.shared_tokens > at.cached_tokens
+            -credit * at.pod.speed.compute_ms(at.cached_tokens, shared_tokens)
+            if shared_tokens > at.cached_tokens
             else 0.0
             for at in placements
         ]

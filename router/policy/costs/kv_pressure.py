@@ -40,9 +40,9 @@ class KvPressureTerm(CostTerm):
             if not (capacity_tokens := pod.capacity_tokens):
                 costs_ms.append(0.0)
                 continue
-            used, at_engine, requests = load.kv_usage, load.running + load.waiting, work.requests
-            if 0 < at_engine < requests:
-                used *= requests / at_engine
+            used, at_engine = load.kv_usage, load.running + load.waiting
+            if at_engine and at_engine < work.requests:
+                used *= work.requests / at_engine
             used += work.prefill_tokens / capacity_tokens
             pressure = used / (1 - used) if used < MAX_USED else MAX_PRESSURE
             costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)

@@ -27,11 +27,13 @@ class WarmUpTerm(CostTerm):
     slow_start_s: PositiveFloat = 10.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        slow_start_s = self.slow_start_s
+        if not placements:
+            return []
+        slow_start_s, now_s = self.slow_start_s, placements[0].request.now_s
         return [
             0.0
-            if (since_s := at.pod.ready_since_s) is None or at.request.now_s - since_s >= slow_start_s
-            else self._slowed_ms(at, at.request.now_s - since_s)
+            if (since_s := at.pod.ready_since_s) is None or now_s - since_s >= slow_start_s
+            else self._slowed_ms(at, now_s - since_s)
             for at in placements
         ]
 
