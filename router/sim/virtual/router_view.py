@@ -105,6 +105,17 @@ class RouterView:
         session: str = "",
     ) -> RouteDecision:
         """All plans for a prompt, best first. Raises as `decide()` does."""
+        return decide(self.scene(request_id, traffic, now_s, steps, session), self._policy)
+
+    def scene(
+        self,
+        request_id: str,
+        traffic: TrafficRequest,
+        now_s: float,
+        steps: Mapping[PodId, StepBegan],
+        session: str = "",
+    ) -> Scene:
+        """What the router knows when the prompt arrives. Counts the prompt as requested."""
         self._turn += 1
         hashes = traffic.prompt_hashes
         prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
@@ -119,7 +130,7 @@ class RouterView:
             max_output_tokens=traffic.output_tokens,
             arrived_at_s=now_s,
         )
-        scene = Scene(
+        return Scene(
             request=request,
             prompt=prompt,
             match=PrefixMatch(match),
@@ -132,7 +143,6 @@ class RouterView:
             turn=self._turn,
             shared_blocks=self._shared.observe(hashes, threshold=HEAVY_SHARE / len(self.pods)),
         )
-        return decide(scene, self._policy)
 
     def record_send(
         self, pod: PodId, traffic: TrafficRequest, cached_tokens: int, now_s: float, *, prefills: bool = True

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
+from router.policy.decide import decide
+from router.policy.recording import record
 from router.policy.spec import Policy
 from router.sim.virtual.router_view import Knowledge, RouterView
 from router.sim.virtual.traffic import TrafficRequest
 from router.types import Generation, InFlight, Links, PodLoad, Tier
+from tests.policy.test_recording import read, written
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
 PROMPT = [1, 2, 3, 4]
@@ -154,3 +158,27 @@ def test_the_defaults_are_those_of_the_router() -> None:
     index, knowledge = Index(), Knowledge()
     for name in ("predicted_ttl_s", "no_events_ttl_s", "no_events_capacity_tokens"):
         assert getattr(knowledge, name) == getattr(index, name)
+
+
+def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[str, Policy]) -> None:
+    """A minute of prompts at twice what the pods compute, which evict what later prompts ask for. Each scene is decided
+    again from its lines by the default: the same candidates, prices and order."""
+    router = view(policies["cost_aware"], Knowledge())
+    recorded: list[tuple[bytes, tuple[bytes, bytes]]] = []
+    learnt, backlogs_ms = set[float](), []
+    for number in range(600):
+        now_s, asked = number / 10, prompt(4000, range(number % 7 * 1000, number % 7 * 1000 + 250))
+        scene = router.scene(str(number), asked, now_s, {})
+        decided = decide(scene, policies["cost_aware"])
+        pod = decided.candidates[0].pod.id
+        recorded.append((msgspec.json.encode(decided), written(record(scene))))
+        learnt.add(scene.learnt_reuse)
+        backlogs_ms.append(scene.congestion.backlog_ms)
+        lease = router.record_send(pod, asked, decided.candidates[0].cached_tokens, now_s)
+        if number % 2:
+            router.ledger.first_token(lease, now_s)
+        router.apply_blocks(pod, Tier.GPU, True, list(asked.prompt_hashes))
+        router.apply_blocks(pod, Tier.GPU, False, list(asked.prompt_hashes[number % 5 * 40 :]))
+    assert len(learnt) > 5 and max(backlogs_ms) > 10_000
+    for before, lines in recorded:
+        assert msgspec.json.encode(decide(read(lines).scene(), policies["cost_aware"])) == before
