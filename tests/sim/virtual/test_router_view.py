@@ -167,7 +167,8 @@ def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[st
     recorded: list[tuple[bytes, tuple[bytes, bytes]]] = []
     learnt, backlogs_ms = set[float](), []
     for number in range(600):
-        now_s, asked = number / 10, prompt(4000, range(number % 7 * 1000, number % 7 * 1000 + 250))
+        now_s, head = number / 10, number % 7 * 1000
+        asked = prompt(4000, [*range(head, head + 100), *range(number << 20, (number << 20) + 150)])
         scene = router.scene(str(number), asked, now_s, {})
         decided = decide(scene, policies["cost_aware"])
         pod = decided.candidates[0].pod.id
@@ -178,7 +179,7 @@ def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[st
         if number % 2:
             router.ledger.first_token(lease, now_s)
         router.apply_blocks(pod, Tier.GPU, True, list(asked.prompt_hashes))
-        router.apply_blocks(pod, Tier.GPU, False, list(asked.prompt_hashes[number % 5 * 40 :]))
+        router.apply_blocks(pod, Tier.GPU, False, list(asked.prompt_hashes[number % 5 * 20 :]))
     assert len(learnt) > 5 and max(backlogs_ms) > 10_000
     for before, lines in recorded:
         assert msgspec.json.encode(decide(read(lines).scene(), policies["cost_aware"])) == before
