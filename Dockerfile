@@ -17,7 +17,7 @@ RUN cd /opt/warmroute/lib/python3*/site-packages \
  && find . -type d -name tests -prune -exec rm -r {} + \
  && find . -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 # Compiles the modules that are used: containers run on a read-only file system.
-RUN /opt/warmroute/bin/python -c 'import router.wiring.program, router.wiring.agent, router.sim.mock_engine; \
+RUN /opt/warmroute/bin/python -c 'import router.wiring.program, router.wiring.agent, router.sim.mock_engine, router.observe.spans; \
 from transformers import AutoTokenizer, PreTrainedTokenizerFast' \
  && /opt/warmroute/bin/warmroute config show >/dev/null
 

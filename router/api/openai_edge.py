@@ -47,6 +47,7 @@ from router.errors import (
 from router.fleet.fleet import Fleet
 from router.observe.phase import Phases
 from router.observe.receipts import CLIENT_GONE
+from router.observe.tracing import RequestTrace, Tracing
 from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.forward import Forwarder
 from router.proxy.headers import Inbound
@@ -75,11 +76,13 @@ class OpenAiEdge(HttpEdge):
         edge: Edge,
         limits: Limits,
         configured: frozenset[str],
+        tracing: Tracing | None = None,
     ) -> None:
         super().__init__(limits, ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods)
         self._forwarder = forwarder
         self._fleet = fleet
         self._unrouted = unrouted
+        self._tracing = tracing
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
@@ -111,12 +114,14 @@ class OpenAiEdge(HttpEdge):
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
-        request_id = checked_id(client.received.named)
+        received, trace = client.received, None
+        if self._tracing is not None:
+            trace = self._tracing.begin(received.headers, received.named)
+        request_id = checked_id(received.named, trace)
         self._serving += 1
         try:
-            received = client.received
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
-            await self._forwarder.forward(self.admit(received, request_id, read), client)
+            await self._forwarder.forward(self.admit(received, request_id, read, trace), client)
         except asyncio.CancelledError:
             if not client.disconnected:
                 self._fail(client, Stopping("The router is stopping."), request_id)
@@ -161,10 +166,18 @@ class OpenAiEdge(HttpEdge):
             return await self._large_bodies.run(self.inference, endpoint, named, body, request_id)
         return self.inference(endpoint, named, body, request_id)
 
-    def admit(self, received: ReceivedRequest, request_id: str, read: InferenceRequest | None = None) -> RequestContext:
+    def admit(
+        self,
+        received: ReceivedRequest,
+        request_id: str,
+        read: InferenceRequest | None = None,
+        trace: RequestTrace | None = None,
+    ) -> RequestContext:
         """Parse and check the request, unless it was `read`. Raises `ClientError`, or `NoReadyPod` if no pod of its
         model has started yet."""
         phases = Phases()
+        if trace is not None:
+            trace.phases = phases
         endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER)
         try:
             if received.refusal is not None:
@@ -174,11 +187,13 @@ class OpenAiEdge(HttpEdge):
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
             request = read or self.inference(endpoint, received.named, received.body, request_id)
         except Exception as error:
-            self.refused(endpoint, error, request_id)
+            self.refused(endpoint, error, request_id, trace)
             raise
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
-        inbound = Inbound(request_id, received.method, received.target, received.headers, received.peer, shown_id)
+        inbound = Inbound(
+            request_id, received.method, received.target, received.headers, received.peer, shown_id, trace
+        )
         return RequestContext(request, inbound, phases)
 
     def abandoned(self, received: ReceivedRequest) -> None:
@@ -189,12 +204,20 @@ class OpenAiEdge(HttpEdge):
         self.refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
-    def refused(self, endpoint: Endpoint, error: Exception, request_id: str = "") -> None:
+    def refused(
+        self, endpoint: Endpoint, error: Exception, request_id: str = "", trace: RequestTrace | None = None
+    ) -> None:
         """Count and log a request that was refused before it was routed."""
         model = error.model if isinstance(error, NoReadyPod) else ""
         status = response_for(error).status
         self._unrouted.ended(
-            endpoint.value, code_of(error), model=model, request_id=request_id, status=status, error=str(error)
+            endpoint.value,
+            code_of(error),
+            model=model,
+            request_id=request_id,
+            status=status,
+            error=str(error),
+            trace=trace,
         )
 
     def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
@@ -268,11 +291,16 @@ def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
     return value.decode("latin-1")
 
 
-def checked_id(named: Mapping[bytes, bytes]) -> str:
-    """The client's request id if it is harmless, else a new one. Engines build their own ids from it, and vLLM's P2P
-    connector reads the addresses of pods from an id with `___prefill_addr_HOST:PORT`."""
+def checked_id(named: Mapping[bytes, bytes], trace: RequestTrace | None = None) -> str:
+    """The client's request id if it is harmless, else a new one: the id of the trace, if that begins here. Engines
+    build their own ids from it, and vLLM's P2P connector reads the addresses of pods from an id with
+    `___prefill_addr_HOST:PORT`."""
     given = named.get(b"x-request-id")
-    return given.decode() if given and _SAFE_ID.fullmatch(given) else f"req-{getrandbits(128):032x}"
+    if given and _SAFE_ID.fullmatch(given):
+        return given.decode()
+    if trace is not None and not trace.parent_id:
+        return f"req-{trace.trace_id}"
+    return f"req-{getrandbits(128):032x}"
 
 
 def _max_output_tokens(parsed: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The keys `receipts` and `log` of `config/router.yaml`."""
+"""The keys `receipts`, `log` and `tracing` of `config/router.yaml`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from router.config.load import FilePath, Strict
+from router.config.load import FilePath, HttpUrl, Strict
 
 
 class Receipts(Strict):
@@ -47,3 +47,17 @@ class Log(Strict):
     """One line for each request that ended: id, model, pod, policy, status, cached tokens, times."""
     requests_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the requests that are logged."""
+
+
+class TracingConfig(Strict):
+    """OpenTelemetry traces of requests, exported over OTLP (HTTP, protobuf). Needs `warmroute[otel]`."""
+
+    enabled: bool = False
+    endpoint: HttpUrl | None = None
+    """Base URL of the collector, such as http://collector:4318. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
+    `OTEL_EXPORTER_OTLP_ENDPOINT` of the environment, else http://localhost:4318. `OTEL_EXPORTER_OTLP_HEADERS` and the
+    SDK's other variables apply as well."""
+    sample_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the requests without a `traceparent` that are traced; with one, its sampled flag decides."""
+    max_requests_per_s: PositiveInt = 100
+    """Traced requests a second and worker, a bound because clients can set the sampled flag."""

@@ -22,7 +22,7 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.listen_schema import AdminListen, Listen
 from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
-from router.config.log_schema import Log, Receipts, ReceiptsOrFile
+from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig
 from router.types import Generation, Role
@@ -209,6 +209,7 @@ class RouterConfig(Strict):
     index: Index = Index()
     publish: Publish = Publish()
     log: Log = Log()
+    tracing: TracingConfig = TracingConfig()
     priors: FilePath | None = None
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
     receipts: ReceiptsOrFile = Receipts()

@@ -79,15 +79,21 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     """The facts of one request that ended. Fields that are None are omitted."""
 
     id: str | None = None
+    trace_id: str | None = None
+    """With `tracing.enabled`."""
     client_request_id: str | None = None
     endpoint: str | None = None
     model: str | None = None
     pod: str | None = None
+    prefill_pod: str | None = None
     policy: str | None = None
+    workload: str | None = None
     status: int | None = None
     result: str | None = None
     error: str | None = None
     tries: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     e2e_ms: float | None = None

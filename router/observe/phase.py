@@ -52,6 +52,11 @@ class Phases:
             for phase in self.taken_s:
                 self.taken_s[phase] = sum(compress(seconds, map(phase.__eq__, phases)))
 
+    def intervals(self, now_s: float) -> list[tuple[str, float, float]]:
+        """(phase, beginning, end) in order, times of `perf_counter`; the current phase ends at `now_s`."""
+        ends_s = [*(began_s for _, began_s in self._entered[1:]), now_s]
+        return [(phase, began_s, end_s) for (phase, began_s), end_s in zip(self._entered, ends_s, strict=True)]
+
     def elapsed_s(self) -> float:
         """Seconds since the request arrived."""
         return perf_counter() - self._entered[0][1]

@@ -45,6 +45,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     model: str
     endpoint: str
     result: str
+    trace_id: str = ""
     prompt_tokens: int = 0
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -84,6 +85,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     endpoint: str
     result: str = ""
     id: str = ""
+    trace_id: str = ""
+    """With `tracing.enabled`."""
     pod: str = ""
     prefill_pod: str = ""
     """The pod that computed the prompt, if it is not `pod`."""
@@ -139,6 +142,7 @@ def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
     choice = choice_of(served.plan) if served else None
     return Receipt(
         id=outcome.id,
+        trace_id=outcome.trace_id,
         at_s=outcome.at_s,
         model=outcome.model,
         endpoint=outcome.endpoint,

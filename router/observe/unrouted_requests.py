@@ -6,6 +6,7 @@ from router.errors import shortened
 from router.observe.log import RequestLine, RequestLog
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
+from router.observe.tracing import RequestTrace
 
 MAX_ERROR_CHARACTERS = 500
 
@@ -18,19 +19,32 @@ class UnroutedRequests:
         self._log = log
 
     def ended(
-        self, endpoint: str, result: str, *, model: str = "", request_id: str = "", status: int = 0, error: str = ""
+        self,
+        endpoint: str,
+        result: str,
+        *,
+        model: str = "",
+        request_id: str = "",
+        status: int = 0,
+        error: str = "",
+        trace: RequestTrace | None = None,
     ) -> None:
         """Record one. `model` is its label: a configured name, else ""."""
         self._metrics.requests.labels(endpoint, model, result).inc()
         if result == CLIENT_GONE:
             self._metrics.cancellations.labels("admit").inc()
+        if self._log is None and trace is None:
+            return
+        line = RequestLine(
+            id=request_id or None,
+            trace_id=None if trace is None else trace.trace_id,
+            endpoint=endpoint,
+            model=model or None,
+            status=status or None,
+            result=result,
+            error=shortened(error, MAX_ERROR_CHARACTERS) or None,
+        )
+        if trace is not None:
+            trace.ended(line)
         if self._log is not None:
-            line = RequestLine(
-                id=request_id or None,
-                endpoint=endpoint,
-                model=model or None,
-                status=status or None,
-                result=result,
-                error=shortened(error, MAX_ERROR_CHARACTERS) or None,
-            )
             self._log.log(line)

@@ -270,11 +270,12 @@ class Attempts:
 
     def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
         """The headers that the router adds to the response."""
-        request_id, plan = (b"x-request-id", context.request.id.encode()), candidate.plan
+        headers, plan = [(b"x-request-id", context.request.id.encode())], candidate.plan
+        if context.inbound.trace is not None:
+            headers.append(context.inbound.trace.context())
         if not self._settings.route_headers or context.decision is None:
-            return [request_id]
-        headers = [
-            request_id,
+            return headers
+        headers += [
             (b"x-warmroute-pod", plan.pod.id.encode()),
             (b"x-warmroute-policy", context.decision.policy.encode()),
             (b"x-warmroute-cached-tokens", b"%d" % candidate.cached_tokens),

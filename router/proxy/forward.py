@@ -68,6 +68,8 @@ class Forwarder:
         context.phases.end()
         metrics.phase_s.add(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
+        if context.inbound.trace is not None:
+            context.inbound.trace.ended(_line(context, ended), ended)
         if self.request_log is not None:
             self.request_log.log(_line(context, ended))
 
@@ -85,15 +87,20 @@ def _line(context: RequestContext, ended: Outcome) -> RequestLine:
     """What is logged of a request."""
     return RequestLine(
         id=ended.id,
+        trace_id=ended.trace_id or None,
         client_request_id=context.inbound.given_id or None,
         endpoint=ended.endpoint,
         model=ended.model,
         pod=ended.served.pod.id if ended.served is not None else None,
+        prefill_pod=context.prefill_pod or None,
         policy=context.decision.policy if context.decision is not None else None,
+        workload=context.workload or None,
         status=context.status or None,
         result=ended.result,
         error=shortened(context.error, MAX_ERROR_CHARACTERS) if context.error else None,
         tries=context.tries if context.tries > 1 else None,
+        prompt_tokens=ended.prompt_tokens or None,
+        output_tokens=ended.output_tokens,
         cached_tokens=ended.cached_tokens,
         ttft_ms=None if ended.ttft_ms is None else round(ended.ttft_ms, 1),
         e2e_ms=round(ended.e2e_ms, 1),

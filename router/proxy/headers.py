@@ -13,6 +13,7 @@ import msgspec
 from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
 from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
+from router.observe.tracing import RequestTrace
 
 HeaderList = list[tuple[bytes, bytes]]
 
@@ -27,6 +28,8 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     peer: str = ""
     given_id: str = ""
     """The client's own request id, cut, where it was replaced: for the log only."""
+    trace: RequestTrace | None = None
+    """With `tracing.enabled`."""
 
 
 _CORS = frozenset(

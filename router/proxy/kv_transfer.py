@@ -201,8 +201,11 @@ class SplitExecutor:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
         body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
-        reply = await self._sender.send_once(attempt.context.inbound, pod, lambda: body)
+        inbound = attempt.context.inbound
+        reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, MAX_PREFILL_BYTES))
+        if inbound.trace is not None:
+            inbound.trace.prefill_ended()
         if response.status == 200:
             attempt.booking.handed_over()
             self._metrics.sent.labels(pod.id, "ok").inc()
@@ -265,7 +268,8 @@ class SplitExecutor:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         inbound, pod = attempt.context.inbound, attempt.pair.decode
         edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
-        reply = await self._sender.send_once(inbound, pod, lambda: attempt.decode_body(offered, self._fleet, edited))
+        body = partial(attempt.decode_body, offered, self._fleet, edited)
+        reply = await self._sender.send_once(inbound, pod, body, "decode")
         attempt.reply = reply
         first = await self._first_piece(attempt, reply)
         if not prefill.done():

@@ -119,9 +119,10 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
 def outcome_of(context: RequestContext) -> Outcome:
     """The request in numbers. `phases_s` also receives the current phase when it ends."""
     request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
-    elapsed_s = context.phases.elapsed_s()
+    elapsed_s, trace = context.phases.elapsed_s(), context.inbound.trace
     return Outcome(
         id=request.id,
+        trace_id=trace.trace_id if trace is not None else "",
         at_s=time.time() - elapsed_s,
         model=request.model,
         endpoint=request.endpoint,

@@ -299,13 +299,16 @@ class UpstreamSender:
         pool = self._pool(pod)
         return pool.exchange(self._message(inbound, pool, body))
 
-    def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes]) -> Awaitable[Reply]:
-        """The same for a body that no pod may receive twice; `body` is called just before it is sent."""
+    def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes], part: str = "") -> Awaitable[Reply]:
+        """The same for a body that no pod may receive twice; `body` is called just before it is sent. `part`: see
+        `Leg`."""
         pool = self._pool(pod)
-        return pool.exchange_once(lambda: self._message(inbound, pool, body()))
+        return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
 
-    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes) -> Message:
+    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> Message:
         headers = self._rules.upstream(inbound.headers)
+        if inbound.trace is not None:
+            headers = inbound.trace.upstream(headers, pool.pod, pool.host_header.decode(), part)
         if pool.has_key and (credentials := pool.credentials):
             headers = [header for header in headers if header[0] != b"authorization"] + credentials
         headers += (

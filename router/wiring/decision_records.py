@@ -1,4 +1,4 @@
-"""Builds the journal of decisions and its sinks: a file, a Redis stream, shadow policies."""
+"""Builds the journal of decisions and its sinks (a file, a Redis stream, shadow policies), and tracing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from router.config.log_schema import Receipts
+from router.config.log_schema import Receipts, TracingConfig
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, Sink
 from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
+from router.observe.tracing import Tracing
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
 from router.policy.review import Review, chosen, review
@@ -80,3 +81,18 @@ def _decided(
         same = by.version == kept.policy.version
         was = choice_of(kept.candidates[0].plan) if same else chosen(scene, by)
         yield scene, was, new.for_recorded(kept.scene, kept.policy.name)
+
+
+def build_tracing(config: TracingConfig) -> Tracing | None:
+    """None if tracing is off. Raises `ConfigError`."""
+    if not config.enabled:
+        return None
+    try:
+        from router.observe.spans import SpanExport
+    except ImportError as error:
+        raise ConfigError(f"tracing.enabled needs OpenTelemetry: pip install 'warmroute[otel]' ({error})") from error
+    try:
+        sink = SpanExport(config.endpoint)
+    except ValueError as error:
+        raise ConfigError(f"tracing: a variable OTEL_* of the environment is invalid: {error}") from error
+    return Tracing(sink, sample_share=config.sample_share, max_per_s=config.max_requests_per_s)

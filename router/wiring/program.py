@@ -44,7 +44,7 @@ from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.policy.spec import Policy
 from router.types import Endpoint, Pod, PodId, PodState
-from router.wiring.decision_records import DecisionRecords
+from router.wiring.decision_records import DecisionRecords, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.malloc_tuning import release_loop
@@ -106,7 +106,8 @@ class Program:
         )
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
-        self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models)
+        self.tracing = build_tracing(config.tracing)
+        self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
         self._metrics_page = MetricsPage(
             self.metrics,
             self.fleet,
@@ -193,6 +194,8 @@ class Program:
             self.records.close()
             self._pools.close()
             await self.pods.close()
+            if self.tracing is not None:
+                await self.tracing.sink.close()
 
     def summary(self) -> dict[str, Any]:
         """What this router serves, for the log."""

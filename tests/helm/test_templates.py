@@ -288,6 +288,17 @@ def test_without_discovery_the_api_server_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [(None, 4318), ("http://collector:14318", 14318), ("https://otlp.example.com/otlp", 443), ("http://[fd00::1]", 80)],
+)
+def test_traces_may_leave_for_their_collector(endpoint: str | None, port: int) -> None:
+    """Only if tracing is on."""
+    tracing = {"enabled": True, **({"endpoint": endpoint} if endpoint else {})}
+    policy = minimal({"networkPolicy": {"enabled": True}, "config": {"tracing": tracing}}).one("NetworkPolicy")
+    assert ports(policy["spec"]["egress"]) == {53, 8000, 5557, 5558, port}
+
+
+@pytest.mark.parametrize(
     ("url", "expected"),
     [
         ("redis://a", {6379}),
