@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import add
 from typing import Any
 
 import msgspec
 
+from router.api.page_notices import CountedHistory, Notice, counted_of, present_of
 from router.api.views import kv_events_state
 from router.errors import shortened
 from router.feeds.discovery.source_status import SourceStatus
@@ -25,7 +26,7 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
-from router.observe.declared import of_decisions, of_process, of_requests
+from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.journal import Journal
@@ -39,7 +40,7 @@ from router.types import PodState, PodStatus, PrefixTrust, Role
 MAX_PODS_BYTES = 256 * 1024
 """Pods beyond are counted, not described; pods that need attention come first."""
 MAX_DECISIONS = 30
-MAX_SERIES = 64
+MAX_SERIES = 96
 """Series of one metric; the rest is summed as `other`."""
 MAX_CALIBRATIONS = 64
 MAX_MODELS = 64
@@ -59,6 +60,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.AVAILABLE_TOKENS: (),
     of_requests.CAPTURED_TOKENS: (),
     of_requests.DELIVERED_TOKENS: (),
+    of_requests.TENANT_TOKENS: ("tenant", "stage"),
     of_requests.SLO_REQUESTS: ("policy", "met"),
     of_requests.UNREAD_PROMPTS: ("reason",),
     of_decisions.DECISIONS: ("policy", "plan", "reason"),
@@ -68,6 +70,8 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.SHADOW_DROPPED: ("policy",),
     of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
     of_decisions.SHADOW_LATER_S: ("policy", "prices"),
+    of_pods.TRANSFER_S: ("link",),
+    of_pods.TRANSFER_EXPECTED_S: ("link",),
     of_process.LOOP_LAG_S: (),
     of_process.DEGRADED_MATCHES: (),
     of_process.INDEX_DROPPED_BLOCKS: (),
@@ -96,6 +100,8 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     waiting: int = 0
     in_flight: int = 0
     epoch: int = 0
+    slowdown: float = 1.0
+    """Time of a prefill relative to other pods of its class, as learnt."""
     load_age_s: float | None = None
     """None: its load was never scraped."""
 
@@ -141,6 +147,7 @@ class PageSource:
     discovery: Iterable[SourceStatus]
     cluster: Callable[[Metrics], None] | None
     others: Callable[[], Awaitable[Sequence[bytes]]]
+    history: CountedHistory = field(default_factory=CountedHistory)
 
     async def part(self) -> bytes:
         """What this worker counts, for another one."""
@@ -153,15 +160,17 @@ class PageSource:
         parts = [await self._own_part(), *(msgspec.msgpack.decode(part, type=WorkerPart) for part in others)]
         health = self._health()
         await asyncio.sleep(0)
+        metrics = _merged(part.metrics for part in parts)
         return msgspec.json.encode(
             {
                 "at_s": time.time(),
+                "notices": self._notices(metrics, health["index_age_s"] if self.cluster else None),
                 "workers": len(parts),
                 "pods": pods,
                 "pods_not_shown": hidden,
                 "models": self._models(),
                 "bounds": BOUNDS,
-                "metrics": _merged(part.metrics for part in parts),
+                "metrics": metrics,
                 "decisions": _latest(part.decisions for part in parts),
                 "policies": self._policies(),
                 "health": health,
@@ -181,8 +190,9 @@ class PageSource:
         statuses = sorted(self.fleet.snapshot.pods, key=_is_healthy)
         rows: list[msgspec.Raw] = []
         left_bytes, now_s = MAX_PODS_BYTES, time.monotonic()
+        slowdowns = self.calibrator.calibration.slowdowns()
         for at, status in enumerate(statuses):
-            row = msgspec.json.encode(self._pod(status, now_s))
+            row = msgspec.json.encode(self._pod(status, now_s, slowdowns.get(status.pod.id, 1.0)))
             left_bytes -= len(row)
             if left_bytes < 0:
                 break
@@ -191,7 +201,7 @@ class PageSource:
                 await asyncio.sleep(0)
         return rows, len(statuses) - len(rows)
 
-    def _pod(self, status: PodStatus, now_s: float) -> PodRow:
+    def _pod(self, status: PodStatus, now_s: float, slowdown: float) -> PodRow:
         pod, load = status.pod, status.load
         return PodRow(
             id=_short(pod.id),
@@ -208,8 +218,14 @@ class PageSource:
             waiting=load.waiting,
             in_flight=self.ledger.requests_of_router(pod.id),
             epoch=pod.epoch,
+            slowdown=round(slowdown, 1),
             load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         )
+
+    def _notices(self, metrics: Mapping[str, Rows], index_age_s: float | None) -> list[Notice]:
+        self.history.add(counted_of(self.metrics, metrics))
+        calibration = self.calibrator.calibration
+        return self.history.notices(present_of(self.fleet, self.kv_streams, calibration, self.policies, index_age_s))
 
     def _models(self) -> list[str]:
         names = {name for status in self.fleet.snapshot.pods for name in (*status.pod.models, *status.pod.adapters)}

@@ -109,6 +109,15 @@ async def test_pods_that_need_attention_are_first_with_the_reason(tmp_path: Path
     assert "state" not in found[2], "facts of a healthy pod are omitted"
 
 
+async def test_what_needs_attention_is_said(tmp_path: Path) -> None:
+    """A pod that restarted while somebody watches."""
+    page = Page(tmp_path, "a", "b")
+    assert (await page.shown())["notices"] == []
+    page.metrics.pod_restarts.labels("b").inc()
+    [notice] = (await page.shown())["notices"]
+    assert (notice["about"], notice["view"]) == ("restarts", "now")
+
+
 async def test_names_are_shown_as_they_are_but_not_longer_than_a_line(tmp_path: Path) -> None:
     page = Page(tmp_path, HOSTILE, "x" * 1000)
     names = [one["id"] for one in (await page.shown())["pods"]]

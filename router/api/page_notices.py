@@ -1,0 +1,210 @@
+"""What needs attention now: the sentences at the top of the operators' page.
+
+Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods. Thresholds are those
+of the alerts in the chart, or lower: who looks at the page wants to know sooner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from router.errors import shortened
+from router.feeds.kv_zmq import KvStreams
+from router.feeds.policy_feed import PolicyFeed
+from router.fleet.fleet import Fleet
+from router.observe.declared import of_pods, of_requests
+from router.observe.fast_metrics import Labels, Numbers
+from router.observe.metrics import Metrics
+from router.policy.calibration import Calibration
+from router.types import PodState
+
+MINUTE_S = 60.0
+RECENT_S = 15.0
+"""Over which shares of tenants and times of transfers are computed."""
+MIN_SLOWDOWN = 1.5
+MAX_INDEX_AGE_S = 5.0
+MAX_TTFT_RATIO = 1.2
+RELOAD_SHOWN_S = 600.0
+MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
+"""A tenant above the second has no others beside it."""
+MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 3.0, 0.1
+MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """One sentence. `about` names the subject for programs; `view` of the page shows more."""
+
+    about: str
+    text: str
+    view: Literal["now", "policies", "health"] = "now"
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counters at one time."""
+
+    at_s: float
+    restarts: Mapping[str, float] = field(default_factory=dict)
+    """By pod."""
+    tenant_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Prompt tokens by tenant."""
+    transfers: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Number, seconds and expected seconds of transfers by kind of link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Present:
+    """The state now. Ages are in seconds; None: unknown, or there is none."""
+
+    pods: int = 0
+    ejected: Sequence[str] = ()
+    events_lost: Sequence[str] = ()
+    slowdowns: Mapping[str, float] = field(default_factory=dict)
+    """Times of prefills relative to the class, of pods that differ from it."""
+    waiting: int = 0
+    """Requests that wait in engines."""
+    index_age_s: float | None = None
+    policy_error: str = ""
+    reload_age_s: float | None = None
+    reload_review: str = ""
+    reload_ttft_ratio: float = 1.0
+
+
+class CountedHistory:
+    """The counters of the last minute, one entry a snapshot. Older ones are dropped."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Counted] = deque()
+
+    def add(self, now: Counted) -> None:
+        self._kept.append(now)
+        while self._kept[0].at_s < now.at_s - MINUTE_S:
+            self._kept.popleft()
+
+    def since(self, span_s: float) -> Counted:
+        """The oldest of the last `span_s`."""
+        first_s = self._kept[-1].at_s - span_s
+        return next(one for one in self._kept if one.at_s >= first_s)
+
+    def notices(self, present: Present) -> list[Notice]:
+        """What needs attention by the last entry and `present`."""
+        now, recent = self._kept[-1], self.since(RECENT_S)
+        return [
+            *_pods(present),
+            *_restarts(self.since(MINUTE_S), now, present.pods),
+            *_policies(present),
+            *_index(present),
+            *_flood(recent, now, present),
+            *_links(recent, now),
+        ]
+
+
+def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers]]]) -> Counted:
+    """From the metrics of the page, of all workers. Restarts are those that this worker saw: all see the same."""
+    seconds = {labels[0]: numbers for labels, numbers in merged[of_pods.TRANSFER_S.name]}
+    expected = {labels[0]: numbers[0] for labels, numbers in merged[of_pods.TRANSFER_EXPECTED_S.name]}
+    return Counted(
+        time.monotonic(),
+        {pod: count.value for (pod,), count in own.pod_restarts.items()},
+        {tenant: tokens for (tenant, stage), (tokens,) in merged[of_requests.TENANT_TOKENS.name] if stage == "all"},
+        {link: (sum(counts), total, expected.get(link, 0.0)) for link, (*counts, total) in seconds.items()},
+    )
+
+
+def present_of(
+    fleet: Fleet, streams: KvStreams, calibration: Calibration, policies: PolicyFeed, index_age_s: float | None
+) -> Present:
+    """O(pods)."""
+    statuses, reload = fleet.snapshot.pods, policies.last_reload
+    return Present(
+        pods=len(statuses),
+        ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
+        events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
+        slowdowns=calibration.slowdowns(),
+        waiting=sum(status.load.waiting for status in statuses),
+        index_age_s=index_age_s,
+        policy_error=policies.error,
+        reload_age_s=time.time() - reload.at_s if reload else None,
+        reload_review=(reload.review or "") if reload else "",
+        reload_ttft_ratio=reload.ttft_ratio if reload else 1.0,
+    )
+
+
+def _pods(present: Present) -> Iterator[Notice]:
+    if present.ejected:
+        yield Notice("ejected", f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected)}.")
+    for pod, ratio in sorted(present.slowdowns.items(), key=lambda item: -item[1])[:MAX_NAMES]:
+        if ratio >= MIN_SLOWDOWN:
+            text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
+            yield Notice("slow", text)
+    if lost := present.events_lost:
+        text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
+        yield Notice("events", text)
+
+
+def _restarts(before: Counted, now: Counted, pods: int) -> Iterator[Notice]:
+    found = [pod for pod, count in now.restarts.items() if count > before.restarts.get(pod, 0.0)]
+    if found:
+        text = f"{_of_pods(found, pods)} restarted in the last minute, with empty caches: {_names(found)}."
+        yield Notice("restarts", text)
+
+
+def _policies(present: Present) -> Iterator[Notice]:
+    if present.policy_error:
+        error = shortened(present.policy_error, MAX_ERROR_CHARACTERS)
+        yield Notice("policy", f"Policy files are invalid; the last valid set stays: {error}", "policies")
+    age_s = present.reload_age_s
+    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > MAX_TTFT_RATIO:
+        change = f"mean predicted TTFT {present.reload_ttft_ratio - 1:+.0%}"
+        text = f"Policies were changed {age_s:.0f} s ago, for the worse: {change}; {present.reload_review}."
+        yield Notice("policy", text, "policies")
+
+
+def _index(present: Present) -> Iterator[Notice]:
+    if present.index_age_s is not None and present.index_age_s > MAX_INDEX_AGE_S:
+        text = f"The shared index is {present.index_age_s:.0f} s old: Redis does not answer."
+        yield Notice("index", text, "health")
+
+
+def _flood(before: Counted, now: Counted, present: Present) -> Iterator[Notice]:
+    grown = {tenant: tokens - before.tenant_tokens.get(tenant, 0.0) for tenant, tokens in now.tenant_tokens.items()}
+    total = sum(grown.values())
+    if total <= 0 or present.waiting < max(present.pods, 1):
+        return
+    tenant = max(grown, key=grown.__getitem__)
+    share = grown[tenant] / total
+    if MIN_TENANT_SHARE < share < MAX_TENANT_SHARE:
+        who = f"Tenant {_short(tenant)}" if tenant else "Clients without a tenant"
+        yield Notice(
+            "tenant", f"{who} sent {share:.0%} of the latest prompt tokens; {present.waiting} requests wait in engines."
+        )
+
+
+def _links(before: Counted, now: Counted) -> Iterator[Notice]:
+    for link, values in now.transfers.items():
+        old = before.transfers.get(link, (0.0, 0.0, 0.0))
+        count, seconds, expected_s = (value - known for value, known in zip(values, old, strict=True))
+        if count <= 0 or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
+            continue
+        if (ratio := seconds / expected_s) > MIN_TRANSFER_RATIO:
+            text = f"Transfers of KV over links {_short(link)} take {ratio:.1f} times as long as configured."
+            yield Notice("link", text, "health")
+
+
+def _of_pods(found: Sequence[str], pods: int) -> str:
+    return f"{len(found)} of {pods} pods"
+
+
+def _names(pods: Sequence[str]) -> str:
+    more = len(pods) - MAX_NAMES
+    return ", ".join(map(_short, pods[:MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
+
+
+def _short(text: str) -> str:
+    return shortened(text, MAX_CHARACTERS)
