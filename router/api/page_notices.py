@@ -32,7 +32,7 @@ MAX_INDEX_AGE_S = 5.0
 MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
-"""A tenant above the second has no others beside it."""
+"""A tenant above the second is the only one."""
 MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 3.0, 0.1
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
