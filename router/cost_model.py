@@ -43,7 +43,9 @@ class PodSpeed:
     def fixed_ms(self, requests: int, context_tokens: int) -> float:
         """The part of a step that does not depend on its prompts: a decode step if `requests` decode with
         `context_tokens` in total, else c0. Source: reference/simulator.md 5.2."""
-        return self.step_ms(requests, context_tokens) if requests and self.d0_ms else self.c0_ms
+        if not (requests and self.d0_ms):
+            return self.c0_ms
+        return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens
 
     def step_ms(self, requests: float, context_tokens: float) -> float:
         """Expected time of a decode step of `requests` requests with `context_tokens` in total."""

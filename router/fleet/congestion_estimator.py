@@ -8,7 +8,7 @@ has left the means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import exp
 
 import msgspec
@@ -84,13 +84,16 @@ class CongestionEstimator:
         averages = self._pods.get(pod)
         return averages.prompts / averages.observed_s if averages and averages.prompts else 0.0
 
-    def means(self, fleet: FleetSnapshot, model: str, inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
-        """Of the ready pods that serve `model` and compute prompts. `inflight`: the work of all routers. O(pods), but
-        O(1) within `REFRESH_S`."""
+    def means(
+        self, fleet: FleetSnapshot, model: str, inflight: Callable[[], Mapping[PodId, InFlight]], now_s: float
+    ) -> Congestion:
+        """Of the ready pods that serve `model` and compute prompts. `inflight` returns the work of all routers.
+
+        O(pods), but O(1) within `REFRESH_S`."""
         known = self._means.get(model)
-        if known is not None and 0 <= now_s - known[0] < REFRESH_S:
+        if known is not None and now_s - known[0] < REFRESH_S:
             return known[1]
-        found = self._computed(_computing(fleet, model), inflight, now_s)
+        found = self._computed(_computing(fleet, model), inflight(), now_s)
         if len(self._means) > MAX_PODS:
             self._means.clear()
         self._means[model] = now_s, found

@@ -192,7 +192,7 @@ class Ledger:
 
     def congestion(self, fleet: FleetSnapshot, model: str, now_s: float) -> Congestion:
         """How busy the pods of a model are with prompts, of all routers and workers. See `CongestionEstimator`."""
-        return self._congestion.means(fleet, model, self._sums_of_all(), now_s)
+        return self._congestion.means(fleet, model, self._sums_of_all, now_s)
 
     def requests_of_router(self, pod: PodId) -> int:
         """Open leases of all workers of this router on one pod."""

@@ -97,9 +97,9 @@ class Lineage:
             return _UNKNOWN, None
         # The previous prompt reached this marker but not the next one, which is twice as deep.
         marker = hashes[shared - 1]
-        nearest, farthest = _both(
-            self._depth_markers.get(marker, NO_ENDS), self._older_depth_markers.get(marker, NO_ENDS)
-        )
+        nearest, farthest = self._depth_markers.get(marker, NO_ENDS)
+        if older := self._older_depth_markers.get(marker):
+            nearest, farthest = min(nearest, older[0]), max(farthest, older[1])
         first = max(global_prefix_blocks, blocks - MAX_GROWTH_BLOCKS, shared - 1, shared - 1 + nearest)
         end = min(shared + farthest, blocks - 1)
         before = next(filter(self._tails.__contains__, reversed(hashes[first:end])), None) if first < end else None
@@ -128,10 +128,6 @@ class Lineage:
         depth_markers[last] = min(nearest, after), max(farthest, after)
         if len(depth_markers) > MAX_DEPTH_MARKERS // 2:
             self._older_depth_markers, self._depth_markers = depth_markers, {}
-
-
-def _both(one: Ends, other: Ends) -> Ends:
-    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def _deepest_marker(hashes: Sequence[BlockHash]) -> int:

@@ -50,7 +50,7 @@ class ClassMetrics:
             self._requests.remove_where(lambda labels: labels[1] in unnamed)
             self.tokens.remove_tenants(unnamed)
             self.tenants.unnamed = []
-        self._requests.labels(workload, tenant, ended.result).inc()
+        self._requests.labels(workload, tenant, ended.result).value += 1
         if ttft_ms is not None and policy.slo_ttft_ms is not None:
             self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
         if prompt is not None and ended.result == "ok" and ended.served is not None:

@@ -194,7 +194,7 @@ class Metrics:
     def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
         """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""
         model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
-        self.requests.labels(ended.endpoint, model, ended.result).inc()
+        self.requests.labels(ended.endpoint, model, ended.result).value += 1
         self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000)
         if ttft_ms is not None and ended.served is not None:
             self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000)

@@ -53,8 +53,8 @@ class TokenMetrics:
     ) -> None:
         """Add one served prompt with the blocks of each holder. `labels`: model, class and policy. O(holders)."""
         assert ended.served is not None
-        plan, captured, block = ended.served.plan, ended.served.cached_tokens, prompt.generation.block_size_tokens
-        tokens, reported = ended.prompt_tokens, ended.cached_tokens
+        served, tokens, reported = ended.served, ended.prompt_tokens, ended.cached_tokens
+        plan, captured, block = served.plan, served.cached_tokens, prompt.generation.block_size_tokens
         longest = max(match.values(), key=sum) if match else _NOTHING
         blocks = sum(longest)
         held_tokens = blocks * block

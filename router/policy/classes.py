@@ -92,8 +92,12 @@ class Classes:
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
         turn, gap_s = past.turn, past.gap_s
         for name, min_turn, max_gap_s, min_shared_tokens, match in self._rules:
-            fits = turn >= min_turn and gap_s <= max_gap_s and shared_tokens >= min_shared_tokens
-            if fits and (match is None or match.matches(request, "", prompt_tokens, headers)):
+            if (
+                turn >= min_turn
+                and gap_s <= max_gap_s
+                and shared_tokens >= min_shared_tokens
+                and (match is None or match.matches(request, "", prompt_tokens, headers))
+            ):
                 return name
         raise AssertionError("the last rule has no conditions")
 

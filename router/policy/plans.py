@@ -116,26 +116,28 @@ class Planner:
 
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """One on each pod, with the blocks that it holds itself."""
-        scene, block, request, prompt_tokens = self.scene, self._block, self._request, self.prompt_tokens
+        scene, block, request, n = self.scene, self._block, self._request, self.prompt_tokens
         inflight, steps, now_s = scene.inflight.get, scene.steps.get, scene.now_s
         holders = scene.match.blocks if scene.prompt else {}
         found: list[Placement] = []
         for status in statuses:
             pod = status.pod
             pod_id, speed = pod.id, pod.speed
-            work, cached_tokens, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
+            work, p, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
             if held := holders.get(pod_id):
-                cached_tokens = _usable_tokens(held, pod, prompt_tokens, block)
-                by_tier = _by_tier(held, cached_tokens, block)
-            load, step, our_decodes = status.load, steps(pod_id, _UNSEEN), work.decode_requests
+                p = _usable_tokens(held, pod, n, block)
+                by_tier = _by_tier(held, p, block)
+            load, step, our_decodes = status.load, steps(pod_id, _UNSEEN), work.requests - work.prefill_requests
             fixed_ms = speed.fixed_ms(our_decodes, work.decode_tokens) if our_decodes else speed.c0_ms
             found.append(
                 Placement(
                     request=request,
                     pod=pod,
                     fixed_ms=fixed_ms,
-                    cached_tokens=cached_tokens,
-                    own_tokens=cached_tokens,
+                    # As `PodSpeed.compute_ms`, without a call.
+                    compute_ms=speed.c1_ms_per_token * (n - p) + speed.c2_ms_per_token2 * (n * n - p * p),
+                    cached_tokens=p,
+                    own_tokens=p,
                     held_tokens=by_tier,
                     load=load,
                     inflight=work,
@@ -162,7 +164,10 @@ class Planner:
         prompt_tokens = self.prompt_tokens
         prefill_ms = prefill.pod.speed.prefill_ms(prompt_tokens, prefill.cached_tokens)
         handoff = self._transfer(prefill.pod, decode.pod, prompt_tokens - decode.own_tokens, prefill_ms)
-        return replace(decode, cached_tokens=prompt_tokens - 1, handoff=handoff) if handoff else None
+        if handoff is None:
+            return None
+        compute_ms = decode.pod.speed.compute_ms(prompt_tokens - 1, prompt_tokens)
+        return replace(decode, cached_tokens=prompt_tokens - 1, compute_ms=compute_ms, handoff=handoff)
 
     def _transfer(self, sender: Pod, receiver: Pod, tokens: int, prefill_ms: float = 0.0) -> Transfer | None:
         """The KV of `tokens` tokens sent from one pod to another; None without a link, or if its size is unknown."""
@@ -195,6 +200,7 @@ class Planner:
             request=replace(self._request, shared_tokens=0),
             pod=pod,
             fixed_ms=pod.speed.c0_ms,
+            compute_ms=pod.speed.compute_ms(cached_tokens, self.prompt_tokens),
             cached_tokens=cached_tokens,
             own_tokens=cached_tokens,
             held_tokens=(cached_tokens, 0, 0, 0),
@@ -224,7 +230,8 @@ class Planner:
         pull = self._transfer(sender, pod, tokens - at.own_tokens)
         if pull is None or pull.transfer_ms >= pod.speed.compute_ms(at.own_tokens, tokens):
             return None
-        return replace(at, cached_tokens=tokens, pull=pull)
+        compute_ms = pod.speed.compute_ms(tokens, self.prompt_tokens)
+        return replace(at, cached_tokens=tokens, compute_ms=compute_ms, pull=pull)
 
 
 def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> BlocksByTier:

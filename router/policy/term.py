@@ -76,6 +76,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     pod: Pod
     fixed_ms: float
     """The part of the pod's next step that does not depend on the prompts in it."""
+    compute_ms: float
+    """Time to compute the prompt tokens that are not cached."""
     cached_tokens: int = 0
     """Prompt tokens expected to need no compute: held there, aligned and capped as its engine does, or pulled."""
     own_tokens: int = 0

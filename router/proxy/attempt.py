@@ -210,7 +210,7 @@ class Attempts:
     def _record_result(self, context: RequestContext, plan: Plan, reply: AnyReply) -> None:
         """Count a relayed response."""
         context.result = result_of_status(reply.status)
-        self._metrics.sent.labels(reply.pod, context.result).inc()
+        self._metrics.sent.labels(reply.pod, context.result).value += 1
         if reply.status < 400:
             if context.suspects:
                 self._count_failures(context, plan)

@@ -37,7 +37,7 @@ class Forwarder:
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
-        self._metrics.in_flight.inc()
+        self._metrics.in_flight.value += 1
         try:
             context.prompt = await self._decisions.fingerprint(context)
             match = await self._decisions.match(context)
@@ -58,7 +58,7 @@ class Forwarder:
         """Count and log the request, and compare predicted with reported values."""
         context.phases.enter("settle")
         metrics, ended = self._metrics, outcome_of(context)
-        metrics.in_flight.inc(-1)
+        metrics.in_flight.value -= 1
         if (recorded := context.recorded) is not None:
             metrics.observe_request(ended, context.workload, recorded.policy.name)
             metrics.by_class.settle(ended, recorded.scene, recorded.policy, context.prompt)

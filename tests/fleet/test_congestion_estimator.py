@@ -156,6 +156,6 @@ def test_shares_are_shares_and_nothing_is_negative(steps: list[tuple[str, float]
         elif what == "idle":
             estimator.set_busy("a", False, now_s)
     pod = Pod(id="a", url="http://a", engine="vllm", speed=None, models=(MODEL,))  # type: ignore[arg-type]
-    found = estimator.means(fleet([pod]), MODEL, {}, now_s)
+    found = estimator.means(fleet([pod]), MODEL, dict, now_s)
     assert 0 <= found.busy_share <= 1 + 1e-9
     assert min(found.prompts_per_s, found.backlog_ms) >= 0

@@ -46,11 +46,9 @@ class CongestionTerm(CostTerm):
             return [0.0] * len(placements)
         pod, fleet_ms, costs_ms = self.pod * reached_per_ms, self.fleet * reached_per_ms * congestion.backlog_ms, []
         for at in placements:
-            # What all traffic shares is computed once, whichever prompt brings it.
-            p, speed = at.cached_tokens, at.pod.speed
-            if p < shared_tokens:
-                p = shared_tokens
-            x_ms = (n - p) * (speed.c1_ms_per_token + speed.c2_ms_per_token2 * (n + p))
+            x_ms = at.compute_ms
+            if at.cached_tokens < shared_tokens:  # it is computed once, whichever prompt brings it
+                x_ms = at.pod.speed.compute_ms(shared_tokens, n)
             costs_ms.append(x_ms * (pod * (at.work_ahead_ms + x_ms / 2) + fleet_ms))
         return costs_ms
 

@@ -25,10 +25,7 @@ class DecodeInterferenceTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight = self.weight
-        return [
-            weight * at.decoding_requests * at.pod.speed.compute_ms(at.cached_tokens, at.request.prompt_tokens)
-            for at in placements
-        ]
+        return [weight * at.decoding_requests * at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)

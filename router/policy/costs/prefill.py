@@ -21,15 +21,7 @@ class PrefillTerm(CostTerm):
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        if not placements:
-            return []
-        n, costs_ms = placements[0].request.prompt_tokens, []
-        for at in placements:
-            # As `PodSpeed.compute_ms`, without a call.
-            p, speed = at.cached_tokens, at.pod.speed
-            compute_ms = speed.c1_ms_per_token * (n - p) + speed.c2_ms_per_token2 * (n * n - p * p)
-            costs_ms.append(at.fixed_ms + compute_ms)
-        return costs_ms
+        return [at.fixed_ms + at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)

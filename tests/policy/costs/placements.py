@@ -31,6 +31,7 @@ def at(**facts: Any) -> Placement:
     fixed_ms = facts.setdefault("fixed_ms", speed.fixed_ms(work.decode_requests, work.decode_tokens))
     usual: dict[str, Any] = {
         "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES, capacity_tokens=capacity_tokens),
+        "compute_ms": speed.compute_ms(facts.get("cached_tokens", 0), request["prompt_tokens"]),
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
         "work_ahead_ms": work_ahead_ms(work, facts.get("step", StepBegan()), speed, fixed_ms, request["now_s"]),
