@@ -120,6 +120,10 @@ STAGES = (
     " captured: load weighed more. Captured over delivered: evicted meanwhile. Delivered over captured: the index is"
     " late."
 )
+WORTH = (
+    "Seconds of prefill per second, estimated from the latest requests and the pods' calibrated coefficients. chosen:"
+    " where requests were sent. round_robin: what the caches as they are would have saved, had pods been used in turn."
+)
 EVICTED = "Learnt number of requests that would have used an evicted block: above 0.5, larger caches pay."
 
 OVERVIEW = Dashboard(
@@ -198,6 +202,7 @@ HITS = Dashboard(
                 _rate("Captured tokens by tier", "short", of_requests.CAPTURED_TOKENS, "tier", "peer: pulled."),
                 _tenant_hits(),
                 _rate("Decisions by reason", "reqps", of_decisions.DECISIONS, "plan reason"),
+                _rate("Prefill that hits saved", "s", of_decisions.PREFILL_SAVED_S, "model placement", WORTH),
                 _quantiles("Depth of prefixes in tokens", of_requests.PREFIX_DEPTH, "model", unit="short"),
                 _quantiles("Interval between uses of a prefix", of_requests.REUSE_INTERVAL_S, "model"),
                 _gauge("Evicted blocks needed again", "none", "max", of_decisions.EVICTED_REUSE, "model", EVICTED),

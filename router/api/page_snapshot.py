@@ -19,6 +19,7 @@ import msgspec
 
 from router.api.page_notices import CountedHistory, Notice, counted_of, present_of
 from router.api.views import kv_events_state
+from router.config.startup_files import StaleFile
 from router.errors import shortened
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
@@ -29,6 +30,8 @@ from router.observe.calibrator import Calibrator
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers
+from router.observe.hit_worth import HitWorth
+from router.observe.hot_prefixes import HotPrefix, PrefixTally, merged
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
@@ -45,7 +48,11 @@ MAX_SERIES = 96
 MAX_CALIBRATIONS = 64
 MAX_MODELS = 64
 MAX_CHARACTERS = 128
-SLICE_PODS = 25
+MAX_ERROR_CHARACTERS = 400
+MAX_STALE_FILES = 16
+MAX_GROUPED = 1000
+"""Decisions that the prefixes are computed from."""
+SLICE_PODS, SLICE_DECISIONS = 25, 100
 
 SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.IN_FLIGHT: (),
@@ -66,6 +73,8 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.DECISIONS: ("policy", "plan", "reason"),
     of_decisions.TTFT_ERROR: (),
     of_decisions.REGRET_S: (),
+    of_decisions.PREFILL_SAVED_S: ("placement",),
+    of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
     of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
     of_decisions.SHADOW_DROPPED: ("policy",),
     of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
@@ -129,6 +138,19 @@ class WorkerPart(msgspec.Struct, frozen=True):
 
     metrics: dict[str, Rows]
     decisions: list[DecisionRow]
+    prefixes: list[HotPrefix] = []
+
+
+@dataclass(frozen=True, slots=True)
+class PageFacts:
+    """What the page shows of the configuration. `price`: of one GPU for one hour; `stale_files` may block."""
+
+    price: float | None = None
+    currency: str = ""
+    keeps_prompts: bool = False
+    kept_decisions: int = 0
+    """The most that a worker keeps."""
+    stale_files: Callable[[], list[StaleFile]] = list
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +169,8 @@ class PageSource:
     discovery: Iterable[SourceStatus]
     cluster: Callable[[Metrics], None] | None
     others: Callable[[], Awaitable[Sequence[bytes]]]
+    worth: HitWorth
+    facts: PageFacts = PageFacts()
     history: CountedHistory = field(default_factory=CountedHistory)
 
     async def part(self) -> bytes:
@@ -158,8 +182,7 @@ class PageSource:
         others = await self.others()
         pods, hidden = await self._pods()
         parts = [await self._own_part(), *(msgspec.msgpack.decode(part, type=WorkerPart) for part in others)]
-        health = self._health()
-        await asyncio.sleep(0)
+        health = self._health() | {"stale_files": await self._stale_files()}
         metrics = _merged(part.metrics for part in parts)
         return msgspec.json.encode(
             {
@@ -172,18 +195,45 @@ class PageSource:
                 "bounds": BOUNDS,
                 "metrics": metrics,
                 "decisions": _latest(part.decisions for part in parts),
+                "prefixes": merged(part.prefixes for part in parts),
+                "keeps_prompts": self.facts.keeps_prompts,
+                "kept_decisions": self.facts.kept_decisions,
+                "price": self.facts.price,
+                "currency": self.facts.currency,
                 "policies": self._policies(),
                 "health": health,
             }
         )
 
     async def _own_part(self) -> WorkerPart:
+        await self.worth.observe()
         shown: dict[str, Rows] = {}
         for metric in self.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
                 shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
                 await asyncio.sleep(0)
-        return WorkerPart(shown, [decision_row(kept) for kept in self.journal.latest(MAX_DECISIONS)])
+        rows = [decision_row(kept) for kept in self.journal.latest(MAX_DECISIONS)]
+        return WorkerPart(shown, rows, await self._hot_prefixes())
+
+    async def _hot_prefixes(self) -> list[HotPrefix]:
+        """Those of all decisions in memory."""
+        tally = PrefixTally()
+        for number, kept in enumerate(self.journal.latest(MAX_GROUPED)):
+            tally.add(kept)
+            if number % SLICE_DECISIONS == SLICE_DECISIONS - 1:
+                await asyncio.sleep(0)
+        return tally.hottest()
+
+    async def _stale_files(self) -> list[StaleFile]:
+        found = [
+            StaleFile(_short(one.file), _short(one.problem), one.since_s)
+            for one in (await asyncio.to_thread(self.facts.stale_files))[:MAX_STALE_FILES]
+        ]
+        if self.policies.error:
+            folder = _short(str(self.policies.folder))
+            problem = f"the last valid set stays in force: {self.policies.error}"
+            found.append(StaleFile(folder, shortened(problem, MAX_ERROR_CHARACTERS), self.policies.refused_since_s))
+        return found
 
     async def _pods(self) -> tuple[list[msgspec.Raw], int]:
         """The encoded rows, and the number of pods without one."""

@@ -17,6 +17,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
 from router.observe.calibrator import Calibrator
+from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
 from router.policy.catalog import PICKERS
@@ -130,6 +131,7 @@ class MetricsPage:
     discovery: Iterable[SourceStatus] = ()
     prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
     """By model."""
+    worth: HitWorth | None = None
 
     async def observe(self) -> None:
         """Update these gauges, in a few turns of the event loop: all of 500 pods take 6 ms."""
@@ -151,6 +153,8 @@ class MetricsPage:
         self.metrics.evicted_reuse.replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
+        if self.worth:
+            await self.worth.observe()
 
     async def render(self) -> bytes:
         await self.observe()

@@ -23,6 +23,7 @@ from router.config.load import shipped, validate_options
 from router.config.priors import without_cost
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
+from router.config.startup_files import StartupFiles
 from router.observe.log import bind_worker, configure_logging
 
 if TYPE_CHECKING:
@@ -89,10 +90,10 @@ def serve_command(options: ServeOptions) -> None:
         )
     for model, hint in without_cost(config.models).items():
         log.warning("model without cost", model=model, hint=hint)
-    _serve(config, options)
+    _serve(config, options, StartupFiles(config, options.config))
 
 
-def _serve(config: RouterConfig, options: ServeOptions) -> None:
+def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> None:
     gc.disable()  # imports create no garbage, and the search for it takes a fifth of their time
 
     import uvicorn
@@ -123,7 +124,7 @@ def _serve(config: RouterConfig, options: ServeOptions) -> None:
     public = bind_port(config.listen.host, worker.port if worker else config.listen.port, exclusive=worker is None)
     if worker:
         bind_worker(worker.number)
-    program = Program(config, policies, priors, load, worker=worker)
+    program = Program(config, policies, priors, load, worker=worker, files=files)
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

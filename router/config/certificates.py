@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import structlog
 
 from router.config.listen_schema import ListenTls
+from router.config.startup_files import StaleFile
 from router.errors import ConfigError
 
 log = structlog.get_logger()
@@ -109,6 +111,8 @@ class ListenCertificate:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.set_alpn_protocols(["http/1.1"])
         load_certificate(self.context, files.cert_file, files.key_file)
+        self.stale: StaleFile | None = None
+        """The files if they have changed and cannot be used."""
 
     def refresh(self) -> None:
         """Read the files again if they have changed. If they cannot be used, the last certificate stays in use."""
@@ -118,8 +122,11 @@ class ListenCertificate:
         self._stamp = stamp
         try:
             load_certificate(self.context, self._files.cert_file, self._files.key_file)
+            self.stale = None
             log.info("certificate of the listener read again", file=self._files.cert_file)
         except ConfigError as error:
+            since_s = self.stale.since_s if self.stale else time.time()
+            self.stale = StaleFile(self._files.cert_file, f"not usable; the last one stays in use: {error}", since_s)
             log.error("certificate of the listener not usable; the last one stays in use", error=f"listen.{error}")
 
     def _current_stamp(self) -> Stamp:

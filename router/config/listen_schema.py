@@ -56,6 +56,11 @@ class AdminListen(Strict):
     bearer_file: FilePath | None = Field(default=None, validate_default=True)
     """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
     loopback address. Without it, only processes of this machine are served."""
+    gpu_hour_price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The price of one GPU for one hour: with it, the operators' page shows the money that hits of prefix caches
+    saved."""
+    currency: Annotated[str, Field(max_length=8)] = "USD"
+    """Of that price."""
 
     @field_validator("bearer_file")
     @classmethod

@@ -26,6 +26,12 @@ _HARDWARE = re.compile(r"(?P<gpu>[a-z0-9]+)x(?P<count>[1-9][0-9]*)")
 """Name of a row, such as h100x4."""
 
 
+def gpu_count(hardware: str) -> int:
+    """The GPUs of a pod on this hardware, such as h100x8 or h100x8-sglang; 1 for other names."""
+    named = _HARDWARE.fullmatch(hardware.partition("-")[0])
+    return int(named["count"]) if named else 1
+
+
 class SpeedPrior(Strict):
     """One (model, hardware) row: fitted coefficients and their source."""
 
@@ -122,6 +128,11 @@ class PodPriors:
         hardware = pod.hardware if self._has_row(cost, pod.hardware) else ""
         speed = pod.speed or prior_speed(self._priors, cost, hardware)
         return speed, _model(self._priors, cost).kv_bytes_per_token
+
+    def gpus_of(self, hardware: str, served: Iterable[str]) -> int:
+        """The GPUs of a pod that serves these models, by its hardware; without one, by that of its model's cost."""
+        cost = next((model.cost_row for model in map(self._names.entry_of, served) if model), self._other)
+        return gpu_count(hardware or cost.hardware)
 
     def _has_row(self, cost: CostPrior, hardware: str) -> bool:
         return (hardware or cost.hardware) in _model(self._priors, cost).hardware

@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
@@ -66,9 +67,15 @@ class PolicyFeed:
         self._reload_lock = asyncio.Lock()
         self.error = ""
         """Why the current files are not active; empty if they are."""
+        self.refused_since_s: float | None = None
+        """Unix time since when they are not."""
         self.last_reload: Reload | None = None
         """Since the start of this process."""
         self._activate(folder.read())
+
+    @property
+    def folder(self) -> Path:
+        return self._folder.folder
 
     def current(self) -> PolicySet:
         return self._policies
@@ -129,12 +136,13 @@ class PolicyFeed:
             return None
 
     def _activate(self, policies: PolicySet) -> None:
-        self._policies, self.error = policies, ""
+        self._policies, self.error, self.refused_since_s = policies, "", None
         self._metrics.policy_reload_failed.set(0)
         self._metrics.observe_policies(policies.version, {one.name: one.version for one in policies.active})
 
     def _refuse(self, error: str) -> Reload:
         self.error = error
+        self.refused_since_s = self.refused_since_s or time.time()
         self._metrics.policy_reload_failed.set(1)
         self._metrics.policy_reloads.labels("refused").inc()
         log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from itertools import islice
+from typing import Any
 
 from router.decision import RouteDecision
 from router.observe.receipt_lines import ReceiptWriter
@@ -19,6 +21,19 @@ from router.policy.spec import Policy
 from router.types import PromptPrefix, Scene
 
 MAX_DECISIONS = 1000
+MAX_EXCERPT_CHARACTERS = 120
+
+
+def excerpt(prompt: Mapping[str, Any]) -> str:
+    """The beginning of a prompt: of the first message of a user, after the system prompt that many share; or of the
+    text of a completion. Empty if there is none."""
+    found, messages = prompt.get("prompt"), prompt.get("messages")
+    if isinstance(messages, list):
+        users = (one for one in messages if isinstance(one, dict) and one.get("role") == "user")
+        found = next(users, {}).get("content")
+    if isinstance(found, list):
+        found = next((part["text"] for part in found if isinstance(part, dict) and "text" in part), "")
+    return found[:MAX_EXCERPT_CHARACTERS] if isinstance(found, str) else ""
 
 
 class Journal:
@@ -60,7 +75,8 @@ class Journal:
             recorded.outcome = outcome
         if self._writer is not None:
             self._writer.write(outcome, recorded, prompt)
-        if recorded is not None:
+        if recorded is not None and recorded.prompt is not None:
+            recorded.excerpt = excerpt(recorded.prompt)
             recorded.prompt = None  # a thousand prompts have no bound
         if self.shadows is not None and recorded is not None and decision is not None:
             self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
@@ -68,6 +84,10 @@ class Journal:
     def find(self, request_id: str) -> RecordedDecision | None:
         """The recorded decision about a request."""
         return self._decisions.get(request_id)
+
+    def ended(self, count: int) -> list[RecordedDecision]:
+        """Up to `count` of the newest decisions whose requests have ended, newest first."""
+        return list(islice((one for one in reversed(self._decisions.values()) if one.outcome is not None), count))
 
     def latest(self, count: int) -> list[RecordedDecision]:
         """Up to `count` of the newest decisions, oldest first."""

@@ -112,6 +112,8 @@ class Metrics:
         self.regret_s = Histogram(r, of_decisions.REGRET_S)
         self.coefficient = Gauge(r, of_decisions.COEFFICIENT)
         self.confidence = Gauge(r, of_decisions.CONFIDENCE)
+        self.prefill_saved_s = Counter(r, of_decisions.PREFILL_SAVED_S)
+        self.prefill_saved_gpu_s = Counter(r, of_decisions.PREFILL_SAVED_GPU_S)
         self.calibration_error = Gauge(r, of_decisions.CALIBRATION_ERROR)
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:

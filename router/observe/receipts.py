@@ -67,6 +67,8 @@ class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
     reason: str
     prompt: Mapping[str, Any] | None = None
     """Only with `receipts.prompts`, until the request has ended."""
+    excerpt: str = ""
+    """The beginning of that prompt, when the request has ended."""
     outcome: Outcome | None = None
 
     @property

@@ -30,7 +30,7 @@ class TokenMetrics:
     """Prompt tokens of served requests, by model, class and policy, and by tenant."""
 
     def __init__(self, r: CollectorRegistry) -> None:
-        self._prompt = Counter(r, of_requests.PROMPT_TOKENS)
+        self.prompt = Counter(r, of_requests.PROMPT_TOKENS)
         self._reported = Counter(r, of_requests.REPORTED_PROMPT_TOKENS)
         self._available = Counter(r, of_requests.AVAILABLE_TOKENS)
         self._captured = Counter(r, of_requests.CAPTURED_TOKENS)
@@ -98,7 +98,7 @@ class _Series:
     __slots__ = ("available", "captured", "delivered", "depth", "error", "prompt", "reported")
 
     def __init__(self, metrics: TokenMetrics, labels: Labels) -> None:
-        self.prompt = metrics._prompt.labels(*labels)
+        self.prompt = metrics.prompt.labels(*labels)
         self.reported = metrics._reported.labels(*labels)
         self.delivered = metrics._delivered.labels(*labels)
         self.available = [metrics._available.labels(*labels, tier) for tier in _TIERS]

@@ -72,7 +72,8 @@ class FleetParts:
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
         self.sources = PodSources(config)
-        self.membership = Membership(fleet, PodPriors(config.models, priors).of, self.sources.by_name)
+        self._priors = PodPriors(config.models, priors)
+        self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
         self.membership.check(config.pods)
         shared = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)
@@ -118,6 +119,10 @@ class FleetParts:
         await self.kv_streams.stop()
         if self.cluster:
             await self.cluster.close()
+
+    def gpus_of(self, pod: Pod) -> int:
+        """The number of its GPUs, by the name of its hardware."""
+        return self._priors.gpus_of(pod.hardware, pod.models)
 
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""

@@ -20,7 +20,7 @@ from router.api.app import App, public_app
 from router.api.http_edge import HttpEdge
 from router.api.live_page import SnapshotStream
 from router.api.openai_edge import OpenAiEdge
-from router.api.page_snapshot import PageSource
+from router.api.page_snapshot import PageFacts, PageSource
 from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
@@ -28,11 +28,13 @@ from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
+from router.config.startup_files import StaleFile, StartupFiles
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
 from router.index.recent_prompts import RecentPrompts
+from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
@@ -68,7 +70,8 @@ log = structlog.get_logger()
 
 
 class Program:
-    """One router process with all its parts. `worker`: its identity if there are several processes."""
+    """One router process with all its parts. `worker`: its identity if there are several processes; `files`: those that
+    `config` was read from."""
 
     def __init__(
         self,
@@ -78,8 +81,10 @@ class Program:
         load: LoadTokenizer = load_tokenizer,
         *,
         worker: WorkerIdentity | None = None,
+        files: StartupFiles | None = None,
     ) -> None:
         self._config = config
+        self._files = files or StartupFiles(config, None)
         self.metrics = Metrics()
         add_process_metrics(self.metrics.registry, worker.number if worker else None)
         rules = load_classes(config.classes)
@@ -108,17 +113,8 @@ class Program:
         unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
         self.tracing = build_tracing(config.tracing)
         self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
-        self._metrics_page = MetricsPage(
-            self.metrics,
-            self.fleet,
-            self.pods.ledger,
-            self.pods.store,
-            self.pods.calibrator,
-            self.pods.scaling,
-            self.pods.cluster.observe if self.pods.cluster else None,
-            self.pods.sources.statuses,
-            self.prompts.cache_bytes,
-        )
+        self._worth = HitWorth(self.records.journal, self.metrics, self.pods.gpus_of)
+        self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)
         membership = self.pods.membership
@@ -131,7 +127,22 @@ class Program:
         self.app = App(self._edge, own, build_gate(config))
         self.admin = self._admin_app()
 
+    def _build_metrics_page(self) -> MetricsPage:
+        return MetricsPage(
+            self.metrics,
+            self.fleet,
+            self.pods.ledger,
+            self.pods.store,
+            self.pods.calibrator,
+            self.pods.scaling,
+            self.pods.cluster.observe if self.pods.cluster else None,
+            self.pods.sources.statuses,
+            self.prompts.cache_bytes,
+            self._worth,
+        )
+
     def _build_page(self) -> PageSource:
+        config = self._config
         return PageSource(
             self.fleet,
             self.pods.ledger,
@@ -144,7 +155,19 @@ class Program:
             self.pods.sources.statuses,
             self.pods.cluster.observe if self.pods.cluster else None,
             self._page_parts,
+            self._worth,
+            PageFacts(
+                config.admin.gpu_hour_price,
+                config.admin.currency,
+                config.receipts.prompts,
+                config.receipts.keep,
+                self._stale_files,
+            ),
         )
+
+    def _stale_files(self) -> list[StaleFile]:
+        certificate = self.certificate.stale if self.certificate else None
+        return [*self._files.changed(), *([certificate] if certificate else ())]
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find

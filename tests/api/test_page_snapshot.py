@@ -16,15 +16,19 @@ from router.api.page_snapshot import (
     MAX_SERIES,
     SLICE_PODS,
     DecisionRow,
+    PageFacts,
     PageSource,
     WorkerPart,
 )
 from router.config.policy_files import PolicyFolder
+from router.config.startup_files import StaleFile
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.observe.calibrator import Calibrator
+from router.observe.hit_worth import HitWorth
+from router.observe.hot_prefixes import HotPrefix
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
@@ -43,7 +47,9 @@ REQUESTS = "warmroute_class_requests"
 class Page:
     """A page source without a router around it. `others`: the parts of other workers."""
 
-    def __init__(self, folder: Path, *pods: str, others: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *pods: str, others: tuple[bytes, ...] = (), facts: PageFacts | None = None
+    ) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.journal = Fleet(), Metrics(), Journal()
         self.fleet.sync([pod(name) for name in pods])
@@ -64,19 +70,31 @@ class Page:
             (),
             None,
             parts,
+            HitWorth(self.journal, self.metrics, lambda _: 8),
+            facts or PageFacts(),
         )
 
-    def serve(self, request_id: str, workload: str = "chat", result: str = "ok") -> None:
+    def serve(
+        self, request_id: str, workload: str = "chat", result: str = "ok", cached_tokens: int | None = None
+    ) -> None:
         """Decide about a request, and end it."""
         seen = scene(*ready(pod("a"), pod("b")), request=request(request_id))
         decision = decide(seen, BY)
         recorded = self.journal.record(seen, decision, BY, workload)
         ended = Outcome(
-            id=request_id, at_s=1.0, model="m", endpoint="x", result=result, served=decision.candidates[0], ttft_ms=5.0
+            id=request_id,
+            at_s=1.0,
+            model="m",
+            endpoint="x",
+            result=result,
+            served=decision.candidates[0],
+            ttft_ms=5.0,
+            prompt_tokens=1000,
+            cached_tokens=cached_tokens,
         )
         self.journal.settle(ended, recorded, decision, None)
         self.metrics.observe_request(ended, workload, BY.name)
-        self.metrics.by_class.settle(ended, recorded.scene, BY, None)
+        self.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
 
     async def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())
@@ -183,3 +201,45 @@ async def test_the_last_reload_is_shown(tmp_path: Path) -> None:
     await page.source.policies.reload()
     found = (await page.shown())["policies"]
     assert "mine.yaml:3" in found["error"] and "mine.yaml:3" in found["last_reload"]["error"]
+
+
+async def test_the_hottest_prefixes_are_shown_with_what_they_saved(tmp_path: Path) -> None:
+    """Of all workers, the one that saved the most first."""
+    theirs = HotPrefix("00ff", "m", requests=3, hits=2, saved_tokens=10**9, first_s=1.0, last_s=2.0)
+    part = msgspec.msgpack.encode(WorkerPart({}, [], [theirs]))
+    page = Page(tmp_path, "a", "b", others=(part,))
+    page.serve("ours", cached_tokens=64)
+    first, second = (await page.shown())["prefixes"]
+    assert (first["key"], first["saved_tokens"]) == ("00ff", 10**9)
+    assert (second["requests"], second["hits"], second["saved_tokens"]) == (1, 1, 64)
+
+
+async def test_what_hits_saved_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:
+    """In seconds of pods and of their GPUs, with the price of these."""
+    page = Page(tmp_path, "a", "b", facts=PageFacts(price=2.5, currency="EUR"))
+    page.serve("ours", cached_tokens=640)
+    found = await page.shown()
+    saved = {labels[0]: value for labels, [value] in found["metrics"]["warmroute_prefill_saved_seconds"]}
+    gpus = {labels[0]: value for labels, [value] in found["metrics"]["warmroute_prefill_saved_gpu_seconds"]}
+    assert saved["chosen"] == pytest.approx(pod("a").speed.compute_ms(0, 640) / 1000)
+    assert gpus["chosen"] == pytest.approx(8 * saved["chosen"])
+    assert saved["round_robin"] == 0
+    assert (found["price"], found["currency"]) == (2.5, "EUR")
+    again = (await page.shown())["metrics"]["warmroute_prefill_saved_seconds"]
+    assert {labels[0]: value for labels, [value] in again} == saved, "counted once"
+
+
+async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_path: Path) -> None:
+    """Policies that were refused, and files that need a restart."""
+    page = Page(tmp_path, "a", facts=PageFacts(stale_files=lambda: [StaleFile("router.yaml", "changed", 5.0)]))
+    assert [one["file"] for one in (await page.shown())["health"]["stale_files"]] == ["router.yaml"]
+    (tmp_path / "mine.yaml").write_text("name: mine\nabout: x\npicker: 7\n")
+    await page.source.policies.reload()
+    since_s = page.source.policies.refused_since_s
+    await page.source.policies.reload()
+    _, refused = (await page.shown())["health"]["stale_files"]
+    assert refused["file"] == str(tmp_path) and "mine.yaml:3" in refused["problem"]
+    assert refused["since_s"] == since_s, "since the first refusal"
+    (tmp_path / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
+    await page.source.policies.reload()
+    assert len((await page.shown())["health"]["stale_files"]) == 1

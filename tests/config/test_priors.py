@@ -101,6 +101,20 @@ def test_hardware_needs_a_row_of_some_configured_model() -> None:
         priors.of(PodConfig(url="http://a", hardware="tpu"), ())
 
 
+@pytest.mark.parametrize(
+    ("hardware", "gpus"), [("h100x8", 8), ("h200x8-sglang", 8), ("a100x16", 16), ("tpu", 1), ("x0", 1), ("h100x1", 1)]
+)
+def test_the_name_of_a_pods_hardware_says_how_many_gpus_it_has(hardware: str, gpus: int) -> None:
+    assert priors_of().gpus_of(hardware, ()) == gpus
+
+
+def test_a_pod_without_hardware_has_the_gpus_of_its_models_cost() -> None:
+    large = CostPrior(model="llama-3.1-70b", hardware="h100x4")
+    assert priors_of(llama=large, qwen=QWEN).gpus_of("", ["llama"]) == 4
+    assert priors_of(llama=large).gpus_of("", []) == 4
+    assert priors_of(llama=large).gpus_of("h100x8", ["llama"]) == 8
+
+
 @pytest.mark.skipif(
     not FITTED.is_file(), reason="the fits that config/models was made from are not part of the product"
 )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from router.observe.journal import Journal
+from typing import Any
+
+import pytest
+
+from router.observe.journal import MAX_EXCERPT_CHARACTERS, Journal, excerpt
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome
 from router.policy.decide import decide
@@ -67,6 +71,7 @@ def test_a_prompt_is_written_and_then_dropped() -> None:
     kept = journal.record(seen("one"), decision, BY)
     journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
     assert b"harbour" in lines[0] and kept.prompt is None
+    assert kept.excerpt == "harbour"
 
 
 def test_prompts_are_kept_only_where_configured() -> None:
@@ -75,3 +80,31 @@ def test_prompts_are_kept_only_where_configured() -> None:
         journal = Journal(prompts=prompts)
         decided(journal, "one")
         assert (found := journal.find("one")) and found.prompt == (PROMPT if prompts else None)
+
+
+def test_no_beginning_of_a_prompt_is_kept_unless_prompts_are() -> None:
+    journal = Journal()
+    decision = decide(seen("one"), BY)
+    kept = journal.record(seen("one"), decision, BY)
+    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    assert kept.excerpt == ""
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ({"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]}, "Hi"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}, {"type": "text", "text": "Hi"}]}]}, "Hi"),
+        ({"prompt": "x" * 1000}, "x" * MAX_EXCERPT_CHARACTERS),
+        ({"prompt": ["Hi", "there"]}, ""),
+        ({"prompt": [1, 2, 3]}, ""),
+        ({"messages": [{"role": "user", "content": [{"text": 7}]}]}, ""),
+        ({"messages": [7, {"role": "user"}]}, ""),
+        ({"messages": {}}, ""),
+        ({}, ""),
+    ],
+    ids=str,
+)
+def test_the_beginning_of_a_prompt_is_that_of_its_first_user(prompt: dict[str, Any], found: str) -> None:
+    """The system prompt before it is the same for many; clients may send any shape."""
+    assert excerpt(prompt) == found

@@ -51,6 +51,17 @@ EVICTED_REUSE = gauge(
     Join.MAX,
 )
 
+PREFILL_SAVED_S = counter(
+    "warmroute_prefill_saved_seconds",
+    "Seconds of prefill that cached prefixes saved, estimated from the latest requests by calibrated coefficients.",
+    "model placement",
+)
+PREFILL_SAVED_GPU_S = counter(
+    "warmroute_prefill_saved_gpu_seconds",
+    "The same, of the GPUs of each pod: seconds of GPUs.",
+    "model placement",
+)
+
 POLICY_INFO = gauge("warmroute_policy_info", "1 for each active policy.", "policy version set_version")
 POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.", "result", Join.MAX)
 POLICY_RELOAD_FAILED = gauge(

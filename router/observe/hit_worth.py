@@ -1,0 +1,126 @@
+"""What were the hits of prefix caches worth?
+
+A hit of p tokens saves its pod `c1 p + c2 p^2` milliseconds of prefill, by the coefficients learnt for that pod. What
+round robin would have saved is the mean of the same over the pods that could have computed the prompt, with the blocks
+that each held when the request was decided. Both are estimates: of the latest requests of each model, per prompt token,
+times the prompt tokens that were served since the last estimate. So nothing is computed for a request, and nothing
+while nobody asks. Under round robin the caches themselves would hold other blocks, usually more copies of fewer
+prefixes: its estimate is too high rather than too low.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from operator import add
+
+from router.decision import Split
+from router.errors import RouterError
+from router.observe.declared import of_requests
+from router.observe.journal import Journal
+from router.observe.metrics import Metrics
+from router.observe.receipts import RecordedDecision
+from router.policy.eligible import eligible
+from router.types import Pod, PodId, PodStatus
+
+SAMPLE = 128
+"""The latest ended requests of which an estimate is made."""
+SLICE = 16
+CHOSEN, ROUND_ROBIN = "chosen", "round_robin"
+
+Saved = tuple[float, float]
+"""Milliseconds of pods, and of their GPUs."""
+_NOTHING: Saved = (0.0, 0.0)
+
+
+class HitWorth:
+    """Adds the estimates to the metrics. `gpus` returns the number of GPUs of a pod."""
+
+    def __init__(self, journal: Journal, metrics: Metrics, gpus: Callable[[Pod], int]) -> None:
+        self._journal = journal
+        self._metrics = metrics
+        self._gpus = gpus
+        self._counted: dict[str, float] = {}
+        """By model, the prompt tokens that estimates include."""
+
+    async def observe(self) -> None:
+        """Count what hits have saved since the last call."""
+        tokens, saved = await self._sampled()
+        for model, served_tokens in self._served_tokens().items():
+            if not tokens.get(model):
+                continue
+            share = max(served_tokens - self._counted.get(model, 0.0), 0.0) / tokens[model] / 1000
+            self._counted[model] = max(served_tokens, self._counted.get(model, 0.0))
+            for placement in (CHOSEN, ROUND_ROBIN):
+                pod_ms, gpu_ms = saved[model, placement]
+                self._metrics.prefill_saved_s.labels(model, placement).inc(pod_ms * share)
+                self._metrics.prefill_saved_gpu_s.labels(model, placement).inc(gpu_ms * share)
+
+    def _served_tokens(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        at = of_requests.PROMPT_TOKENS.labels.index("model")
+        for labels, (value, *_) in self._metrics.by_class.tokens.prompt.series().items():
+            found[labels[at]] = found.get(labels[at], 0.0) + value
+        return found
+
+    async def _sampled(self) -> tuple[Mapping[str, int], Mapping[tuple[str, str], Saved]]:
+        """Of the latest requests: prompt tokens by model; what was saved, by model and placement."""
+        tokens: dict[str, int] = {}
+        saved: dict[tuple[str, str], Saved] = {}
+        pods = _PodsById()
+        for number, kept in enumerate(self._journal.ended(SAMPLE)):
+            found = saved_by(kept, self._gpus, pods)
+            if found is not None and kept.outcome is not None:
+                model = kept.outcome.model
+                tokens[model] = tokens.get(model, 0) + kept.outcome.prompt_tokens
+                for placement, one in zip((CHOSEN, ROUND_ROBIN), found, strict=True):
+                    saved[model, placement] = _sum(saved.get((model, placement), _NOTHING), one)
+            if number % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
+        return tokens, saved
+
+
+class _PodsById:
+    """Pods by id, of the lists that `eligible` returns: one list for many requests."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Sequence[PodStatus], dict[PodId, Pod]]] = {}
+
+    def of(self, pods: Sequence[PodStatus]) -> dict[PodId, Pod]:
+        known = self._known.get(id(pods))
+        if known is None:
+            known = self._known[id(pods)] = pods, {status.pod.id: status.pod for status in pods}
+        return known[1]
+
+
+def saved_by(kept: RecordedDecision, gpus: Callable[[Pod], int], pods: _PodsById) -> tuple[Saved, Saved] | None:
+    """What the hit of one ended request saved, and what round robin would have. None if its prompt is unknown, or it
+    was not served."""
+    ended, facts = kept.outcome, kept.scene
+    if ended is None or ended.served is None or ended.result != "ok" or not facts.prompt_tokens:
+        return None
+    plan = ended.served.plan
+    pod = plan.prefill if isinstance(plan, Split) else plan.pod
+    cached = ended.served.cached_tokens if ended.cached_tokens is None else ended.cached_tokens
+    try:
+        found = eligible(facts.scene(), facts.prompt_tokens)
+    except RouterError:
+        return None
+    usable = pods.of(found.prefill if isinstance(plan, Split) or not found.direct else found.direct)
+    total = _NOTHING
+    for holder, blocks in facts.match.items():
+        if (other := usable.get(holder)) is not None:
+            total = _sum(total, _saved(other, min(sum(blocks) * facts.block_size_tokens, facts.prompt_tokens), gpus))
+    pod_ms, gpu_ms = total
+    count = max(len(usable), 1)
+    return _saved(pod, min(cached, facts.prompt_tokens), gpus), (pod_ms / count, gpu_ms / count)
+
+
+def _saved(pod: Pod, cached_tokens: int, gpus: Callable[[Pod], int]) -> Saved:
+    ms = pod.speed.compute_ms(0, cached_tokens)
+    return ms, ms * gpus(pod)
+
+
+def _sum(one: Saved, other: Saved) -> Saved:
+    pod_ms, gpu_ms = map(add, one, other)
+    return pod_ms, gpu_ms

@@ -1,0 +1,75 @@
+"""The prefixes that saved the most, from the decisions in memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.observe.hot_prefixes import MAX_PREFIXES, PrefixTally, merged
+from router.observe.receipts import Outcome, RecordedDecision, record_decision
+from router.policy.decide import decide
+from router.policy.recording import record
+from tests.policy.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, request, scene
+
+BY = POLICIES["cost_aware"]
+
+
+def served(at_s: float, salt: int, cached_tokens: int, held_blocks: int = 0, result: str = "ok") -> RecordedDecision:
+    """One request; another salt is another prefix. Pod b holds `held_blocks` of it."""
+    seen = scene(*ready(pod("a"), pod("b")), request=request(f"r{at_s}"), prompt=prompt(1000, salt))
+    seen = holding(seen, "b", held_blocks) if held_blocks else seen
+    decision = decide(seen, BY)
+    kept = record_decision(record(seen), decision, BY, at_s)
+    facts = {"id": "r", "at_s": at_s, "model": "m", "endpoint": "chat", "result": result, "prompt_tokens": 1000}
+    kept.outcome = Outcome(**facts, cached_tokens=cached_tokens, served=decision.candidates[0])  # type: ignore[arg-type]
+    return kept
+
+
+def tallied(*decisions: RecordedDecision) -> PrefixTally:
+    tally = PrefixTally()
+    for one in decisions:
+        tally.add(one)
+    return tally
+
+
+def test_requests_with_a_prefix_in_common_are_added() -> None:
+    """Length and holders are those of the last request."""
+    last = served(5.0, 0, 320, held_blocks=20)
+    last.excerpt = "What is"
+    (found,) = tallied(last, served(1.0, 0, 0), served(3.0, 0, 160, held_blocks=10)).hottest()
+    assert (found.requests, found.hits, found.saved_tokens, found.prompt_tokens) == (3, 2, 480, 3000)
+    assert (found.length_tokens, found.holders, found.text) == (20 * BLOCK, 1, "What is")
+    assert (found.first_s, found.last_s) == (1.0, 5.0)
+
+
+def test_the_prefix_that_saved_the_most_is_first_and_one_that_saved_nothing_is_left_out() -> None:
+    found = tallied(served(1.0, 0, 16), served(2.0, 9000, 32), served(3.0, 18000, 0)).hottest()
+    assert [one.saved_tokens for one in found] == [32, 16]
+
+
+def test_failed_and_unfinished_requests_save_nothing() -> None:
+    unfinished = served(1.0, 0, 16)
+    unfinished.outcome = None
+    assert tallied(unfinished, served(2.0, 0, 16, result="pod_error")).hottest() == []
+
+
+def test_the_number_of_prefixes_is_bounded() -> None:
+    many = tallied(*(served(1.0, 9000 * number, 16 + number) for number in range(MAX_PREFIXES + 5)))
+    assert [one.saved_tokens for one in many.hottest()][-1] == 16 + 5
+    assert len(merged([many.hottest(), many.hottest()])) == MAX_PREFIXES
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 9000, 18000]), st.sampled_from([0, 16, 320]), st.booleans()), max_size=12)
+)
+def test_workers_together_show_what_one_worker_would(requests: list[tuple[int, int, bool]]) -> None:
+    """The sums, and the last length, of the requests of both."""
+    every = [
+        (served(float(at), salt, cached, held_blocks=at % 7), here) for at, (salt, cached, here) in enumerate(requests)
+    ]
+    one = tallied(*(kept for kept, _ in every)).hottest()
+    parts = [tallied(*(kept for kept, place in every if place is here)) for here in (True, False)]
+    saved = {salt for salt, cached, _ in requests if cached}
+    both = merged([part.hottest() for part in parts])
+    assert len(one) == len(both) == len(saved)
+    assert {x.key: x.saved_tokens for x in one} == {x.key: x.saved_tokens for x in both}
