@@ -33,6 +33,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "endpoint": {endpoint.value for endpoint in Endpoint},
     "result": RESULTS,
     "reason": ERRORS | {reason.value for reason in UnreadReason} | {"prefix", "price", "cold"},
+    "placement": {"chosen", "round_robin"},
     "plan": {"direct", "pull", "split"},
     "stage": {"all", "available", "captured", "delivered"},
     "engine": set(ENGINES),
