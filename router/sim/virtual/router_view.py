@@ -79,7 +79,7 @@ class RouterView:
         change = BlockChange(tier, held, blocks)
         self._announced.apply(pod, change)
         if not held:
-            self._evicted.evicted(pod, change, self._announced.held(pod))
+            self.evicted.evicted(pod, change, self._announced.held(pod))
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
         """Apply a scrape of the pods. A missing pod counts as idle."""
@@ -92,7 +92,7 @@ class RouterView:
     def restart(self) -> None:
         """Start without state, as a new process does."""
         self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
-        self._evicted = EvictedBlocks()
+        self.evicted = EvictedBlocks()
         self._predicted.on_evict = self._on_evict
         self.ledger = Ledger()
 
@@ -120,7 +120,7 @@ class RouterView:
         hashes = traffic.prompt_hashes
         prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
         match = self._held(hashes, now_s)
-        self._evicted.requested(hashes, match)
+        self.evicted.requested(hashes, match)
         request = InferenceRequest(
             id=request_id,
             endpoint=Endpoint.COMPLETIONS,
@@ -137,7 +137,7 @@ class RouterView:
             fleet=self._snapshot,
             inflight=self.ledger.inflight(),
             congestion=self.ledger.congestion(self._snapshot, self._generation.model, now_s),
-            learnt_reuse=self._evicted.reuse,
+            learnt_reuse=self.evicted.reuse,
             steps=steps,
             now_s=now_s,
             turn=self._turn,
@@ -161,7 +161,7 @@ class RouterView:
         self.ledger.apply_replicas(replicas, now_s)
 
     def _on_evict(self, pod: PodId, blocks: list[BlockHash], held: int) -> None:
-        self._evicted.evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
+        self.evicted.evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
     def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """By pod, the longer of the announced and the predicted match, as in `stores/prefix_store.py`."""

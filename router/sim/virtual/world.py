@@ -80,8 +80,8 @@ class World:
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
-        self._views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
-        self._next_view = cycle(self._views)
+        self.views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
+        self._next_view = cycle(self.views)
         self._has_events = knowledge.events
         self._transfers = LinkSharing(self._bandwidths())
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -106,7 +106,7 @@ class World:
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()
         self._call_at(0.0, self._scrape)
-        if self._conditions.exchange_ms and len(self._views) > 1:
+        if self._conditions.exchange_ms and len(self.views) > 1:
             self._call_at(self._conditions.exchange_ms, self._exchange)
         if self._conditions.backlog_every_ms:
             self._call_at(0.0, self._record_backlogs)
@@ -193,7 +193,7 @@ class World:
     def _regret_ms(self, request: TrafficRequest, chosen: PodId) -> float:
         """Computed from the true cache and queue of each pod, without pulls."""
         expected: dict[PodId, float] = {}
-        for pod_id in self._views[0].pods:
+        for pod_id in self.views[0].pods:
             pod = self._pods[pod_id]
             prefill_ms = pod.config.speed.prefill_ms(request.prompt_tokens, pod.held_tokens(request))
             expected[pod_id] = pod.backlog_ms() + prefill_ms
@@ -265,7 +265,7 @@ class World:
             self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
         for job in progress.started:
             self._on_first_token(job, pod_id)
-        for view in self._views:
+        for view in self.views:
             view.ledger.stepped(pod_id, self._now_ms / 1000)
         for job in progress.finished:
             self._on_finish(job, pod_id)
@@ -331,13 +331,13 @@ class World:
         events = self._events
         while events and events[0][0] <= self._now_ms:
             _, pod_id, tier, held, blocks = events.popleft()
-            for view in self._views:
+            for view in self.views:
                 view.apply_blocks(pod_id, tier, held, blocks)
 
     def _scrape(self) -> None:
         """Give all routers the current load of every pod. They keep it until the next scrape."""
         loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
-        for view in self._views:
+        for view in self.views:
             view.apply_loads(loads, self._now_ms / 1000)
         self._repeat(self._conditions.scrape_ms, self._scrape)
 
@@ -347,20 +347,20 @@ class World:
         self._repeat(self._conditions.backlog_every_ms, self._record_backlogs)
 
     def _exchange(self) -> None:
-        own = [view.ledger.own() for view in self._views]
-        for at, view in enumerate(self._views):
+        own = [view.ledger.own() for view in self.views]
+        for at, view in enumerate(self.views):
             view.apply_replicas([one for other, one in enumerate(own) if other != at], self._now_ms / 1000)
         assert self._conditions.exchange_ms is not None
         self._repeat(self._conditions.exchange_ms, self._exchange)
 
     def _restart(self, replica: int, blind_s: float) -> None:
-        self._views[replica].restart()
+        self.views[replica].restart()
         if self._has_events:
             self._call_at(self._now_ms + blind_s * 1000, self._read_index, replica)
 
     def _read_index(self, replica: int) -> None:
         """Give a restarted router all blocks that the pods hold now."""
-        view = self._views[replica]
+        view = self.views[replica]
         for pod_id in view.pods:
             pod = self._pods[pod_id]
             view.apply_blocks(pod_id, Tier.GPU, True, list(pod.cache.blocks))
