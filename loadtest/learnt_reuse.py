@@ -3,7 +3,7 @@
     python loadtest/learnt_reuse.py --data FOLDER [--seeds 2] [--only "rag, 300 s"]
 
 `cost_aware` learns how many requests would have used an evicted block (`router/index/evicted.py`): h' / (1 - h), where
-h is the hit share and h' its derivative by the logarithm of capacity. Beside it, for the same runs:
+h is the hit share and h' its derivative by the logarithm of capacity. It is shown with, for the same runs:
 
 * the same ratio by a ghost list that keeps every evicted block and counts every prompt, for caches larger by a quarter
   (what the router's list is meant to find) and by a tenth;
