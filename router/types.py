@@ -40,8 +40,15 @@ class Endpoint(StrEnum):
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"
+    MESSAGES = "/v1/messages"
+    """Anthropic's; read as the chat that the pods' engine makes of it."""
+    COUNT_TOKENS = "/v1/messages/count_tokens"
     OTHER = "other"
     """Any other endpoint: forwarded unread, without a prefix."""
+
+
+CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+"""Endpoints whose bodies every engine converts to a chat in its own way."""
 
 
 class Role(StrEnum):
@@ -225,6 +232,8 @@ class Pod:
     zone: str = ""
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
+    converts: frozenset[Endpoint] = frozenset()
+    """Endpoints of `CONVERTED` whose bodies it converts as the router does: the result of their parity tests."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""
@@ -239,6 +248,14 @@ class Pod:
 
     def serves(self, model: str) -> bool:
         return model in self.models or model in self.adapters
+
+    def converts_alike(self, endpoint: Endpoint) -> bool:
+        """Whether it converts bodies of this endpoint as the router does, or needs not convert them."""
+        return endpoint not in CONVERTED or endpoint in self.converts
+
+    def reads_alike(self, endpoint: Endpoint) -> bool:
+        """Whether parity tests have shown that it reads prompts of this endpoint as the router does."""
+        return self.trust is PrefixTrust.TRUSTED and self.converts_alike(endpoint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from router.errors import MalformedRequest
-from router.types import Endpoint
+from router.types import CONVERTED, Endpoint
 
 SLICE_BYTES = 128 * 1024
 """Checked at once: at most 3 ms."""
@@ -117,7 +117,7 @@ class LargeBodies:
             _decode(text, b"", final=True)
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
-        if endpoint is Endpoint.CHAT:
+        if endpoint is Endpoint.CHAT or endpoint in CONVERTED:
             numbers = counted.other_bytes // NUMBER_BYTES
             items = counted.containers + max(counted.commas, counted.floats * FLOATS, numbers)
         else:

@@ -53,6 +53,7 @@ from router.proxy.forward import Forwarder
 from router.proxy.headers import Inbound
 from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
+from router.proxy.response_reader import reader_of
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
@@ -194,7 +195,7 @@ class OpenAiEdge(HttpEdge):
         inbound = Inbound(
             request_id, received.method, received.target, received.headers, received.peer, shown_id, trace
         )
-        return RequestContext(request, inbound, phases)
+        return RequestContext(request, inbound, phases, reader=reader_of(endpoint))
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""

@@ -20,7 +20,7 @@ import msgspec
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
-from router.types import MAX_NAME_CHARACTERS, Endpoint
+from router.types import CONVERTED, MAX_NAME_CHARACTERS, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024
 """Maximum size of one of `CONTAINERS`."""
@@ -82,6 +82,23 @@ class CompletionBody(_Sampling, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+class MessagesBody(msgspec.Struct, kw_only=True):
+    """The fields of an Anthropic request that the router needs. What only a conversion reads stays undecoded: engines
+    differ in what they accept."""
+
+    model: str
+    messages: list[msgspec.Raw]
+    stream: bool | None = None
+    max_tokens: _Number = msgspec.UNSET
+    temperature: _Number = msgspec.UNSET
+    cache_salt: Name | None = None
+    system: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    thinking: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    output_config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 class OtherBody(msgspec.Struct):
     """The only field that the router reads of other bodies."""
 
@@ -93,10 +110,11 @@ LARGE_BYTES = 1024 * 1024
 MAX_DECODED_BYTES = 4 * 1024 * 1024
 """Of a body, without messages and prompt: one string of as many bytes is decoded in 5 ms."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
+_MESSAGES_FIELDS = ("messages", "system", "tools", "thinking", "output_config", "chat_template_kwargs")
 _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
-}
+} | dict.fromkeys(CONVERTED, _MESSAGES_FIELDS)
 """Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response."""
 
 
@@ -114,6 +132,8 @@ _DECODERS = {
     Endpoint.CHAT: _decoder(ChatBody),
     Endpoint.COMPLETIONS: _decoder(CompletionBody),
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
+    Endpoint.MESSAGES: _decoder(MessagesBody),
+    Endpoint.COUNT_TOKENS: _decoder(MessagesBody),
     Endpoint.OTHER: _decoder(OtherBody),
 }
 
@@ -127,7 +147,11 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct(body.__name__, raw, kw_only=True))
 
 
-_BODIES: dict[Endpoint, type[msgspec.Struct]] = {Endpoint.CHAT: ChatBody, Endpoint.COMPLETIONS: CompletionBody}
+_BODIES: dict[Endpoint, type[msgspec.Struct]] = {
+    Endpoint.CHAT: ChatBody,
+    Endpoint.COMPLETIONS: CompletionBody,
+    **dict.fromkeys(CONVERTED, MessagesBody),
+}
 _RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
@@ -140,8 +164,7 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     **dict.fromkeys(("n", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER),
 }
 _NUMBERS_IN = {
-    endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__)
-    for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
+    endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__) for endpoint, body in _BODIES.items()
 }
 _NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items()}
 _VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
@@ -153,7 +176,7 @@ _NOTHING = msgspec.Raw(b"[]")
 _UNDECODED = {
     endpoint: frozenset({*_DETECTED, "messages", "prompt", "prompt_embeds", *_NUMBERS_IN.get(endpoint, ())})
     for endpoint in Endpoint
-}
+} | dict.fromkeys(CONVERTED, frozenset({*_DETECTED, *_MESSAGES_FIELDS, "max_tokens", "temperature"}))
 """Fields that a decoder leaves raw."""
 _OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
@@ -182,6 +205,8 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
             setattr(parsed, name, _number(name, raw))
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed, max_messages)
+    elif endpoint in CONVERTED:
+        _check_count(parsed.messages, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
         raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")
     return parsed
@@ -295,11 +320,7 @@ def read_other(body: bytes) -> Any:
 
 
 def _check_chat(parsed: ChatBody, max_messages: int) -> None:
-    if len(parsed.messages) > max_messages:
-        raise MalformedRequest(
-            f"`messages` has {len(parsed.messages)} messages, more than {max_messages} (limits.max_messages).",
-            param="messages",
-        )
+    _check_count(parsed.messages, max_messages)
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
     first_bytes = bytes(map(_FIRST_BYTE, map(_VIEW, parsed.messages)))
@@ -311,4 +332,12 @@ def _check_chat(parsed: ChatBody, max_messages: int) -> None:
             "`continue_final_message` and `add_generation_prompt` exclude each other: "
             "the first continues the last message, the second begins a new one.",
             param="continue_final_message",
+        )
+
+
+def _check_count(messages: list[msgspec.Raw], max_messages: int) -> None:
+    if len(messages) > max_messages:
+        raise MalformedRequest(
+            f"`messages` has {len(messages)} messages, more than {max_messages} (limits.max_messages).",
+            param="messages",
         )

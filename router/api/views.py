@@ -45,6 +45,7 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
             "state_reason": fleet.state_reason(status.pod.id),
             "trust": status.pod.trust.value,
             "trust_reason": fleet.trust_reason(status.pod.id),
+            "converts": sorted(status.pod.converts),
             "kv_events": kv_events_state(status.pod.id, store, kv_streams),
             "models": status.pod.models,
             "adapters": status.pod.adapters,

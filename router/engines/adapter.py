@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
+from router.prompt.apis.conversion import Conversion
 from router.prompt.token_ids import TokenIds
-from router.types import MAX_NAME_CHARACTERS, Pod, PodLoad
+from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
@@ -35,6 +36,7 @@ MAX_COUNT = 1 << 53
 _T = TypeVar("_T")
 
 ReportedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)]
 _Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _TOKEN_IDS = TokenIds(1 << 32)
 
@@ -99,7 +101,10 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
+    prompt_tokens: _Count | None = None
+    input_tokens: _Count | None = None
+    cache_creation_input_tokens: _Count | None = None
+    cache_read_input_tokens: _Count | None = None
 
 
 class _Generated(msgspec.Struct):
@@ -122,6 +127,8 @@ class EngineAdapter:
     sent: some engines refuse unknown fields."""
     tokenize_fields: frozenset[str] = frozenset()
     """Fields of a chat that its /tokenize accepts; empty where the engine has no /tokenize."""
+    conversions: Mapping[Endpoint, type[Conversion]] = {}
+    """How it makes a chat of a body, for endpoints of `CONVERTED` that it has."""
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
@@ -197,9 +204,12 @@ def prompt_token_ids(response: bytes) -> list[int] | None:
 
 
 def prompt_token_count(response: bytes) -> int | None:
-    """Prompt tokens in the usage of a response."""
+    """Prompt tokens in the usage of a response; Anthropic's `input_tokens` has only those that the cache took no part
+    in."""
     found = decode(response, _Generated)
-    return found.usage.prompt_tokens if found and found.usage else None
+    if not found or not (usage := found.usage) or usage.input_tokens is None:
+        return found.usage.prompt_tokens if found and found.usage else None
+    return usage.input_tokens + (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
 
 
 def rank_headers(pod: Pod) -> Mapping[str, str]:

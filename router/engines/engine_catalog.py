@@ -6,6 +6,7 @@ To add one, write one class and add one line here. Nothing registers itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from router.engines.adapter import EngineAdapter
 from router.engines.handoff.bootstrap import Bootstrap
@@ -16,6 +17,8 @@ from router.engines.llamacpp import LlamaCpp
 from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm
 from router.engines.vllm import Vllm
+from router.prompt.apis.conversion import Conversion
+from router.types import Endpoint, FleetSnapshot
 
 ENGINES: Mapping[str, EngineAdapter] = {
     "vllm": Vllm(),
@@ -23,6 +26,19 @@ ENGINES: Mapping[str, EngineAdapter] = {
     "trtllm": Trtllm(),
     "llamacpp": LlamaCpp(),
 }
+
+
+def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[Conversion] | None:
+    """How the pods that serve a model make a chat of a body. None if there is no pod, if the engine has no such
+    endpoint, or if the engines differ: each would read another prompt."""
+    engines = _engines(fleet, model)
+    return ENGINES[engines[0]].conversions.get(endpoint) if len(engines) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _engines(fleet: FleetSnapshot, model: str) -> tuple[str, ...]:
+    return tuple({status.pod.engine: None for status in fleet.pods if status.pod.serves(model)})
+
 
 DIALECTS: Mapping[str, Dialect] = {
     "nixl": Nixl(),

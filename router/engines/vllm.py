@@ -19,7 +19,8 @@ from router.engines.adapter import (
     rank_count,
 )
 from router.engines.prometheus import LoadGauges, samples
-from router.types import Pod
+from router.prompt.apis.vllm_messages import VllmMessages
+from router.types import Endpoint, Pod
 
 _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
@@ -55,6 +56,8 @@ class Vllm(EngineAdapter):
             *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
         }
     )
+
+    conversions = {Endpoint.MESSAGES: VllmMessages, Endpoint.COUNT_TOKENS: VllmMessages}  # noqa: RUF012
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

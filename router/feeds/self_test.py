@@ -22,13 +22,16 @@ from router.errors import UpstreamError
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
-from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
+from router.types import CONVERTED, Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 PROBE_BLOCKS = 4
 """Minimum length of the probe in engine blocks. Several, so that the hashes of parent blocks are tested as well."""
 ASSUMED_BLOCK_TOKENS = 64
 """Block size of an engine that does not report it."""
 _NEIGHBOURS = 4
+MAX_RETEST_FACTOR = 64
+"""A failed test of a conversion is repeated after up to as many times `retest_s`: the engine may have no such endpoint.
+"""
 _WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
 
 Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
@@ -97,6 +100,33 @@ def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
     yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
 
 
+def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
+    """Probes of the conversion of Anthropic's messages: an agent's turn with every kind of block, and disabled
+    thinking. Both must pass."""
+    (_, chat), *_ = probes(model, nonce, block_tokens)
+    text = chat["messages"][1]["content"]
+    common = {name: chat[name] for name in ("model", "max_tokens", "temperature")}
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"place": "Köln", "days": 2}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [_text("21.5 C"), _text("sunny")]}
+    thought = {"type": "thinking", "thinking": "First I look.", "signature": "s"}
+    system = [_text("x-anthropic-billing-header: cch=1;"), _text(f"{nonce} You are a probe."), _text(_WORDS)]
+    schema = {"properties": {"place": {"type": "string"}}, "required": ["place"]}
+    turns = [
+        {"role": "user", "content": [_text(text), _text("Look.")]},
+        {"role": "assistant", "content": [thought, _text("I look."), call]},
+        {"role": "user", "content": [_text("Well?"), result]},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "And?"},
+    ]
+    tools = [{"name": "look", "description": "Weather of a place", "input_schema": schema}]
+    yield Endpoint.MESSAGES, {**common, "system": system, "tools": tools, "messages": turns}
+    yield Endpoint.MESSAGES, {**common, "thinking": {"type": "disabled"}, "messages": [turns[0]]}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
 def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_count: int | None) -> ParityReport:
     """Compare the router's tokens with the engine's, or with their number if the engine reports only that. The number
     is enough for an engine without KV events."""
@@ -131,6 +161,12 @@ def compare_hashes(tokens: ParityReport, known_blocks: int, expected: int, rejec
     return ParityReport(tokens.tokens, Parity.MISMATCH, f"{tokens.reason}; {why}")
 
 
+MakeProbes: TypeAlias = Callable[[str, str, int | None], Iterator[Probe]]
+CONVERSION_PROBES: Mapping[Endpoint, MakeProbes] = {Endpoint.MESSAGES: messages_probes}
+"""Makes the probes of a conversion from a model, a nonce and the pod's block size."""
+PROVEN_WITH: Mapping[Endpoint, tuple[Endpoint, ...]] = {Endpoint.MESSAGES: (Endpoint.COUNT_TOKENS,)}
+"""Endpoints with the same conversion."""
+
 _TOKENS_ADVICE = "Configure the tokenizer and chat template that the engine uses (`models` in the configuration)."
 
 
@@ -142,6 +178,12 @@ def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:
         f"token {at} differs: router ...{list(ours[around])}... ({len(ours)} in all), "
         f"engine ...{list(engine[around])}... ({len(engine)} in all)"
     )
+
+
+def _untested(pod: Pod) -> list[Endpoint]:
+    """The endpoints whose conversions by the pod's engine have not passed their test."""
+    endpoints = CONVERSION_PROBES.keys() & ENGINES[pod.engine].conversions.keys() - pod.converts
+    return sorted(endpoints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +218,42 @@ class ParityFeed:
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
+        failed = 0
         while True:
             status = self._fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
+                failed = 0
                 self._record(status.pod, await self.test(status.pod))
-            await pause(changed, self._timing.retest_s)
+                status = self._fleet.status(pod_id)
+            if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
+                failed = 0 if await self._test_conversions(status.pod) else failed + 1
+            await pause(changed, self._timing.retest_s * min(2**failed, MAX_RETEST_FACTOR))
+
+    async def _test_conversions(self, pod: Pod) -> bool:
+        """Test the conversions of the pod's engine, and record those that passed. Returns whether all did."""
+        passed: set[Endpoint] = set(pod.converts)
+        for endpoint in _untested(pod):
+            report = await self._test_conversion(pod, CONVERSION_PROBES[endpoint])
+            if report is None:
+                passed |= {endpoint, *PROVEN_WITH.get(endpoint, ())}
+            else:
+                log.info("conversion not trusted", pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+        now = self._fleet.status(pod.id)
+        if now is not None and now.pod.epoch == pod.epoch:
+            self._fleet.trust_conversions(pod.id, frozenset(passed))
+        return passed.issuperset(_untested(pod))
+
+    async def _test_conversion(self, pod: Pod, make: MakeProbes) -> ParityReport | None:
+        """The first failure of a conversion's probes; None if all passed."""
+        for model in pod.models[:1]:
+            for endpoint, body in make(model, uuid.uuid4().hex, pod.block_size_tokens):
+                prompt = await self._fingerprint(endpoint, body)
+                if prompt is None:
+                    return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router does not read the probe")
+                report = await self._compare(pod, (endpoint, body), prompt)
+                if report.trust is not PrefixTrust.TRUSTED:
+                    return report
+        return None
 
     def _record(self, pod: Pod, report: ParityReport) -> None:
         now = self._fleet.status(pod.id)
@@ -199,7 +272,10 @@ class ParityFeed:
         found = await self._readable_probe(pod)
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
-        probe, prompt = found
+        return await self._compare(pod, *found)
+
+    async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
+        """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""
         try:
             answer = await self._send(pod, probe)
         except UpstreamError as error:
@@ -226,13 +302,15 @@ class ParityFeed:
 
     async def _send(self, pod: Pod, probe: Probe) -> bytes:
         endpoint, body = probe
-        if ENGINES[pod.engine].returns_token_ids:
+        if endpoint not in CONVERTED and ENGINES[pod.engine].returns_token_ids:
             body = {**body, "return_token_ids": True}
         return await self._post(pod, endpoint.value, body, self._timing.answer_timeout_s)
 
     async def _tokenized_by(self, pod: Pod, probe: Probe) -> list[int] | None:
         """The probe's tokens from the engine's /tokenize; None if the engine has none or it fails."""
         endpoint, body = probe
+        if endpoint in CONVERTED:
+            return None
         field = "messages" if endpoint is Endpoint.CHAT else "prompt"
         asked = ENGINES[pod.engine].tokenize_body(body["model"], {field: body[field]})
         if asked is None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import count
 from typing import TypeAlias
 
-from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
+from router.types import Endpoint, FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
 _NO_LINKS = Links()
 
@@ -207,6 +207,12 @@ class Fleet:
             self._reasons[pod_id] = reason
             self._put(replace(known, pod=replace(known.pod, trust=trust)))
 
+    def trust_conversions(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
+        """Record for which endpoints the pod passed the parity test of its conversion."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._put(replace(known, pod=replace(known.pod, converts=endpoints)))
+
     # --- changes ----------------------------------------------------------------------------------------------
 
     def _add(self, pods: Iterable[Pod]) -> None:
@@ -228,7 +234,7 @@ class Fleet:
 
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
-        return replace(pod, epoch=next(self._epochs), trust=PrefixTrust.UNTESTED)
+        return replace(pod, epoch=next(self._epochs), trust=PrefixTrust.UNTESTED, converts=frozenset())
 
     def _put(self, status: PodStatus) -> None:
         if self._statuses.get(status.pod.id) != status:
@@ -261,6 +267,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         version=known.version,
         epoch=known.epoch,
         trust=known.trust,
+        converts=known.converts,
         ready_since_s=known.ready_since_s,
     )
 

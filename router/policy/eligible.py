@@ -16,7 +16,7 @@ import msgspec
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
 from router.policy.spec import Policy
 from router.policy.term import Filter
-from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixTrust, Role, Scene
+from router.types import Endpoint, FleetSnapshot, InferenceRequest, PodId, PodState, PodStatus, Role, Scene
 
 SNAPSHOTS = 64
 """Pairs of fleet snapshot and model whose pods are cached."""
@@ -56,10 +56,11 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     if prompt_tokens + output_tokens <= serving.min_context_tokens:
         found = serving.of_all
     else:
-        fitting = _fitting(serving.answering, prompt_tokens, output_tokens)
+        endpoint = scene.request.endpoint
+        fitting = _fitting(serving.answering, prompt_tokens, output_tokens, endpoint)
         if not fitting:
             raise _too_long(scene, serving.answering, prompt_tokens)
-        found = _roles(fitting, [s for s in serving.ready if _fits(s, prompt_tokens)], serving.has_roles)
+        found = _roles(fitting, [s for s in serving.ready if _fits(s, prompt_tokens, endpoint)], serving.has_roles)
     if not found.direct and not found.prefill:
         raise NoReadyPod(f"No ready prefill pod serves `{model}`, and no other pod serves it alone.")
     return found
@@ -82,22 +83,22 @@ def _roles(answering: list[PodStatus], prefilling: list[PodStatus], has_roles: b
     return Eligible([s for s in answering if s.pod.serves_alone], prefill, [s for s in answering if s.pod.handoff])
 
 
-def context_tokens(fleet: FleetSnapshot, model: str) -> int | None:
-    """The longest context of the ready pods that serve `model`; None if a pod does not report it, or counts tokens
-    differently."""
+def context_tokens(fleet: FleetSnapshot, request: InferenceRequest) -> int | None:
+    """The longest context of the ready pods that serve the request's model; None if a pod does not report it, or counts
+    tokens differently."""
     limits = [
-        s.pod.max_model_len_tokens if s.pod.trust is PrefixTrust.TRUSTED else None
-        for s in _serving(fleet, model).answering
+        s.pod.max_model_len_tokens if s.pod.reads_alike(request.endpoint) else None
+        for s in _serving(fleet, request.adapter or request.model).answering
     ]
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None
 
 
-def _fitting(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int) -> list[PodStatus]:
+def _fitting(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int, endpoint: Endpoint) -> list[PodStatus]:
     """The pods that the prompt and the requested output fit; if there are none, those that the prompt fits."""
     tokens = prompt_tokens + output_tokens
     fitting = [s for s in statuses if (limit := s.pod.max_model_len_tokens) is None or tokens <= limit]
-    return fitting or [s for s in statuses if _fits(s, prompt_tokens)]
+    return fitting or [s for s in statuses if _fits(s, prompt_tokens, endpoint)]
 
 
 def _no_pod(scene: Scene, model: str) -> UnknownModel | NoReadyPod:
@@ -113,14 +114,14 @@ def _too_long(scene: Scene, statuses: list[PodStatus], prompt_tokens: int) -> Co
     return ContextTooLong(
         f"This model's maximum context length is {longest} tokens, but the prompt has {prompt_tokens}. "
         "Please shorten it.",
-        param="messages" if scene.request.endpoint.name == "CHAT" else "prompt",
+        param="prompt" if scene.request.endpoint is Endpoint.COMPLETIONS else "messages",
     )
 
 
-def _fits(status: PodStatus, prompt_tokens: int) -> bool:
-    """Whether the prompt leaves space for one output token. An engine with another tokenizer checks it itself."""
+def _fits(status: PodStatus, prompt_tokens: int, endpoint: Endpoint) -> bool:
+    """Whether the prompt leaves space for one output token. An engine that may count other tokens checks it itself."""
     limit = status.pod.max_model_len_tokens
-    return limit is None or prompt_tokens < limit or status.pod.trust is not PrefixTrust.TRUSTED
+    return limit is None or prompt_tokens < limit or not status.pod.reads_alike(endpoint)
 
 
 # --- filters ---

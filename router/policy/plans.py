@@ -55,12 +55,12 @@ def expected_cached_tokens(scene: Scene, pod: Pod) -> int:
     if held is None:
         return 0
     prompt = scene.prompt
-    return _usable_tokens(held, pod, len(prompt.tokens), prompt.block_size_tokens) if prompt else 0
+    if prompt is None or not pod.reads_alike(scene.request.endpoint):
+        return 0
+    return _usable_tokens(held, pod, len(prompt.tokens), prompt.block_size_tokens)
 
 
 def _usable_tokens(held: BlocksByTier, pod: Pod, prompt_tokens: int, block_tokens: int) -> int:
-    if pod.trust is not PrefixTrust.TRUSTED:
-        return 0
     usable_tokens = sum(held) * block_tokens
     if usable_tokens >= prompt_tokens:
         usable_tokens = max(prompt_tokens - 1, 0)
@@ -118,13 +118,14 @@ class Planner:
         """One on each pod, with the blocks that it holds itself."""
         scene, block, request, n = self.scene, self._block, self._request, self.prompt_tokens
         inflight, steps, now_s = scene.inflight.get, scene.steps.get, scene.now_s
+        endpoint = scene.request.endpoint
         holders = scene.match.blocks if scene.prompt else {}
         found: list[Placement] = []
         for status in statuses:
             pod = status.pod
             pod_id, speed = pod.id, pod.speed
             work, p, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
-            if held := holders.get(pod_id):
+            if (held := holders.get(pod_id)) and pod.reads_alike(endpoint):
                 p = _usable_tokens(held, pod, n, block)
                 by_tier = _by_tier(held, p, block)
             load, step, our_decodes = status.load, steps(pod_id, _UNSEEN), work.requests - work.prefill_requests

@@ -55,6 +55,8 @@ class UnreadReason(StrEnum):
     """A content part is not text."""
     REWRITTEN = "rewritten_by_engine"
     """A field changes the prompt inside the engine."""
+    NOT_CONVERTED = "not_converted"
+    """How the engine converts this body to a chat is not known."""
     NO_TEMPLATE = "no_chat_template"
     NO_PREFIX = "endpoint_without_prefix"
     NOT_TOKENIZED = "not_tokenized_by_pods"

@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.errors import ContextTooLong
+from router.errors import ContextTooLong, MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest
+from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
@@ -45,6 +46,7 @@ class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
     seed: BlockHash
     segments: SegmentCache
     found: FoundPrefix | None
+    conversion: type[Conversion] | None = None
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -111,6 +113,7 @@ class Fingerprinter:
         self._max_prompt_tokens = max_prompt_tokens
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
+        self._conversions: dict[type[Conversion], Conversion] = {}
 
     @property
     def cache_bytes(self) -> int:
@@ -124,15 +127,16 @@ class Fingerprinter:
         if self.incremental is not None:
             self.incremental.clear()
 
-    def open(self, request: InferenceRequest) -> OpenedPrompt:
-        """Look up the cached prefix of a chat."""
+    def open(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> OpenedPrompt:
+        """Look up the cached prefix of a chat. `conversion`: how the pods' engine makes a chat of the body, for an
+        endpoint of `CONVERTED`."""
         if self._tokenizer.backend != self._backend:  # the fast backend was disabled
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
         found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
             found = self.incremental.find(request.prompt)
-        return OpenedPrompt(request, generation, seed, self.segments, found)
+        return OpenedPrompt(request, generation, seed, self.segments, found, conversion)
 
     def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
@@ -147,7 +151,7 @@ class Fingerprinter:
             if rendered is not None:
                 self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
                 return rendered
-        prompt, framed = self._prompt(opened.request)
+        prompt, framed = self._prompt(opened.request, opened.conversion)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
         return RenderedPrompt(generation, seed, prompt, pieces, framed)
@@ -164,9 +168,9 @@ class Fingerprinter:
             return PendingPrompt(generation, seed, lookup, framed)
         return PendingPrompt(generation, seed, prompt)
 
-    def begin(self, request: InferenceRequest) -> AnyPendingPrompt:
+    def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
         """`open`, `render` and `look_up`. Raises what `render` raises."""
-        return self.look_up(self.render(self.open(request)))
+        return self.look_up(self.render(self.open(request, conversion)))
 
     def finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
         """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
@@ -198,27 +202,41 @@ class Fingerprinter:
         self.segments.keep(prompt, segments)
         return PromptPrefix(generation, tokens, hashes)
 
-    def fingerprint(self, request: InferenceRequest) -> PromptPrefix:
+    def fingerprint(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PromptPrefix:
         """`begin` and `finish`. Raises what `begin` raises."""
-        return self.finish(self.begin(request))
+        return self.finish(self.begin(request, conversion))
 
     def _seed(self, adapter: str, salt: str) -> tuple[Generation, BlockHash]:
         generation = replace(self.generation, adapter=adapter, salt=salt)
         return generation, generation_seed(generation)
 
-    def _prompt(self, request: InferenceRequest) -> tuple[str | array[int], bool]:
+    def _prompt(
+        self, request: InferenceRequest, conversion: type[Conversion] | None = None
+    ) -> tuple[str | array[int], bool]:
         """(the prompt as text or tokens, whether special tokens are put around the text)."""
         body = request.prompt
         for name in _REWRITTEN:
             if body.get(name) is not None:
                 raise Unrenderable(UnreadReason.REWRITTEN, f"{name} changes the prompt inside the engine")
-        if request.endpoint is Endpoint.CHAT:
+        if request.endpoint is Endpoint.CHAT or conversion is not None:
             if self._template is None:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
+            if conversion is not None:
+                return self._converted_prompt(request, conversion), False
             return self._template.render(with_decoded_messages(body)), checked(body, "add_special_tokens", bool, False)
         if request.endpoint is Endpoint.COMPLETIONS:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
+
+    def _converted_prompt(self, request: InferenceRequest, kind: type[Conversion]) -> str:
+        """The text of a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is refused:
+        the conversion may be that of another version of the engine."""
+        assert self._template is not None
+        conversion = self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
+        try:
+            return conversion.template.render(conversion.chat(request.prompt), keeps_empty_tools=True)
+        except MalformedRequest as error:
+            raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
     def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
         """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is
@@ -247,7 +265,7 @@ class Fingerprinter:
             raise ContextTooLong(
                 f"This model's maximum context length is {limit} tokens, but the prompt has at least "
                 f"{length // int(longest)}. Please shorten it.",
-                param="messages" if endpoint is Endpoint.CHAT else "prompt",
+                param="prompt" if endpoint is Endpoint.COMPLETIONS else "messages",
             )
 
 

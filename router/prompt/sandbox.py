@@ -81,6 +81,16 @@ def compile_template(text: str) -> Template:
     return template
 
 
+def renders_bare(text: str, conversation: list[dict[str, Any]]) -> bool:
+    """Whether a template renders a conversation in an environment without the names that templates may expect."""
+    bare = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    try:
+        bare.from_string(text).render(messages=conversation, add_generation_prompt=False)
+    except Exception:  # a template is code
+        return False
+    return True
+
+
 def render_template(
     template: Template, text: str, conversation: list[dict[str, Any]], variables: Mapping[str, Any]
 ) -> str:

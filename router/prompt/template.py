@@ -60,14 +60,19 @@ class ChatTemplate:
         self._variants = {name: _Variant(text, content_format) for name, text in by_name.items()}
         self.source = by_name["default"]
         """The text of the template that renders chats without tools."""
+        self.sources = tuple(by_name[name] for name in ("default", "tool_use") if name in by_name)
+        """Its text, and that of the template that renders chats with tools where there are two."""
         self._special_tokens = tokenizer.special_tokens
         self.default_kwargs = dict(default_kwargs or {})
         self._default_variables = self._variables({})
 
-    def render(self, body: Mapping[str, Any]) -> str:
-        """The prompt of a chat request's body. `MalformedRequest` where the engine would refuse it, with the
-        template's own message; `Unrenderable` where it holds more than text."""
+    def render(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> str:
+        """The prompt of a chat request's body. `keeps_empty_tools`: an empty list of tools reaches the template.
+        `MalformedRequest` where the engine would refuse it, with the template's own message; `Unrenderable` where it
+        holds more than text."""
         variables = self._default_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
+        if keeps_empty_tools and body.get("tools") == []:
+            variables = {"tools": [], **variables}
         variant = self._variants["default"]
         if "tools" in variables:
             variant = self._variants.get("tool_use", variant)

@@ -82,7 +82,8 @@ class Attempts:
         context.phases.enter("attempt")
         context.candidate = candidate
         booking = Booking(self._needs.ledger, candidate, context.prompt_tokens, self._needs.calibrator.clock)
-        predictions, prefill_timer = AttemptPredictions(self._needs, candidate.plan, context.prompt), None
+        endpoint, prefill_timer = context.request.endpoint, None
+        predictions = AttemptPredictions(self._needs, candidate.plan, context.prompt, endpoint)
         try:
             prefill_timer = self._start_prefill_timer(context, candidate, booking)
             reply = await self._open(context, candidate, booking)

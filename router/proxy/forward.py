@@ -2,6 +2,8 @@
 
     admit -> fingerprint -> match -> decide -> attempt -> relay -> settle
 
+A request to count tokens ends after `fingerprint` where the pods count as the router does.
+
 Each phase is one method of that name: `admit` in `api`, three in `proxy/request_decision.py`, `attempt` and `relay` in
 `proxy/attempt.py`. Request bodies are parsed and error responses written in `api`.
 """
@@ -20,6 +22,7 @@ from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
+from router.types import Endpoint
 
 
 class Forwarder:
@@ -40,6 +43,10 @@ class Forwarder:
         self._metrics.in_flight.value += 1
         try:
             context.prompt = await self._decisions.fingerprint(context)
+            if context.request.endpoint is Endpoint.COUNT_TOKENS:
+                count, context.prompt = self._decisions.proven_count(context), None
+                if count is not None:
+                    return _answer_count(context, client, count)
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._attempts.attempt_in_order(context, client)
@@ -81,6 +88,15 @@ class Forwarder:
         if ttft := ttft_of_one_pod(context):
             pod, expected_ms, actual_ms = ttft
             self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())
+
+
+def _answer_count(context: RequestContext, client: Downstream, count: int) -> None:
+    """Answer a request for the number of its prompt's tokens, as the engines do."""
+    context.phases.enter("relay")
+    context.status, context.result = 200, "ok"
+    client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
+    client.put(b'{"input_tokens":%d,"context_management":{"original_input_tokens":%d}}' % (count, count))
+    client.finish()
 
 
 def _line(context: RequestContext, ended: Outcome) -> RequestLine:

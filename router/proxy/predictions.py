@@ -13,20 +13,23 @@ import time
 from router.decision import Plan, Split
 from router.index.predicted import Prediction
 from router.proxy.dependencies import ProxyDependencies
-from router.types import Pod, PodId, PromptPrefix
+from router.types import Endpoint, Pod, PodId, PromptPrefix
 
 
 class AttemptPredictions:
     """The predictions of one attempt. `withdraw` must be called at its end."""
 
-    def __init__(self, needs: ProxyDependencies, plan: Plan, prompt: PromptPrefix | None) -> None:
+    def __init__(
+        self, needs: ProxyDependencies, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint = Endpoint.CHAT
+    ) -> None:
         self._needs = needs
         self._plan = plan
         self._pending: dict[PodId, Prediction] = {}
+        pods = [plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod]
         if prompt is not None:
-            self._begin(plan.pod, prompt)
-            if isinstance(plan, Split):
-                self._begin(plan.prefill, prompt)
+            for pod in pods:
+                if pod.converts_alike(endpoint):
+                    self._begin(pod, prompt)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
         needs, settings = self._needs, self._needs.settings

@@ -20,6 +20,7 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks
+from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
@@ -27,7 +28,7 @@ from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
-from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.types import CONVERTED, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
 """Longer new messages are rendered in a thread."""
@@ -55,6 +56,7 @@ TOKENIZE_TIMEOUT_S = 2.0
 Unread: TypeAlias = Callable[[InferenceRequest, UnreadReason, str], None]
 """Called with (request, reason, details) when a prompt is routed without a prefix."""
 ContextLookup: TypeAlias = Callable[[InferenceRequest], int | None]
+ConversionLookup: TypeAlias = Callable[[InferenceRequest], type[Conversion] | None]
 _Result = TypeVar("_Result")
 
 
@@ -86,7 +88,7 @@ class ReadThreads:
 
 class LocalReader:
     """Tokenizes in this process, exactly as the engine does. `context_tokens` returns the longest context of the pods
-    that serve a request's model, or None if it is unknown."""
+    that serve a request's model, or None if it is unknown; `conversion` how they make a chat of its body."""
 
     def __init__(
         self,
@@ -96,6 +98,7 @@ class LocalReader:
         *,
         threads: ReadThreads | None = None,
         context_tokens: ContextLookup = lambda _: None,
+        conversion: ConversionLookup = lambda _: None,
         on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
         self._fingerprinter = fingerprinter
@@ -103,6 +106,7 @@ class LocalReader:
         self._unread = unread
         self._threads = threads or ReadThreads()
         self._context_tokens = context_tokens
+        self._conversion = conversion
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
         """The comparison with the reference; public for tests."""
 
@@ -114,7 +118,8 @@ class LocalReader:
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         fingerprinter = self._fingerprinter
         try:
-            opened = fingerprinter.open(request)
+            conversion = self._conversion(request) if request.endpoint in CONVERTED else None
+            opened = fingerprinter.open(request, conversion)
             rendered = fingerprinter.render(opened) if _is_short(opened) else await self._render_long(opened)
             pending = fingerprinter.look_up(rendered)
             is_fast = self._tokenizer.backend != REFERENCE

@@ -35,6 +35,17 @@ class RequestDecisions:
         context.phases.enter("fingerprint")
         return await self._read(context.request)
 
+    def proven_count(self, context: RequestContext) -> int | None:
+        """The number of the prompt's tokens, if a ready pod of the model was shown to count the same; else None."""
+        request, prompt = context.request, context.prompt
+        model = request.adapter or request.model
+        if prompt is None or not any(
+            status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint)
+            for status in self._needs.fleet.snapshot.pods
+        ):
+            return None
+        return prompt.token_count
+
     async def match(self, context: RequestContext) -> PrefixMatch:
         """Which holders have how many leading blocks of the prompt."""
         context.phases.enter("match")

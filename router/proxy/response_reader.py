@@ -6,15 +6,45 @@ Works on a copy of the bytes: the response is neither changed nor delayed.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
+from router.types import Endpoint
+
+
+class ResponseFormat(NamedTuple):
+    """Where the responses of one API have their first token and their usage. Quotes inside generated text are escaped
+    in JSON, so a model cannot generate these patterns in a stream."""
+
+    first_token: re.Pattern[bytes]
+    prompt: tuple[re.Pattern[bytes], ...]
+    """Parts of the prompt's length: absent ones are 0, except the first."""
+    cached: re.Pattern[bytes]
+    output: re.Pattern[bytes]
+
+
+def _number(name: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb'"%b": ?(\d{1,12})\b' % name)
+
+
 # The first chat chunk carries only a role and an empty content: it is not the first token.
-_FIRST_TOKEN = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]')
-# Quotes inside generated text are escaped in JSON, so a model cannot generate these patterns.
-_CACHED = re.compile(rb'"cached_tokens": ?(\d{1,12})\b')
-_PROMPT = re.compile(rb'"prompt_tokens": ?(\d{1,12})\b')
-_OUTPUT = re.compile(rb'"completion_tokens": ?(\d{1,12})\b')
+CHAT_FORMAT = ResponseFormat(
+    re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]'),
+    (_number(b"prompt_tokens"),),
+    _number(b"cached_tokens"),
+    _number(b"completion_tokens"),
+)
+_CACHE_READ = _number(b"cache_read_input_tokens")
+MESSAGES_FORMAT = ResponseFormat(
+    re.compile(rb'"(?:text|thinking|partial_json)": ?"[^"]|"type": ?"tool_use"'),
+    (_number(b"input_tokens"), _number(b"cache_creation_input_tokens"), _CACHE_READ),
+    _CACHE_READ,
+    _number(b"output_tokens"),
+)
+FORMATS: Mapping[Endpoint, ResponseFormat] = {Endpoint.MESSAGES: MESSAGES_FORMAT}
+"""Of the endpoints whose responses are not those of chats."""
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
@@ -24,20 +54,26 @@ _WINDOW_BYTES = 4096
 _SEARCH_BYTES = 64 * 1024
 """After this many bytes a response without a recognized token counts as begun."""
 _MAX_TOKEN_KEY_BYTES = 32
-"""No match of `_FIRST_TOKEN` is longer."""
+"""No match of a pattern for the first token is longer."""
 
 
 class ResponseReader(msgspec.Struct, gc=False):
     """Reads one response; feed it every piece, in order."""
 
+    format: ResponseFormat = CHAT_FORMAT
     has_token: bool = False
     _searched_bytes: int = 0
     _head: bytes = b""
     _tail: bytes = b""
     _usage: bytes = b""
+    _first_usage: bytes = b""
+    """The first usage of a stream; what later ones omit is read from it."""
+    _is_stream: bool = False
 
     def feed(self, piece: bytes) -> bool:
         """Read one piece. Returns True once: for the piece with the first token."""
+        if not self._searched_bytes:
+            self._is_stream = not piece.lstrip().startswith(b"{")
         if self._tail or self._usage or _USAGE_KEY in piece or not piece.endswith(b"\n"):
             self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
@@ -45,7 +81,7 @@ class ResponseReader(msgspec.Struct, gc=False):
     def _look_for_token(self, piece: bytes) -> bool:
         window = self._head + piece
         self._searched_bytes += len(piece)
-        self.has_token = self._searched_bytes > _SEARCH_BYTES or _FIRST_TOKEN.search(window) is not None
+        self.has_token = self._searched_bytes > _SEARCH_BYTES or self.format.first_token.search(window) is not None
         self._head = b"" if self.has_token else window[-_MAX_TOKEN_KEY_BYTES:]
         return self.has_token
 
@@ -56,6 +92,9 @@ class ResponseReader(msgspec.Struct, gc=False):
         while at >= 0 and not _USAGE.match(window, at):  # null in later chunks
             at = window.rfind(_USAGE_KEY, 0, at)
         if at >= 0:
+            if self._is_stream and not self._first_usage:
+                found = _USAGE.search(window)
+                self._first_usage = self._usage or window[found.start() if found else at : at]
             self._usage = window[at : at + _WINDOW_BYTES]
         elif self._usage and len(self._usage) < _WINDOW_BYTES:
             self._usage += piece
@@ -64,17 +103,22 @@ class ResponseReader(msgspec.Struct, gc=False):
     @property
     def cached_tokens(self) -> int | None:
         """Cached tokens of the engine's usage, or None."""
-        return _first_int(_CACHED, self._usage)
+        return self._reported(self.format.cached)
 
     @property
     def prompt_tokens(self) -> int | None:
-        return _first_int(_PROMPT, self._usage)
+        length, *parts = [self._reported(pattern) for pattern in self.format.prompt]
+        return None if length is None else length + sum(part or 0 for part in parts)
 
     @property
     def output_tokens(self) -> int | None:
-        return _first_int(_OUTPUT, self._usage)
+        return self._reported(self.format.output)
+
+    def _reported(self, pattern: re.Pattern[bytes]) -> int | None:
+        found = pattern.search(self._usage) or pattern.search(self._first_usage)
+        return int(found[1]) if found else None
 
 
-def _first_int(pattern: re.Pattern[bytes], text: bytes) -> int | None:
-    found = pattern.search(text)
-    return int(found[1]) if found else None
+def reader_of(endpoint: Endpoint) -> ResponseReader:
+    """A reader for a response of this endpoint."""
+    return ResponseReader(FORMATS.get(endpoint, CHAT_FORMAT))

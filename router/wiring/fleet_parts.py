@@ -11,6 +11,7 @@ import structlog
 from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
+from router.engines.engine_catalog import ENGINES
 from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
@@ -157,6 +158,7 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
+            self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
 
     def _served(self) -> frozenset[str]:
         return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)

@@ -29,6 +29,7 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
+from router.engines.engine_catalog import conversion_of
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.supervise import Feeds, running, wait_until
@@ -101,7 +102,8 @@ class Program:
             partial(ready_pods, self.fleet),
             self.metrics,
             load,
-            lambda request: context_tokens(self.fleet.snapshot, request.adapter or request.model),
+            lambda request: context_tokens(self.fleet.snapshot, request),
+            lambda request: conversion_of(self.fleet.snapshot, request.adapter or request.model, request.endpoint),
         )
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)

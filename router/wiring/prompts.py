@@ -18,7 +18,14 @@ from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.prompt_readers import ContextLookup, EngineReader, LocalReader, PromptReader, ReadThreads
+from router.proxy.prompt_readers import (
+    ContextLookup,
+    ConversionLookup,
+    EngineReader,
+    LocalReader,
+    PromptReader,
+    ReadThreads,
+)
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
@@ -76,7 +83,7 @@ def fingerprinter(
 
 class Prompts:
     """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize,
-    `context_tokens(request)` the longest context that pods report."""
+    `context_tokens(request)` the longest context that pods report, `conversion(request)` how they make a chat of it."""
 
     def __init__(
         self,
@@ -86,6 +93,7 @@ class Prompts:
         metrics: Metrics,
         load: LoadTokenizer,
         context_tokens: ContextLookup,
+        conversion: ConversionLookup,
     ) -> None:
         self._index = config.index
         self._pool_of = pool_of
@@ -93,6 +101,7 @@ class Prompts:
         self._metrics = metrics
         self._load = load
         self._context_tokens = context_tokens
+        self._conversion = conversion
         self._unlisted = config.unlisted_models
         self._names = ModelNames(config.models)
         self._threads = ReadThreads()
@@ -181,6 +190,7 @@ class Prompts:
             self._count_unread,
             threads=self._threads,
             context_tokens=self._context_tokens,
+            conversion=self._conversion,
             on_mismatch=report_mismatch,
         )
 

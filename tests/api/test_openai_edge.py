@@ -68,7 +68,7 @@ def make_edge(
 
 
 def received(
-    body: bytes = b"", *, path: str = "/v1/messages", method: str = "POST", headers: Headers = ()
+    body: bytes = b"", *, path: str = "/v1/rerank", method: str = "POST", headers: Headers = ()
 ) -> ReceivedRequest:
     listed = list(headers)
     return ReceivedRequest(method, path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
@@ -78,7 +78,7 @@ def refusal_of(edge: OpenAiEdge, request: ReceivedRequest) -> RouterError | None
     return edge.refusal(request, edge.methods(request.path))
 
 
-def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/messages", headers: Headers = ()) -> InferenceRequest:
+def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/rerank", headers: Headers = ()) -> InferenceRequest:
     """The request that the edge makes of a JSON body."""
     return edge.admit(received(json.dumps(fields).encode(), path=path, headers=headers), "r").request
 
@@ -188,8 +188,8 @@ URLENCODED = (b"content-type", b"application/x-www-form-urlencoded")
         ("/v1/audio/transcriptions", MULTIPART, FORM % b"vllm_xargs"),
         ("/v1/audio/transcriptions", MULTIPART, FORM % b"priority"),
         ("/v1/audio/transcriptions", URLENCODED, b"a=1"),
-        ("/v1/messages", MULTIPART, json.dumps(FORWARDED).encode()),
-        ("/v1/messages", URLENCODED, json.dumps(FORWARDED).encode()),
+        ("/v1/rerank", MULTIPART, json.dumps(FORWARDED).encode()),
+        ("/v1/rerank", URLENCODED, json.dumps(FORWARDED).encode()),
         ("/v1/chat/completions", MULTIPART, json.dumps(CHAT).encode()),
         ("/v1/chat/completions", URLENCODED, json.dumps(CHAT).encode()),
         ("/v1/embeddings", MULTIPART, b'{"model":"m","input":"a"}'),
@@ -462,7 +462,7 @@ def test_abandoned_requests_are_counted_by_endpoint() -> None:
     """Clients that left before they were served."""
     edge = make_edge()
     edge.abandoned(received(path="/v1/embeddings"))
-    edge.abandoned(received(path="/v1/messages"))
+    edge.abandoned(received(path="/v1/rerank"))
     assert counted(edge, Endpoint.EMBEDDINGS, "client_gone") == counted(edge, Endpoint.OTHER, "client_gone") == 1
 
 

@@ -23,6 +23,7 @@ from router.feeds.self_test import (
     compare_hashes,
     compare_tokens,
     expected_blocks,
+    messages_probes,
     probes,
 )
 from router.fleet.fleet import Fleet, PodEvent
@@ -147,6 +148,7 @@ Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 GENERATION = Generation(model="m", block_size_tokens=16)
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
+MESSAGES = "/v1/messages"
 
 
 def tokens_of(body: Mapping[str, Any]) -> list[int]:
@@ -164,7 +166,7 @@ class SelfTestWorld:
         self.fleet.describe("a", models=("m",), block_size_tokens=32)
         self.fleet.event("a", PodEvent.PROBE_OK)
         self.store.add_holder(pod, GENERATION)
-        self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate}
+        self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate, MESSAGES: self.generate_message}
         self.engine_block = 32
         self.publishes = True
         self.tells_ids = True
@@ -172,8 +174,10 @@ class SelfTestWorld:
         self.announced_blocks: int | None = None
         """How many engine blocks of a prompt are announced; None: all full ones."""
         self.engine_tokens = tokens_of
+        self.message_tokens = tokens_of
         self.unreadable: set[str] = set()
         self.bodies: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.feed = ParityFeed(
             self.fleet,
             self.store,
@@ -195,11 +199,20 @@ class SelfTestWorld:
             answer["usage"] = {"prompt_tokens": len(tokens)}
         return json.dumps(answer).encode()
 
+    def generate_message(self, request: httpx.Request) -> bytes:
+        body = json.loads(request.content)
+        self.messages.append(body)
+        tokens = self.message_tokens(body)
+        self.announce(tokens)
+        return json.dumps(
+            {"content": [], "usage": {"input_tokens": len(tokens) - 9, "cache_read_input_tokens": 9}}
+        ).encode()
+
     def announce(self, tokens: list[int]) -> None:
         block = self.engine_block
         count = len(tokens) // block if self.announced_blocks is None else self.announced_blocks
         if self.publishes and count:
-            hashes = tuple(1000 * len(self.bodies) + i for i in range(count))
+            hashes = tuple(1000 * len(self.bodies + self.messages) + i for i in range(count))
             stored = BlocksStored(
                 block_hashes=hashes, parent_hash=None, tokens=tuple(tokens[: count * block]), block_size_tokens=block
             )
@@ -337,6 +350,37 @@ async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld, run
     levels = [(log["log_level"], log["tokens"]) for log in logs]
     assert levels[0] == ("warning", "mismatch")
     assert levels[-1] == ("info", "ok")
+
+
+async def test_messages_are_trusted_only_after_a_test_of_their_own(
+    world: SelfTestWorld, running: Running, until: Until
+) -> None:
+    """It is repeated while it fails, and chats stay trusted. Tokens are counted by the same conversion."""
+    world.message_tokens = lambda body: [1, *tokens_of(body)]
+    with capture_logs() as logs:
+        async with running(world.feed.run()):
+            await until(lambda: len(world.messages) > 2)
+            assert world.now.reads_alike(Endpoint.CHAT)
+            assert not world.now.reads_alike(Endpoint.MESSAGES)
+            world.message_tokens = tokens_of
+            await until(lambda: world.now.reads_alike(Endpoint.MESSAGES))
+            assert world.now.reads_alike(Endpoint.COUNT_TOKENS)
+            world.fleet.restarted("a")
+            assert not world.now.reads_alike(Endpoint.MESSAGES)
+            await until(lambda: world.now.reads_alike(Endpoint.MESSAGES))
+    failed = [log for log in logs if log["event"] == "conversion not trusted"]
+    assert "the router has" in failed[0]["reason"]
+    assert len(world.bodies) == 2
+
+
+def test_the_probes_of_messages_hold_what_engines_convert_differently() -> None:
+    """Every kind of block that a text model accepts, and disabled thinking; the nonce is in front."""
+    turn, disabled = (body for _, body in messages_probes("m", "NONCE", 32))
+    kinds = {block["type"] for m in turn["messages"] if m["content"] != str(m["content"]) for block in m["content"]}
+    assert kinds == {"text", "thinking", "tool_use", "tool_result"}
+    assert [m["role"] for m in turn["messages"]].count("system") == 1
+    assert turn["system"][1]["text"].startswith("NONCE")
+    assert disabled["thinking"] == {"type": "disabled"}
 
 
 async def test_only_ready_pods_are_tested_and_restarted_ones_again(

@@ -43,7 +43,7 @@ def no_pool(_pod: Pod) -> UpstreamPool:
 
 def prompts(*models: ModelConfig, unlisted: str = "load_only", loads: Loads | None = None) -> Prompts:
     config = RouterConfig(models=models, unlisted_models=unlisted)  # type: ignore[arg-type]
-    return Prompts(config, no_pool, lambda _: [], Metrics(), loads or Loads(), lambda _: None)
+    return Prompts(config, no_pool, lambda _: [], Metrics(), loads or Loads(), lambda _: None, lambda _: None)
 
 
 def add(found: Prompts, *names: str, served: Collection[str] = ()) -> None:

@@ -1,0 +1,44 @@
+"""The interface of conversions: from a body of another API to that of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.template import ChatTemplate
+
+_T = TypeVar("_T")
+
+
+class Conversion:
+    """What one engine does with the bodies of one API, for one model. Pure; any thread may call it."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The chat's body for `ChatTemplate.render`, from the fields of a body, raw or decoded. Raises `Unrenderable`
+        where it cannot know what the engine does: the engine then answers for itself."""
+        raise NotImplementedError
+
+
+class Decoder(msgspec.Struct, frozen=True):
+    """Reads one field of a body as `kind`."""
+
+    kind: Any
+    json: msgspec.json.Decoder[Any]
+
+    def read(self, value: Any, name: str) -> Any:
+        """The field, raw or decoded. Raises `Unrenderable` for another type."""
+        try:
+            return self.json.decode(value) if isinstance(value, msgspec.Raw) else msgspec.convert(value, self.kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise not_converted(f"{name}: {error}") from error
+
+
+def not_converted(message: str) -> Unrenderable:
+    """The error for a body that a conversion does not know."""
+    return Unrenderable(UnreadReason.NOT_CONVERTED, message)
