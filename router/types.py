@@ -1,6 +1,7 @@
 """The values that several packages share.
 
-Frozen values without behaviour beyond short readings of their own fields. This module imports only the cost model.
+Frozen values without behaviour beyond short readings of their own fields. This module imports only the cost model and
+the endpoints.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import msgspec
 
 from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
+from router.endpoints import CONVERTED as CONVERTED
+from router.endpoints import Endpoint as Endpoint
 
 PodId: TypeAlias = str
 BlockHash: TypeAlias = int
@@ -32,23 +35,6 @@ class Tier(IntEnum):
     CPU = 1
     DISK = 2
     REMOTE = 3
-
-
-class Endpoint(StrEnum):
-    """The endpoints that the router distinguishes."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    MESSAGES = "/v1/messages"
-    """Anthropic's; read as the chat that the pods' engine makes of it."""
-    COUNT_TOKENS = "/v1/messages/count_tokens"
-    OTHER = "other"
-    """Any other endpoint: forwarded unread, without a prefix."""
-
-
-CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
-"""Endpoints whose bodies every engine converts to a chat in its own way."""
 
 
 class Role(StrEnum):

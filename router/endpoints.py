@@ -1,0 +1,22 @@
+"""The endpoints that the router distinguishes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Endpoint(StrEnum):
+    """The endpoints that the router distinguishes."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
+    MESSAGES = "/v1/messages"
+    """Anthropic's; read as the chat that the pods' engine makes of it."""
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    OTHER = "other"
+    """Any other endpoint: forwarded unread, without a prefix."""
+
+
+CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+"""Endpoints whose bodies every engine converts to a chat in its own way."""
