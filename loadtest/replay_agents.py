@@ -27,7 +27,7 @@ from loadtest.runs import Workload, run_on_fleet, run_on_url
 from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
 from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
-from router.cli.mock_engine_command import need_tokenizer
+from router.cli.mock_engine_command import MAX_CONTEXT_TOKENS, need_tokenizer
 from router.cli.options import writable, writable_report
 from router.errors import ConfigError
 from router.report import PlotsUnavailable
@@ -137,7 +137,7 @@ def main(
     try:
         need_tokenizer()
         traffic = agent_traffic(read_agent_sessions(sessions), speedup=load, seed=seed, duration_s=duration_s)
-        pod_tokens = num_blocks * ROUTER_BLOCK_TOKENS
+        pod_tokens = min(num_blocks * ROUTER_BLOCK_TOKENS, MAX_CONTEXT_TOKENS)
         replay = AgentReplay(list(traffic.sessions), traffic.block_size_tokens, max_tokens, pod_tokens)
         workload = replay.workload(load / STARTS_EVERY_S)
         runs = uvloop.run(_play(workload, plan, url, policies.split(","), Console()))
