@@ -277,6 +277,29 @@ def table(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
             )
 
 
+def overview(rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
+    """Lines of Markdown, one a case: `OURS`, its place, the former default, and the best peer by each measure."""
+    yield "| case | pods | load | ours ms | ± | place | before ms | best peer ms | p99 ms | best p99 | SLO | best SLO |"
+    yield "|---|---|---|---|---|---|---|---|---|---|---|---|"
+    for (case, load_factor, pods), by_policy in results_of(rows).items():
+        peers = {name: runs for name, runs in by_policy.items() if name not in (OURS, BEFORE)}
+        if OURS not in by_policy:
+            continue
+        cells = [case, str(pods), f"{load_factor:g}"]
+        mean = spread_of(by_policy[OURS], MEASURES["TTFT mean"])
+        cells += [f"{mean.mean:,.0f}", f"{mean.margin:,.0f}" if math.isfinite(mean.margin) else ""]
+        cells.append(str(place(OURS, by_policy, MEASURES["TTFT mean"]) or ""))
+        cells.append(f"{_mean(by_policy[BEFORE], 'ttft_mean_ms'):,.0f}" if BEFORE in by_policy else "")
+        for name, figure in (("TTFT mean", "ttft_mean_ms"), ("TTFT p99", "ttft_p99_ms")):
+            best = next(iter(best_policies(peers, MEASURES[name])), "") if peers else ""
+            own = [f"{_mean(by_policy[OURS], figure):,.0f}"] if name == "TTFT p99" else []
+            cells += [*own, f"{best} {_mean(peers[best], figure):,.0f}" if best else ""]
+        best = next(iter(best_policies(peers, MEASURES["share of SLO misses"])), "") if peers else ""
+        cells.append(f"{_mean(by_policy[OURS], 'slo_share'):.1%}")
+        cells.append(f"{best} {_mean(peers[best], 'slo_share'):.1%}" if best else "")
+        yield f"| {' | '.join(cells)} |"
+
+
 def losses(rows: Iterable[Mapping[str, str]], policy: str = OURS) -> Iterator[str]:
     """Lines of Markdown: every case and measure in which another policy is better beyond chance."""
     for (case, load_factor, pods), by_policy in results_of(rows).items():
@@ -308,6 +331,7 @@ def main(
     loads: Annotated[str, typer.Option(help="Only these loads.")] = "",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+    short: Annotated[bool, typer.Option("--short", help="One line for each case.")] = False,
 ) -> None:
     """Run the cases of groups, and print the table and the losses of `cost_aware`."""
     path = read or out
@@ -326,7 +350,7 @@ def main(
                         append(out, new)
     except (ConfigError, KeyError) as error:
         raise SystemExit(f"policy_cases: {error}") from error
-    print("\n".join(table(rows)))
+    print("\n".join(overview(rows) if short else table(rows)))
     print("\nBetter than cost_aware:\n", *losses(rows), sep="\n")
 
 

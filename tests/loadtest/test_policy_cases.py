@@ -15,6 +15,7 @@ from loadtest.policy_cases import (
     experiment_of,
     losses,
     missing,
+    overview,
     policies_of,
     read_rows,
     table,
@@ -51,6 +52,14 @@ def test_one_run_has_no_place_and_loses_nothing() -> None:
 def test_a_loss_names_the_measure_and_the_best_policy() -> None:
     rows = [*runs(OURS, 900, 901, 902, slo_share=0.95), *runs("a", 800, 801, 802, slo_share=0.9)]
     assert [*losses(rows)] == ["- chats, 16 pods, load 2: TTFT mean 901 ms, a 801 ms (+12.5%)"]
+
+
+def test_the_overview_names_the_best_peer_by_each_measure() -> None:
+    ours, before = runs(OURS, 900, 901, 902, slo_share=0.95), runs(BEFORE, 990, 1000, 1010)
+    peers = runs("a", 950, 951, 952, slo_share=0.9) + runs("b", 970, 971, 972, slo_share=0.92)
+    line = [*overview(ours + before + peers)][-1]
+    assert line == "| chats | 16 | 2 | 901 | 2 | 1 | 1,000 | a 951 | 1 | a 1 | 95.0% | b 92.0% |"
+    assert len([*overview(peers)]) == 2, "only cases that ours has"
 
 
 def test_a_complete_case_is_not_run_again(tmp_path: Path) -> None:
