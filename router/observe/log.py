@@ -76,23 +76,23 @@ def _shortened_field(value: object) -> object:
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
-    """The facts of one request that ended. Fields that are None are omitted."""
+    """The facts of one request that ended. Fields with their defaults are omitted."""
 
     id: str | None = None
-    trace_id: str | None = None
+    trace_id: str = ""
     """With `tracing.enabled`."""
-    client_request_id: str | None = None
+    client_request_id: str = ""
     endpoint: str | None = None
     model: str | None = None
     pod: str | None = None
-    prefill_pod: str | None = None
+    prefill_pod: str = ""
     policy: str | None = None
-    workload: str | None = None
+    workload: str = ""
     status: int | None = None
     result: str | None = None
     error: str | None = None
     tries: int | None = None
-    prompt_tokens: int | None = None
+    prompt_tokens: int = 0
     output_tokens: int | None = None
     cached_tokens: int | None = None
     ttft_ms: float | None = None
@@ -130,7 +130,8 @@ def _json_line(line: RequestLine) -> str:
 
 def _console_line(line: RequestLine) -> str:
     """Formatted as by structlog. Where a value has spaces or control characters, all values are quoted."""
-    fields = {name: value for name, value in msgspec.structs.asdict(line).items() if value is not None}
+    defaults = msgspec.structs.asdict(RequestLine())
+    fields = {name: value for name, value in msgspec.structs.asdict(line).items() if value != defaults[name]}
     time, level = fields.pop("timestamp"), fields.pop("level")
     text = " ".join([f"{name}={value}" for name, value in fields.items()])
     if not text.isprintable() or text.count(" ") >= len(fields):

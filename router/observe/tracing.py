@@ -96,11 +96,6 @@ class RequestTrace(msgspec.Struct, eq=False):
                 leg.ended_s = perf_counter()
                 return
 
-    def ended(self, line: RequestLine, outcome: Outcome | None = None) -> None:
-        """Record the request, if it is in the sample."""
-        if self.sink is not None:
-            self.sink.add(EndedRequest(self, line, outcome))
-
 
 class Tracing:
     """Begins the trace of each request. A client's sampled flag is followed; of requests without a valid `traceparent`,

@@ -6,7 +6,7 @@ from router.errors import shortened
 from router.observe.log import RequestLine, RequestLog
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
-from router.observe.tracing import RequestTrace
+from router.observe.tracing import EndedRequest, RequestTrace
 
 MAX_ERROR_CHARACTERS = 500
 
@@ -37,14 +37,14 @@ class UnroutedRequests:
             return
         line = RequestLine(
             id=request_id or None,
-            trace_id=None if trace is None else trace.trace_id,
+            trace_id="" if trace is None else trace.trace_id,
             endpoint=endpoint,
             model=model or None,
             status=status or None,
             result=result,
             error=shortened(error, MAX_ERROR_CHARACTERS) or None,
         )
-        if trace is not None:
-            trace.ended(line)
+        if trace is not None and trace.sink is not None:
+            trace.sink.add(EndedRequest(trace, line))
         if self._log is not None:
             self._log.log(line)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import time
 
+from router.decision import Split
 from router.errors import RouterError, Stopping, shortened
 from router.observe.log import RequestLine
 from router.observe.receipts import CLIENT_GONE, Outcome
+from router.observe.tracing import EndedRequest
 from router.observe.unrouted_requests import MAX_ERROR_CHARACTERS
 from router.proxy.attempt import Attempts
 from router.proxy.dependencies import ProxyDependencies
@@ -75,8 +77,8 @@ class Forwarder:
         context.phases.end()
         metrics.phase_s.add(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)
-        if context.inbound.trace is not None:
-            context.inbound.trace.ended(_line(context, ended), ended)
+        if (trace := context.inbound.trace) is not None and trace.sink is not None:
+            trace.sink.add(EndedRequest(trace, _line(context, ended), ended))
         if self.request_log is not None:
             self.request_log.log(_line(context, ended))
 
@@ -101,23 +103,24 @@ def _answer_count(context: RequestContext, client: Downstream, count: int) -> No
 
 def _line(context: RequestContext, ended: Outcome) -> RequestLine:
     """What is logged of a request."""
-    return RequestLine(
+    line = RequestLine(  # a call with more than 15 keywords takes twice as long
         id=ended.id,
-        trace_id=ended.trace_id or None,
-        client_request_id=context.inbound.given_id or None,
+        client_request_id=context.inbound.given_id,
         endpoint=ended.endpoint,
         model=ended.model,
         pod=ended.served.pod.id if ended.served is not None else None,
-        prefill_pod=context.prefill_pod or None,
         policy=context.decision.policy if context.decision is not None else None,
-        workload=context.workload or None,
+        workload=context.workload,
         status=context.status or None,
         result=ended.result,
         error=shortened(context.error, MAX_ERROR_CHARACTERS) if context.error else None,
         tries=context.tries if context.tries > 1 else None,
-        prompt_tokens=ended.prompt_tokens or None,
-        output_tokens=ended.output_tokens,
+        prompt_tokens=ended.prompt_tokens,
         cached_tokens=ended.cached_tokens,
         ttft_ms=None if ended.ttft_ms is None else round(ended.ttft_ms, 1),
         e2e_ms=round(ended.e2e_ms, 1),
     )
+    line.output_tokens, line.trace_id = ended.output_tokens, ended.trace_id
+    if ended.served is not None and isinstance(ended.served.plan, Split):
+        line.prefill_pod = ended.served.plan.prefill.id
+    return line
