@@ -29,10 +29,11 @@ redis:                      ## Redis 7, in addition to the Valkey that comes as 
 		&& apt-get update -q >/dev/null && apt-get install -y -q redis-server >/dev/null; } \
 		|| echo "no redis-server here: the index is tested against Valkey alone"
 
-promtool: $(VENV)/.ready    ## Prometheus's own check of the alerts, from Debian's package, without installing it
-	@command -v promtool >/dev/null || test -x $(BIN)/promtool || { command -v apt-get >/dev/null && folder=$$(mktemp -d) \
+promtool: $(VENV)/.ready    ## Prometheus and its check of the alerts, from Debian's package, without installing it
+	@(command -v promtool && command -v prometheus) >/dev/null || (test -x $(BIN)/promtool && test -x $(BIN)/prometheus) \
+		|| { command -v apt-get >/dev/null && folder=$$(mktemp -d) \
 		&& (cd $$folder && apt-get download -q -q prometheus && dpkg -x prometheus_*.deb .) \
-		&& cp $$folder/usr/bin/promtool $(BIN)/; rm -rf $$folder; test -x $(BIN)/promtool; } \
+		&& cp $$folder/usr/bin/promtool $$folder/usr/bin/prometheus $(BIN)/; rm -rf $$folder; test -x $(BIN)/promtool; } \
 		|| echo "no promtool here: the alerts are not tested"
 
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes

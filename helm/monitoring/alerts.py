@@ -61,8 +61,8 @@ def _worse_policy() -> Expr:
 
 def _flood() -> Expr:
     """A tenant without others is not one, nor is one whose requests do not wait."""
-    tokens = ALERT.rate(of_requests.TENANT_TOKENS, "tenant", stage="all")
-    share = tokens.of_total("namespace", ALERT.rate(of_requests.TENANT_TOKENS, stage="all"))
+    tokens = ALERT.total("sum", of_requests.TENANT_IN_FLIGHT_TOKENS, "tenant")
+    share = tokens.of_total("namespace", ALERT.total("sum", of_requests.TENANT_IN_FLIGHT_TOKENS))
     pool = "pool model role"
     ready = ALERT.total("max", of_pools.POOL_READY_REPLICAS, pool)
     backlog_s = ALERT.total("sum", of_pools.POOL_BACKLOG_S, pool) / ready
@@ -73,7 +73,7 @@ def _slow_link() -> Expr:
     """Overhead that the configuration omits matters only for short transfers."""
     measured_s = ALERT.mean(of_pods.TRANSFER_S, "link")
     ratio = ALERT.sum_rate(of_pods.TRANSFER_S, "link") / ALERT.rate(of_pods.TRANSFER_EXPECTED_S, "link")
-    return (ratio > 3).and_(measured_s > 0.1)
+    return (ratio > 2).and_(measured_s > 0.1)
 
 
 def _stale_load() -> Expr:
@@ -211,7 +211,7 @@ ALERTS = (
         expr=_flood(),
         lasts="1m",
         severity="warning",
-        summary="Tenant {{ $labels.tenant }} sends more than 70 % of the prompt tokens, and requests wait.",
+        summary="Tenant {{ $labels.tenant }} has more than 70 % of the prompt tokens being served, and requests wait.",
         means="One tenant delays the others: the fleet has more than a second of prefill ahead for each pod.",
         look="Dashboard overview, prompt tokens by tenant; on `/ui` the waiting requests of the pods.",
         act="Ask the tenant to slow down, limit it in front of the router, or add pods.",
@@ -291,7 +291,7 @@ ALERTS = (
         expr=_slow_link(),
         lasts="2m",
         severity="warning",
-        summary="Transfers of KV over links {{ $labels.link }} take three times as long as configured.",
+        summary="Transfers of KV over links {{ $labels.link }} take more than twice as long as configured.",
         means="A link has lost bandwidth, or `links` of the configuration is too optimistic.",
         look="Dashboard transfers, bandwidth of one transfer and time of transfers; errors of the network interfaces.",
         act="Look for a port that fell back to a lower rate or to TCP. The router learns it meanwhile.",

@@ -183,6 +183,7 @@ OVERVIEW = Dashboard(
                     Line(D.rate(of_requests.TENANT_TOKENS, "tenant", stage="all"), "{{tenant}}"),
                     stacked=True,
                 ),
+                _gauge("Prompt tokens in flight", "short", "sum", of_requests.TENANT_IN_FLIGHT_TOKENS, "tenant"),
             ),
         ),
     ),

@@ -7,33 +7,42 @@ of the alerts in the chart, or lower: who looks at the page wants to know sooner
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
+from statistics import median
 from typing import Literal
 
 import msgspec
 
+from router.decision import Direct
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
-from router.observe.declared import of_pods, of_requests
+from router.observe.declared import of_pods
 from router.observe.fast_metrics import Labels, Numbers
+from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
-from router.types import PodState
+from router.policy.decide import expected_ttft_ms
+from router.types import PodId, PodState
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
-"""Over which shares of tenants and times of transfers are computed."""
+"""Over which times of first tokens and transfers are computed."""
 MIN_SLOWDOWN = 1.5
+MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
+"""Of the latest first tokens of a pod, and how many of it and of the others are needed. Sooner than what is learnt."""
+LATEST_DECISIONS = 500
 MAX_INDEX_AGE_S = 5.0
 MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 3.0, 0.1
+MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 2.0, 0.1
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -52,8 +61,6 @@ class Counted:
     at_s: float
     restarts: Mapping[str, float] = field(default_factory=dict)
     """By pod."""
-    tenant_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Prompt tokens by tenant."""
     transfers: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     """Number, seconds and expected seconds of transfers by kind of link."""
 
@@ -67,6 +74,10 @@ class Present:
     events_lost: Sequence[str] = ()
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Times of prefills relative to the class, of pods that differ from it."""
+    lateness: Mapping[str, float] = field(default_factory=dict)
+    """See `lateness_of`."""
+    tenant_tokens: Mapping[str, float] = field(default_factory=dict)
+    """Prompt tokens being served, by tenant."""
     waiting: int = 0
     """Requests that wait in engines."""
     index_age_s: float | None = None
@@ -100,7 +111,7 @@ class CountedHistory:
             *_restarts(self.since(MINUTE_S), now, present.pods),
             *_policies(present),
             *_index(present),
-            *_flood(recent, now, present),
+            *_flood(present),
             *_links(recent, now),
         ]
 
@@ -112,21 +123,54 @@ def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers
     return Counted(
         time.monotonic(),
         {pod: count.value for (pod,), count in own.pod_restarts.items()},
-        {tenant: tokens for (tenant, stage), (tokens,) in merged[of_requests.TENANT_TOKENS.name] if stage == "all"},
         {link: (sum(counts), total, expected.get(link, 0.0)) for link, (*counts, total) in seconds.items()},
     )
 
 
+def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
+    """The median of actual over expected times to first token of each late pod, relative to that of the other pods.
+    `seen`: a pod and its ratio for each of the latest requests. O(requests * late pods)."""
+    ratios = defaultdict(list)
+    for pod, ratio in seen:
+        ratios[pod].append(ratio)
+    found = {}
+    for pod, own in ratios.items():
+        if len(own) >= MIN_LATE_TOKENS and median(own) >= MIN_LATENESS:
+            others = [ratio for other, values in ratios.items() if other != pod for ratio in values]
+            if len(others) >= MIN_OTHER_TOKENS and (late := median(own) / max(median(others), 1e-3)) >= MIN_LATENESS:
+                found[pod] = late
+    return found
+
+
+def _latest_ratios(journal: Journal) -> Iterator[tuple[PodId, float]]:
+    """Of requests that one pod served alone."""
+    since_s = time.time() - RECENT_S
+    for kept in journal.latest(LATEST_DECISIONS):
+        ended = kept.outcome
+        if ended and ended.served and ended.ttft_ms is not None and kept.at_s >= since_s:
+            expected_ms = expected_ttft_ms(ended.served.cost)
+            if isinstance(ended.served.plan, Direct) and expected_ms > 0:
+                yield ended.served.plan.pod.id, ended.ttft_ms / expected_ms
+
+
 def present_of(
-    fleet: Fleet, streams: KvStreams, calibration: Calibration, policies: PolicyFeed, index_age_s: float | None
+    fleet: Fleet,
+    streams: KvStreams,
+    calibration: Calibration,
+    policies: PolicyFeed,
+    journal: Journal,
+    tenant_tokens: Mapping[str, float],
+    index_age_s: float | None,
 ) -> Present:
-    """O(pods)."""
+    """O(pods + `LATEST_DECISIONS`)."""
     statuses, reload = fleet.snapshot.pods, policies.last_reload
     return Present(
         pods=len(statuses),
         ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
         events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
         slowdowns=calibration.slowdowns(),
+        lateness=lateness_of(_latest_ratios(journal)),
+        tenant_tokens=tenant_tokens,
         waiting=sum(status.load.waiting for status in statuses),
         index_age_s=index_age_s,
         policy_error=policies.error,
@@ -143,6 +187,9 @@ def _pods(present: Present) -> Iterator[Notice]:
         if ratio >= MIN_SLOWDOWN:
             text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
             yield Notice("slow", text)
+    for pod, ratio in islice(present.lateness.items(), MAX_NAMES):
+        if present.slowdowns.get(pod, 1.0) < MIN_SLOWDOWN:
+            yield Notice("slow", f"First tokens of {_short(pod)} take {ratio:.1f} times as long as expected.")
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
         yield Notice("events", text)
@@ -172,18 +219,15 @@ def _index(present: Present) -> Iterator[Notice]:
         yield Notice("index", text, "health")
 
 
-def _flood(before: Counted, now: Counted, present: Present) -> Iterator[Notice]:
-    grown = {tenant: tokens - before.tenant_tokens.get(tenant, 0.0) for tenant, tokens in now.tenant_tokens.items()}
-    total = sum(grown.values())
-    if total <= 0 or present.waiting < max(present.pods, 1):
+def _flood(present: Present) -> Iterator[Notice]:
+    total = sum(present.tenant_tokens.values())
+    if not total or present.waiting < max(present.pods, 1):
         return
-    tenant = max(grown, key=grown.__getitem__)
-    share = grown[tenant] / total
-    if MIN_TENANT_SHARE < share < MAX_TENANT_SHARE:
-        who = f"Tenant {_short(tenant)}" if tenant else "Clients without a tenant"
-        yield Notice(
-            "tenant", f"{who} sent {share:.0%} of the latest prompt tokens; {present.waiting} requests wait in engines."
-        )
+    tenant, tokens = max(present.tenant_tokens.items(), key=itemgetter(1))
+    if MIN_TENANT_SHARE < (share := tokens / total) < MAX_TENANT_SHARE:
+        who = f"Tenant {_short(tenant)} has" if tenant else "Clients without a tenant have"
+        waiting = f"{present.waiting} requests wait in engines"
+        yield Notice("tenant", f"{who} {share:.0%} of the prompt tokens being served; {waiting}.")
 
 
 def _links(before: Counted, now: Counted) -> Iterator[Notice]:

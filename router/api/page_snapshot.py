@@ -43,7 +43,7 @@ from router.types import PodState, PodStatus, PrefixTrust, Role
 MAX_PODS_BYTES = 256 * 1024
 """Pods beyond are counted, not described; pods that need attention come first."""
 MAX_DECISIONS = 30
-MAX_SERIES = 96
+MAX_SERIES = 64
 """Series of one metric; the rest is summed as `other`."""
 MAX_CALIBRATIONS = 64
 MAX_MODELS = 64
@@ -67,7 +67,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.AVAILABLE_TOKENS: (),
     of_requests.CAPTURED_TOKENS: (),
     of_requests.DELIVERED_TOKENS: (),
-    of_requests.TENANT_TOKENS: ("tenant", "stage"),
+    of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
     of_requests.SLO_REQUESTS: ("policy", "met"),
     of_requests.UNREAD_PROMPTS: ("reason",),
     of_decisions.DECISIONS: ("policy", "plan", "reason"),
@@ -207,6 +207,7 @@ class PageSource:
 
     async def _own_part(self) -> WorkerPart:
         await self.worth.observe()
+        self.metrics.by_class.observe_in_flight(self.journal.in_flight_tokens())
         shown: dict[str, Rows] = {}
         for metric in self.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
@@ -274,8 +275,10 @@ class PageSource:
 
     def _notices(self, metrics: Mapping[str, Rows], index_age_s: float | None) -> list[Notice]:
         self.history.add(counted_of(self.metrics, metrics))
-        calibration = self.calibrator.calibration
-        return self.history.notices(present_of(self.fleet, self.kv_streams, calibration, self.policies, index_age_s))
+        tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
+        calibration, policies = self.calibrator.calibration, self.policies
+        present = present_of(self.fleet, self.kv_streams, calibration, policies, self.journal, tenants, index_age_s)
+        return self.history.notices(present)
 
     def _models(self) -> list[str]:
         names = {name for status in self.fleet.snapshot.pods for name in (*status.pod.models, *status.pod.adapters)}

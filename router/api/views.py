@@ -133,6 +133,8 @@ class MetricsPage:
     prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
     """By model."""
     worth: HitWorth | None = None
+    in_flight_tokens: Callable[[], Mapping[str, int]] = dict
+    """By tenant."""
 
     async def observe(self) -> None:
         """Update these gauges, in a few turns of the event loop: all of 500 pods take 6 ms."""
@@ -150,6 +152,7 @@ class MetricsPage:
         await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
+        self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
         learnt = self.store.evicted.reuse()
         self.metrics.evicted_reuse.replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:

@@ -95,13 +95,13 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def mock_fleet(plan: FleetPlan, folder: Path) -> AsyncIterator[list[str]]:
-    """Run mock engines; yields their URLs."""
+async def mock_fleet(plan: FleetPlan, folder: Path, options: Sequence[str] = ()) -> AsyncIterator[list[str]]:
+    """Run mock engines, with more `options` of the command; yields their URLs."""
     arguments = [
         *("mock-engine", "--count", str(plan.pods), "--port", "0", "--model", plan.model),
         *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
         *("--block-size", str(plan.block_size_tokens), "--num-blocks", str(plan.num_blocks)),
-        *("--time-scale", str(plan.time_scale)),
+        *("--time-scale", str(plan.time_scale), *options),
     ]
     with child("fleet", arguments, folder) as fleet:
 

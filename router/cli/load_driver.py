@@ -235,13 +235,14 @@ async def drive(
     try:
         async with asyncio.TaskGroup() as group:
             for session in sessions:
-                group.create_task(_play(driver, model, session))
+                group.create_task(play(driver, model, session))
         return driver.results()
     finally:
         driver.close()
 
 
-async def _play(driver: LoadDriver, model: str, session: ChatSession) -> None:
+async def play(driver: LoadDriver, model: str, session: ChatSession) -> None:
+    """Send the turns of one session, each when it is due. It ends at its first error."""
     answers: list[str] = []
     ready_s = session.start_s
     for turn in session.turns:

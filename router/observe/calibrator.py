@@ -17,6 +17,8 @@ from router.types import Links, Pod, PodId, PodSpeed
 
 MIN_INTERVAL_S = 0.01
 """Minimum interval between two observations of one class of pods: each costs 40 us."""
+HANDOFF_STEPS = 2
+"""Decode steps in the measured time of a transfer: one that runs when the KV arrives, and that of the first token."""
 REGRET_EVERY = 8
 """The regret is computed for every eighth request."""
 
@@ -91,7 +93,7 @@ class Calibrator:
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
             if not remote:
-                expected_ms = link.transfer_ms(kv_bytes * (1 + concurrent))
+                expected_ms = link.transfer_ms(kv_bytes * (1 + concurrent)) + HANDOFF_STEPS * receiver.speed.d0_ms
                 self._metrics.observe_transfer(link.kind, kv_bytes, elapsed_ms, expected_ms)
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
         if self.on_report is not None and not remote:

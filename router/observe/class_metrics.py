@@ -5,12 +5,13 @@ Few labels: classes and policies are configured, and only the busiest tenants ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from operator import itemgetter
 
 from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
-from router.observe.fast_metrics import OTHER, Counter
+from router.observe.fast_metrics import OTHER, Counter, Gauge, Labels
 from router.observe.receipts import Outcome
 from router.observe.reuse_metrics import ReuseMetrics
 from router.observe.token_metrics import TokenMetrics
@@ -32,9 +33,21 @@ class ClassMetrics:
     def __init__(self, r: CollectorRegistry) -> None:
         self._requests = Counter(r, of_requests.CLASS_REQUESTS)
         self._slo = Counter(r, of_requests.SLO_REQUESTS)
+        self._in_flight_tokens = Gauge(r, of_requests.TENANT_IN_FLIGHT_TOKENS)
         self.tokens = TokenMetrics(r)
         self.reuse = ReuseMetrics(r)
         self.tenants = BusiestTenants()
+
+    def observe_in_flight(self, tokens: Mapping[str, int]) -> None:
+        """Update the gauge of prompt tokens being served, by tenant: the busiest, and those with the most tokens while
+        there are fewer than `NAMED_TENANTS`."""
+        found: dict[Labels, float] = {}
+        for tenant, count in sorted(tokens.items(), key=itemgetter(1), reverse=True):
+            name = tenant[:MAX_TENANT_CHARACTERS]
+            if not self.tenants.is_named(name) and len(found) >= NAMED_TENANTS:
+                name = OTHER
+            found[name,] = found.get((name,), 0.0) + count
+        self._in_flight_tokens.replace(found)
 
     def settle(
         self,
@@ -79,6 +92,10 @@ class BusiestTenants:
             self._named.add(tenant)
             return tenant
         return OTHER
+
+    def is_named(self, tenant: str) -> bool:
+        """Whether its label is its name."""
+        return tenant in self._named
 
     def _renew(self) -> None:
         """Name the busiest, and halve the counts, so that recent requests weigh more."""

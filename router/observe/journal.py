@@ -89,6 +89,14 @@ class Journal:
         """Up to `count` of the newest decisions whose requests have ended, newest first."""
         return list(islice((one for one in reversed(self._decisions.values()) if one.outcome is not None), count))
 
+    def in_flight_tokens(self) -> dict[str, int]:
+        """Prompt tokens by tenant of requests that have not ended, of the latest `MAX_DECISIONS`."""
+        found: dict[str, int] = {}
+        for kept in islice(reversed(self._decisions.values()), MAX_DECISIONS):
+            if kept.outcome is None:
+                found[kept.scene.tenant] = found.get(kept.scene.tenant, 0) + (kept.scene.prompt_tokens or 0)
+        return found
+
     def latest(self, count: int) -> list[RecordedDecision]:
         """Up to `count` of the newest decisions, oldest first."""
         return list(islice(reversed(self._decisions.values()), count))[::-1]

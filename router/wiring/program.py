@@ -141,6 +141,7 @@ class Program:
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
             self._worth,
+            self.records.journal.in_flight_tokens,
         )
 
     def _build_page(self) -> PageSource:

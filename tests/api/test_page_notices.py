@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.api.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present
+from router.api.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
 
-TENANTS = {"a": 40_000.0, "b": 60_000.0}
 LINKS = {"elsewhere": (100.0, 12.0, 10.0)}
 WELL = Present(pods=6, waiting=2, slowdowns={"pod-1": 1.3}, index_age_s=0.4, reload_age_s=5.0, reload_ttft_ratio=1.1)
 
@@ -22,9 +21,8 @@ def history() -> CountedHistory:
 
 
 def counted(second: float) -> Counted:
-    tokens = {tenant: second * per_s for tenant, per_s in TENANTS.items()}
     transfers = {link: (second * one, second * two, second * three) for link, (one, two, three) in LINKS.items()}
-    return Counted(second, {"pod-0": 1.0, "pod-1": 0.0}, tokens, transfers)
+    return Counted(second, {"pod-0": 1.0, "pod-1": 0.0}, transfers)
 
 
 def shown(present: Present = WELL, **changed: object) -> list[tuple[str, str]]:
@@ -53,6 +51,16 @@ def test_restarts_of_the_last_minute_are_counted() -> None:
     ("changes", "about", "text"),
     [
         ({"slowdowns": {"pod-1": 2.94}}, "slow", "pod-1 computes 2.9 times slower than other pods of its class."),
+        (
+            {"slowdowns": {}, "lateness": {"pod-1": 2.62}},
+            "slow",
+            "First tokens of pod-1 take 2.6 times as long as expected.",
+        ),
+        (
+            {"slowdowns": {"pod-1": 2.94}, "lateness": {"pod-1": 2.62}},
+            "slow",
+            "pod-1 computes 2.9 times slower than other pods of its class.",
+        ),
         ({"ejected": ("pod-2",)}, "ejected", "1 of 6 pods ejected: pod-2."),
         (
             {"events_lost": tuple("abcde")},
@@ -76,13 +84,23 @@ def test_the_state_of_the_fleet(changes: dict[str, object], about: str, text: st
     assert shown(replace(WELL, **changes)) == [(about, text)]  # type: ignore[arg-type]
 
 
+def test_a_pod_is_late_if_others_are_not() -> None:
+    """By its last first tokens, at least three of them; a whole fleet that is slow has no late pod."""
+    well = [("a", 1.0), ("b", 1.1)] * 6
+    assert lateness_of([*well, *[("c", 2.4)] * 3]) == {"c": pytest.approx(2.4 / 1.05)}
+    assert lateness_of([*well, *[("c", 2.4)] * 2]) == {}
+    assert lateness_of([("a", 2.5), ("b", 2.4), ("c", 2.4)] * 6) == {}
+    assert lateness_of([("a", 1.0), ("c", 2.4), ("c", 2.4), ("c", 2.4)]) == {}, "too few others"
+
+
 def test_a_tenant_floods_if_others_wait() -> None:
     """Without waiting requests it harms nobody, and without other tenants it is no flood."""
-    flood = {"a": 31 * 40_000.0 + 9e6, "b": 31 * 60_000.0}
-    [(about, text)] = shown(replace(WELL, waiting=14), tenant_tokens=flood)
-    assert about == "tenant" and text.startswith("Tenant a sent 9") and text.endswith("14 requests wait in engines.")
-    assert shown(tenant_tokens=flood) == []
-    assert shown(replace(WELL, waiting=14), tenant_tokens={"a": 9e6}) == []
+    busy, flood = replace(WELL, waiting=14), {"a": 1000.0, "b": 9000.0}
+    text = "Tenant b has 90% of the prompt tokens being served; 14 requests wait in engines."
+    assert shown(replace(busy, tenant_tokens=flood)) == [("tenant", text)]
+    assert shown(replace(WELL, tenant_tokens=flood)) == []
+    assert shown(replace(busy, tenant_tokens={"b": 9000.0})) == []
+    assert shown(replace(busy, tenant_tokens={"a": 5000.0, "b": 9000.0})) == []
 
 
 def test_a_link_that_lost_bandwidth() -> None:

@@ -39,8 +39,8 @@ WELL: Mapping[str, str] = {
     f"warmroute_policy_reload_failed{{{TARGET}}}": "0",
     f"warmroute_policy_reload_ttft_ratio{{{TARGET}}}": "1.1",
     f'warmroute_policy_reloads_total{{{TARGET},result="ok"}}': "0+1",
-    f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="a",stage="all"}}': "0+4000",
-    f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="b",stage="all"}}': "0+5000",
+    f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="a"}}': "4000",
+    f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="b"}}': "5000",
     f"warmroute_pool_prefill_backlog_seconds{{{TARGET}}}": "3",
     f"warmroute_pool_ready_replicas{{{TARGET}}}": "2",
     f'warmroute_time_to_first_token_error_ratio_bucket{{{TARGET},model="m",le="1.0"}}': "0+97",
@@ -104,7 +104,7 @@ INCIDENTS: Mapping[str, Incident] = {
     "WarmroutePolicyInvalid": Incident(changed("warmroute_policy_reload_failed", "1"), OF_ROUTER),
     "WarmroutePolicyWorse": Incident(changed("warmroute_policy_reload_ttft", "1.8"), OF_ROUTER),
     "WarmrouteTenantFloods": Incident(
-        changed(f'warmroute_tenant_prompt_tokens_total{{{TARGET},tenant="a"', "0+90000"),
+        changed(f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="a"', "90000"),
         {"namespace": "llm", "tenant": "a"},
     ),
     "WarmroutePredictionWrong": Incident(

@@ -54,6 +54,20 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
     assert value(registry, "warmroute_class_requests_total", **requests["client_gone"]) == 1
 
 
+def test_prompt_tokens_in_flight_have_few_labels() -> None:
+    """Those of the busiest tenants, and of those with the most tokens."""
+    registry = CollectorRegistry()
+    metrics = ClassMetrics(registry)
+    metrics.settle(ended(), decided("chat", "acme"), MINE, None)
+    metrics.observe_in_flight({"acme": 1} | {f"invented-{number}": 1000 - number for number in range(300)})
+    name = "warmroute_tenant_in_flight_prompt_tokens"
+    assert value(registry, name, tenant="acme") == 1
+    assert value(registry, name, tenant="invented-0") == 1000
+    assert value(registry, name, tenant=OTHER) == sum(1000 - number for number in range(NAMED_TENANTS, 300))
+    metrics.observe_in_flight({})
+    assert value(registry, name, tenant="acme") is None
+
+
 def test_any_number_of_tenants_makes_few_labels() -> None:
     """Invented names count as `other`; the busiest tenant gets its own label in time."""
     registry = CollectorRegistry()

@@ -50,6 +50,17 @@ def test_a_size_of_zero_keeps_nothing() -> None:
     assert not journal.latest(9)
 
 
+def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> None:
+    """By tenant."""
+    journal, facts = Journal(), scene(*ready(pod("a")), request=request("one", tenant="acme"))
+    decision = decide(facts, BY)
+    kept = journal.record(facts, decision, BY)
+    assert journal.in_flight_tokens() == {"acme": kept.scene.prompt_tokens}
+    assert kept.scene.prompt_tokens
+    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    assert journal.in_flight_tokens() == {}
+
+
 def test_the_outcome_is_added_and_written() -> None:
     """To the recorded decision and to every sink."""
     lines: list[bytes] = []

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from router.observe.exposition import PIECE_SAMPLES
-from router.observe.metrics import Metrics
+from router.observe.metrics import KNOWN_STATES, Metrics
 from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodState, PodStatus
+from tests.bench.metrics_bench import MAX_BODY_BYTES, render
 from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
@@ -43,6 +44,14 @@ async def test_other_tasks_run_while_metrics_are_rendered() -> None:
     await dump_metrics(metrics.registry)
     assert turns > 20
     serving.cancel()
+
+
+def test_metrics_of_a_large_router_are_bounded() -> None:
+    """500 pods, 50 tenants, 8 workers, all combinations of labels that can occur: in small pieces, below 3 MB."""
+    text, turns_ms = render()
+    assert text.count(b"\nwarmroute_pod_state{") == 500 * len(KNOWN_STATES)
+    assert 1_000_000 < len(text) < MAX_BODY_BYTES
+    assert len(turns_ms) > 20_000 / PIECE_SAMPLES
 
 
 def test_the_series_of_a_pod_leave_with_it() -> None:

@@ -74,7 +74,7 @@ TRANSFERS = gauge(
 TRANSFER_BYTES = counter("warmroute_transfer_bytes", "Bytes of KV in transfers whose time was measured.", "link")
 TRANSFER_EXPECTED_S = counter(
     "warmroute_transfer_expected_seconds",
-    "Seconds that these transfers would take by the configuration of the link.",
+    "Seconds that these transfers would take by the configuration of the link, with two decode steps.",
     "link",
 )
 TRANSFER_S = histogram(

@@ -64,6 +64,12 @@ TENANT_TOKENS = counter(
     "Prompt tokens of served requests by tenant: all, available, captured and delivered.",
     "tenant stage",
 )
+TENANT_IN_FLIGHT_TOKENS = gauge(
+    "warmroute_tenant_in_flight_prompt_tokens",
+    "Prompt tokens of requests being served, by tenant, of the latest 1,000 decisions.",
+    "tenant",
+    Join.SUM,
+)
 CACHED_ERROR = histogram(
     "warmroute_cached_tokens_error",
     "Absolute difference between predicted and reported cached tokens of a request, in tokens.",
