@@ -74,6 +74,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "pod": tuple(POD_NAMES),
     "holder": tuple(POD_NAMES),
 }
+OTHER_NAMES = tuple(f"name-{number}" for number in range(4))
+"""Of labels that were added since."""
 T = TypeVar("T")
 
 
@@ -89,7 +91,7 @@ def full_metrics() -> Metrics:
 
 def _labels(names: Labels) -> Iterator[Labels]:
     """All combinations that can occur: a pod has one model, and few of its requests fail."""
-    values = [NAMES[name] for name in names]
+    values = [NAMES.get(name, OTHER_NAMES) for name in names]
     for at, name in enumerate(names):
         if name == "result" and "pod" in names:
             values[at] = RESULTS[:3]
