@@ -103,6 +103,8 @@ class Labelled(Collector, Generic[_Child]):
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
         self.declared = declared
         self._children = _Children(make)
+        self.before_reading: Callable[[], None] | None = None
+        """Called before the numbers are read, for numbers that are added late."""
         if not declared.labels:
             self.labels()
         registry.register(self)
@@ -112,6 +114,7 @@ class Labelled(Collector, Generic[_Child]):
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
         """The series by label values."""
+        self._count_waiting()
         return self._children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
@@ -121,7 +124,12 @@ class Labelled(Collector, Generic[_Child]):
 
     def series(self) -> dict[Labels, Numbers]:
         """The numbers of all series now."""
+        self._count_waiting()
         return {labels: child.numbers() for labels, child in self._children.items()}
+
+    def _count_waiting(self) -> None:
+        if self.before_reading is not None:
+            self.before_reading()
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
         """These series as `prometheus_client` exposes them."""

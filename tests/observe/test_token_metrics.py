@@ -26,11 +26,18 @@ class Seen:
         self.registry = CollectorRegistry()
         self.metrics = TokenMetrics(self.registry)
 
-    def add(self, plan: Plan, captured: int, match: Mapping[PodId, BlocksByTier], delivered: int | None = None) -> None:
+    def add(
+        self,
+        plan: Plan,
+        captured: int,
+        match: Mapping[PodId, BlocksByTier],
+        delivered: int | None = None,
+        model: str = "m",
+    ) -> None:
         served = Candidate(plan, Cost((), (), 0.0), captured)
         facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
         ended = Outcome(**facts, prompt_tokens=100, cached_tokens=delivered, served=served)  # type: ignore[arg-type]
-        self.metrics.add(ended, LABELS, "acme", PROMPT, match)
+        self.metrics.add(ended, (model, *LABELS[1:]), "acme", PROMPT, match)
 
     def sum(self, name: str, **labels: str) -> float:
         samples = (sample for family in self.registry.collect() for sample in family.samples)
@@ -114,3 +121,21 @@ def test_tiers_add_up(data: st.DataObject, blocks: int) -> None:
     seen = Seen()
     seen.add(Direct(A), captured, held)
     assert seen.stages()[:2] == (BLOCK * max(map(sum, held.values())), captured)
+
+
+prompts_of_models = st.tuples(st.sampled_from(["m", "n"]), st.integers(0, 6), st.none() | st.integers(0, 90))
+
+
+@given(st.lists(prompts_of_models, max_size=200))
+def test_it_does_not_matter_when_the_metrics_are_read(prompts: list[tuple[str, int, int | None]]) -> None:
+    """After each prompt, or once for all of them."""
+    once, often = Seen(), Seen()
+    for seen in (once, often):
+        for model, blocks, delivered in prompts:
+            seen.add(Direct(A), blocks * BLOCK // 2, {"a": (blocks, 0, 0, 0)}, delivered, model=model)
+            if seen is often:
+                seen.stages()
+    names = ("prompt_tokens_total", "cached_tokens_error_sum", "prefix_depth_tokens_sum", "tenant_prompt_tokens_total")
+    assert [once.sum(name) for name in names] == [often.sum(name) for name in names]
+    assert once.stages() == often.stages()
+    assert once.sum("decisions_total") == len(prompts)
