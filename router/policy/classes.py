@@ -91,11 +91,12 @@ class Classes:
             return named
         shared_tokens = past.shared_blocks * prompt.block_size_tokens if prompt else 0
         turn, gap_s = past.turn, past.gap_s
-        for name, min_turn, max_gap_s, min_shared_tokens, match in self._rules:
+        for name, min_turn, max_gap_s, min_shared_tokens, min_tokens, match in self._rules:
             if (
                 turn >= min_turn
                 and gap_s <= max_gap_s
                 and shared_tokens >= min_shared_tokens
+                and prompt_tokens >= min_tokens
                 and (match is None or match.matches(request, "", prompt_tokens, headers))
             ):
                 return name
@@ -113,8 +114,9 @@ class Classes:
         return ""
 
 
-def _unpacked(rule: ClassRule) -> tuple[str, int, float, int, Match | None]:
-    """Its class and conditions as `classify` reads them."""
+def _unpacked(rule: ClassRule) -> tuple[str, int, float, int, int, Match | None]:
+    """Its class and conditions as `classify` reads them. The least length is tested first: most prompts are shorter."""
     max_gap_s = inf if rule.max_gap_s is None else rule.max_gap_s
+    min_tokens = rule.request.prompt_tokens.min if rule.request.prompt_tokens else 0
     match = rule.request if rule.request.conditions else None
-    return rule.workload_class, rule.min_turn, max_gap_s, rule.min_shared_tokens, match
+    return rule.workload_class, rule.min_turn, max_gap_s, rule.min_shared_tokens, min_tokens, match
