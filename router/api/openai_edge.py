@@ -125,13 +125,13 @@ class OpenAiEdge(HttpEdge):
             await self._forwarder.forward(self.admit(received, request_id, read, trace), client)
         except asyncio.CancelledError:
             if not client.disconnected:
-                self._fail(client, Stopping("The router is stopping."), request_id)
+                self._fail(client, Stopping("The router is stopping."), request_id, trace)
             raise
         except RouterError as error:
-            self._fail(client, error, request_id)
+            self._fail(client, error, request_id, trace)
         except Exception as error:
             log.exception("request failed", request_id=request_id)
-            self._fail(client, error, request_id)
+            self._fail(client, error, request_id, trace)
         finally:
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
@@ -221,13 +221,14 @@ class OpenAiEdge(HttpEdge):
             trace=trace,
         )
 
-    def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+    def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         names_pods = self._edge.route_headers
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 end_broken_stream(client, stream_error_body(error, client.received.path, names_pods=names_pods))
             return
-        send_error(client, error, (b"x-request-id", request_id.encode()), names_pods=names_pods)
+        context = [] if trace is None else [trace.context()]
+        send_error(client, error, (b"x-request-id", request_id.encode()), *context, names_pods=names_pods)
 
     def inference(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, form_model: str = ""

@@ -29,6 +29,7 @@ from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
+from router.observe.tracing import RequestTrace
 from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.headers import HeaderList, HeaderRules
 from router.proxy.relay import Downstream
@@ -87,10 +88,10 @@ class Watched(OpenAiEdge):
         super().__init__(*parts)
         self.surprises: list[Exception] = []
 
-    def _fail(self, client: Exchange, error: Exception, request_id: str) -> None:
+    def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         if not isinstance(error, RouterError):
             self.surprises.append(error)
-        super()._fail(client, error, request_id)
+        super()._fail(client, error, request_id, trace)
 
 
 class Own:

@@ -20,7 +20,7 @@ from router.api.server import DrainingServer, SocketServer
 from router.cli.child_processes import JSON_CALL
 from router.config.edge_schema import Edge
 from router.config.load import shipped
-from router.config.log_schema import Receipts
+from router.config.log_schema import Receipts, TracingConfig
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
@@ -160,6 +160,7 @@ def deploy(
         limits: Limits | None = None,
         probes: dict[str, Any] | None = None,
         receipts: Path | None = None,
+        tracing: TracingConfig | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -174,6 +175,7 @@ def deploy(
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
+                tracing=tracing or TracingConfig(),
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),
