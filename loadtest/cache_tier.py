@@ -153,7 +153,8 @@ class CacheTier:
             taken = min(max(one.end - floor, 0), self.used_blocks - limit_blocks)
             one.end -= taken
             self.used_blocks -= taken
-            self.evicted(value)
+            if taken:
+                self.evicted(value)
             if one.first < one.end or not one.first:
                 continue
             below = self._owner[one.prompt.blocks[one.first - 1]]
