@@ -350,9 +350,8 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def queue_ms(self, now_s: float) -> float:
         """An estimate of the remaining prefill: the pod has computed the head since it became the head."""
-        if not self.head_ms:
-            return self.prefill_ms
-        return self.prefill_ms - min((now_s - self.head_since_s) * 1000, self.head_ms)
+        done_ms = min((now_s - self.head_since_s) * 1000, self.head_ms) if self.head_ms else 0.0
+        return self.prefill_ms - done_ms
 
 
 class StepBegan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -373,6 +372,8 @@ class Congestion(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Share of the time that a pod has a prompt without a first token, decayed."""
     backlog_ms: float = 0.0
     """Prefill that a pod still has to compute now."""
+    busy_shares: Mapping[PodId, float] = msgspec.field(default_factory=dict)
+    """By pod, the mean of `busy_share` of the pods that are as fast. Empty if all pods are equally fast."""
 
 
 # --- the decision ---------------------------------------------------------------------------------------

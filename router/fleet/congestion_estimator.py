@@ -8,12 +8,12 @@ has left the means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import exp
 
 import msgspec
 
-from router.types import Congestion, FleetSnapshot, InFlight, PodId, PodState, Role
+from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodId, PodSpeed, PodState, Role
 
 WINDOW_S = 120.0
 """Time constant of the averages."""
@@ -99,18 +99,24 @@ class CongestionEstimator:
         self._means[model] = now_s, found
         return found
 
-    def _computed(self, pods: list[PodId], inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
-        prompts_per_s = busy = backlog_ms = 0.0
+    def _computed(self, pods: list[Pod], inflight: Mapping[PodId, InFlight], now_s: float) -> Congestion:
+        prompts_per_s = backlog_ms = 0.0
+        busy_shares = [self._busy_share(pod.id, now_s) for pod in pods]
         for pod in pods:
-            work, averages = inflight.get(pod), self._pods.get(pod)
-            if averages:
-                averages.decay(now_s)
-                busy += averages.busy_s / averages.observed_s
+            work = inflight.get(pod.id)
             if work:
                 backlog_ms += work.queue_ms(now_s)
-            prompts_per_s += work.prompts_per_s if work else self.prompts_per_s(pod)
+            prompts_per_s += work.prompts_per_s if work else self.prompts_per_s(pod.id)
         count = max(len(pods), 1)
-        return Congestion(prompts_per_s / count, busy / count, backlog_ms / count)
+        by_speed = _means_by_speed(pods, busy_shares)
+        return Congestion(prompts_per_s / count, sum(busy_shares) / count, backlog_ms / count, by_speed)
+
+    def _busy_share(self, pod: PodId, now_s: float) -> float:
+        averages = self._pods.get(pod)
+        if averages is None:
+            return 0.0
+        averages.decay(now_s)  # of the prompts as well
+        return averages.busy_s / averages.observed_s
 
     def _add(self, pod: PodId, now_s: float) -> _Averages:
         if len(self._pods) >= MAX_PODS:
@@ -121,8 +127,18 @@ class CongestionEstimator:
         return averages
 
 
-def _computing(fleet: FleetSnapshot, model: str) -> list[PodId]:
+def _means_by_speed(pods: Sequence[Pod], shares: Sequence[float]) -> dict[PodId, float]:
+    """By pod, the mean share of the pods that are as fast; empty if all are."""
+    if all(pod.speed == pods[0].speed for pod in pods):
+        return {}
+    groups: dict[PodSpeed, list[float]] = {}
+    for pod, share in zip(pods, shares, strict=True):
+        groups.setdefault(pod.speed, []).append(share)
+    means = {speed: sum(of_group) / len(of_group) for speed, of_group in groups.items()}
+    return {pod.id: means[pod.speed] for pod in pods}
+
+
+def _computing(fleet: FleetSnapshot, model: str) -> list[Pod]:
     """The pods that compute prompts: in a fleet with prefill pods, these; otherwise all."""
     serving = [s.pod for s in fleet.pods if s.state is PodState.READY and s.pod.serves(model)]
-    computing = [pod.id for pod in serving if pod.role is not Role.DECODE]
-    return computing or [pod.id for pod in serving]
+    return [pod for pod in serving if pod.role is not Role.DECODE] or serving

@@ -67,7 +67,7 @@ def test_a_file_needs_only_the_keys_that_differ(tmp_path: Path) -> None:
     costs = "costs:\n  queue: null\n  decode: {weight: 2}\n  prefill: {}\n"
     mine = f"name: mine\nabout: y\nextends: base\n{costs}picker:\n  in_turn: {{}}\n"
     policy = folder_with(tmp_path, base=BASE, mine=mine).read().default
-    assert repr(policy.costs) == "(('prefill', PrefillTerm()), ('decode', DecodeTerm(weight=2.0)))"
+    assert repr(policy.costs) == "(('prefill', PrefillTerm()), ('decode', DecodeTerm(weight=2.0, pace=0.0)))"
     assert (repr(policy.picker), policy.shortlist, policy.name) == ("InTurn()", 4, "mine")
 
 

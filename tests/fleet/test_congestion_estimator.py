@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.fleet.congestion_estimator import COLD_START_S, MAX_PODS, REFRESH_S, WINDOW_S, CongestionEstimator
 from router.fleet.ledger import Ledger
-from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodState, PodStatus, Role
+from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus, Role
 
 MakePod = Callable[..., Pod]
 MODEL = "m"
@@ -125,6 +125,24 @@ def test_a_pod_is_idle_when_the_last_router_is_done(make_pod: MakePod) -> None:
     busy = ledger.congestion(fleet([pod]), MODEL, 60.0).busy_share
     ledger.remove_worker(1, 60.0)
     assert ledger.congestion(fleet([pod]), MODEL, 120.0).busy_share < busy
+
+
+def test_pods_of_one_speed_share_their_mean(make_pod: MakePod) -> None:
+    """Chance makes one of two equal pods busier; the share of both is that of their kind."""
+    ledger, slow = Ledger(), PodSpeed(2.0, 0.04, 2e-6)
+    pods = [make_pod("a"), make_pod("b"), make_pod("c", speed=slow)]
+    for number in range(int(10 * WINDOW_S)):
+        serve(ledger, pods[0], float(number), 0.8)
+        serve(ledger, pods[2], float(number), 0.1)
+    shares = ledger.congestion(fleet(pods), MODEL, 10 * WINDOW_S).busy_shares
+    assert shares == pytest.approx({"a": 0.4, "b": 0.4, "c": 0.1}, rel=0.02)
+
+
+def test_equal_pods_have_no_shares_of_their_own(make_pod: MakePod) -> None:
+    """Recordings and copies of a fleet of equal pods stay small."""
+    ledger, pods = Ledger(), [make_pod("a"), make_pod("b")]
+    serve(ledger, pods[0], 0.0, 1.0)
+    assert ledger.congestion(fleet(pods), MODEL, 1.0).busy_shares == {}
 
 
 def test_means_are_kept_for_a_moment(make_pod: MakePod) -> None:

@@ -113,7 +113,8 @@ works = st.builds(
     st.sampled_from([0.0, 0.3, 1.0]),
     st.floats(-1, 0),
 )
-congestions = st.builds(Congestion, st.floats(0, 50), st.floats(0, 1), st.floats(0, 1e5))
+busy_shares = st.dictionaries(st.integers(0, 5).map("pod-{}".format), st.floats(0, 1))
+congestions = st.builds(Congestion, st.floats(0, 50), st.floats(0, 1), st.floats(0, 1e5), busy_shares)
 links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 
 

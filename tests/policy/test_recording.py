@@ -114,7 +114,7 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
         "turn": 3,
         "now_s": 4.0,
         "shared_blocks": 5,
-        "congestion": Congestion(2.0),
+        "congestion": Congestion(2.0, busy_shares={"a": 0.5}),
         "learnt_reuse": 0.75,
     }
     kept = record(scene(*ready(pod("a")), request=asked, prompt=None, **numbers), "chat")

@@ -23,7 +23,10 @@ from tests.policy.costs.placements import at
 from tests.policy.scenes import links, pod, policy, scenes
 
 Inputs = Mapping[str, float]
-ALL = policy(costs={**{name: {} for name in COSTS}, "eviction": {"congestion": 1.0, "learnt": 0.5}}, shortlist=0)
+ALL = policy(
+    costs={**{name: {} for name in COSTS}, "eviction": {"congestion": 1.0, "learnt": 0.5}, "decode": {"pace": 0.3}},
+    shortlist=0,
+)
 
 
 def compute_ms(x: Inputs, n: float, p: float) -> float:
@@ -74,7 +77,8 @@ def handoff(x: Inputs, term: Any) -> float:
 
 def decode(x: Inputs, term: Any) -> float:
     step_ms = x["d1"] * x["requests decoding"] + x["d2"] * x["context in flight"]
-    return float(term.weight * x["expected output"] * step_ms)
+    pace_ms = x["d0"] / max(1 - x["busy when as fast"], 0.05) if "busy when as fast" in x else 0.0
+    return float(x["expected output"] * (term.weight * step_ms + term.pace * pace_ms))
 
 
 def kv_wait(x: Inputs, term: Any) -> float:
