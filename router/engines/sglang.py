@@ -18,7 +18,8 @@ from router.engines.adapter import (
     on_pod,
 )
 from router.engines.prometheus import LoadGauges
-from router.types import Pod
+from router.prompt.apis.sglang_messages import SglangMessages
+from router.types import Endpoint, Pod
 
 _INFO_PATH = "/server_info"
 
@@ -51,6 +52,7 @@ class Sglang(EngineAdapter):
     )
     describe_paths = (MODELS_PATH, _INFO_PATH)
     tokenize_fields = frozenset({"messages", "tools"})
+    conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), SglangMessages)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

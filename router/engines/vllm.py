@@ -57,7 +57,7 @@ class Vllm(EngineAdapter):
         }
     )
 
-    conversions = {Endpoint.MESSAGES: VllmMessages, Endpoint.COUNT_TOKENS: VllmMessages}  # noqa: RUF012
+    conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), VllmMessages)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -19,22 +19,17 @@ import structlog
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
+from router.feeds.probe_bodies import CONVERSION_PROBES, PROVEN_WITH, MakeGroups, Probe, probes
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
 from router.types import CONVERTED, Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
-PROBE_BLOCKS = 4
-"""Minimum length of the probe in engine blocks. Several, so that the hashes of parent blocks are tested as well."""
-ASSUMED_BLOCK_TOKENS = 64
-"""Block size of an engine that does not report it."""
 _NEIGHBOURS = 4
 MAX_RETEST_FACTOR = 64
 """A failed test of a conversion is repeated after up to as many times `retest_s`: the engine may have no such endpoint.
 """
-_WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
 
-Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
 POLL_S = 0.02
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
@@ -82,51 +77,6 @@ class ParityReport:
         return PrefixTrust.UNTESTED
 
 
-def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
-    """Probe requests, the most thorough first: a chat with several roles, a chat without a system message (some
-    templates refuse one), a completion. `nonce` prevents cache hits. Each word is at least one token."""
-    words = _WORDS.split(" ")
-    length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
-    text = " ".join(words[i % len(words)] for i in range(length))
-    system = {"role": "system", "content": f"{nonce} You are a probe. {_WORDS}"}
-    turns = [
-        {"role": "user", "content": f"{nonce}\n{text}"},
-        {"role": "assistant", "content": f"Well, {_WORDS}"},
-        {"role": "user", "content": "And?"},
-    ]
-    common = {"model": model, "max_tokens": 1, "temperature": 0}
-    yield Endpoint.CHAT, {**common, "messages": [system, *turns]}
-    yield Endpoint.CHAT, {**common, "messages": turns}
-    yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
-
-
-def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
-    """Probes of the conversion of Anthropic's messages: an agent's turn with every kind of block, and disabled
-    thinking. Both must pass."""
-    (_, chat), *_ = probes(model, nonce, block_tokens)
-    text = chat["messages"][1]["content"]
-    common = {name: chat[name] for name in ("model", "max_tokens", "temperature")}
-    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"place": "Köln", "days": 2}}
-    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [_text("21.5 C"), _text("sunny")]}
-    thought = {"type": "thinking", "thinking": "First I look.", "signature": "s"}
-    system = [_text("x-anthropic-billing-header: cch=1;"), _text(f"{nonce} You are a probe."), _text(_WORDS)]
-    schema = {"properties": {"place": {"type": "string"}}, "required": ["place"]}
-    turns = [
-        {"role": "user", "content": [_text(text), _text("Look.")]},
-        {"role": "assistant", "content": [thought, _text("I look."), call]},
-        {"role": "user", "content": [_text("Well?"), result]},
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "And?"},
-    ]
-    tools = [{"name": "look", "description": "Weather of a place", "input_schema": schema}]
-    yield Endpoint.MESSAGES, {**common, "system": system, "tools": tools, "messages": turns}
-    yield Endpoint.MESSAGES, {**common, "thinking": {"type": "disabled"}, "messages": [turns[0]]}
-
-
-def _text(text: str) -> dict[str, str]:
-    return {"type": "text", "text": text}
-
-
 def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_count: int | None) -> ParityReport:
     """Compare the router's tokens with the engine's, or with their number if the engine reports only that. The number
     is enough for an engine without KV events."""
@@ -160,12 +110,6 @@ def compare_hashes(tokens: ParityReport, known_blocks: int, expected: int, rejec
         why = f"only {known_blocks} of {expected} blocks of the probe were announced in time with equal hashes"
     return ParityReport(tokens.tokens, Parity.MISMATCH, f"{tokens.reason}; {why}")
 
-
-MakeProbes: TypeAlias = Callable[[str, str, int | None], Iterator[Probe]]
-CONVERSION_PROBES: Mapping[Endpoint, MakeProbes] = {Endpoint.MESSAGES: messages_probes}
-"""Makes the probes of a conversion from a model, a nonce and the pod's block size."""
-PROVEN_WITH: Mapping[Endpoint, tuple[Endpoint, ...]] = {Endpoint.MESSAGES: (Endpoint.COUNT_TOKENS,)}
-"""Endpoints with the same conversion."""
 
 _TOKENS_ADVICE = "Configure the tokenizer and chat template that the engine uses (`models` in the configuration)."
 
@@ -243,17 +187,18 @@ class ParityFeed:
             self._fleet.trust_conversions(pod.id, frozenset(passed))
         return passed.issuperset(_untested(pod))
 
-    async def _test_conversion(self, pod: Pod, make: MakeProbes) -> ParityReport | None:
-        """The first failure of a conversion's probes; None if all passed."""
-        for model in pod.models[:1]:
-            for endpoint, body in make(model, uuid.uuid4().hex, pod.block_size_tokens):
-                prompt = await self._fingerprint(endpoint, body)
-                if prompt is None:
-                    return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router does not read the probe")
-                report = await self._compare(pod, (endpoint, body), prompt)
-                if report.trust is not PrefixTrust.TRUSTED:
-                    return report
-        return None
+    async def _test_conversion(self, pod: Pod, make: MakeGroups) -> ParityReport | None:
+        """The first failure of a conversion's probes; None if all passed, of each group the first that the router
+        reads."""
+        read = 0
+        for group in make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens):
+            if (found := await self._first_readable(group)) is None:
+                continue
+            report = await self._compare(pod, *found)
+            if report.trust is not PrefixTrust.TRUSTED:
+                return report
+            read += 1
+        return None if read else ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router reads none of the probes")
 
     def _record(self, pod: Pod, report: ParityReport) -> None:
         now = self._fleet.status(pod.id)
@@ -294,10 +239,14 @@ class ParityFeed:
         """The first probe that the router can tokenize, for any model of the pod."""
         nonce = uuid.uuid4().hex
         for model in pod.models:
-            for endpoint, body in probes(model, nonce, pod.block_size_tokens):
-                prompt = await self._fingerprint(endpoint, body)
-                if prompt is not None:
-                    return (endpoint, body), prompt
+            if found := await self._first_readable(probes(model, nonce, pod.block_size_tokens)):
+                return found
+        return None
+
+    async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
+        for endpoint, body in group:
+            if (prompt := await self._fingerprint(endpoint, body)) is not None:
+                return (endpoint, body), prompt
         return None
 
     async def _send(self, pod: Pod, probe: Probe) -> bytes:

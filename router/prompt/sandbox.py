@@ -17,6 +17,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _DICT_METHODS = frozenset(dir(dict))
+MAX_ATTRIBUTES = 4096
+"""Attributes whose safety is known: a filter may look up names from a request."""
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message while it is rendered; the same text as in `transformers`."""
 
@@ -36,7 +38,20 @@ class _GenerationTag(Extension):
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Looks fields of plain dicts up directly: the sandbox first checks for a method, half of the rendering time."""
+    """Looks fields of plain dicts up directly: the sandbox first checks for a method, half of the rendering time. What
+    the sandbox says of an attribute depends on the type alone, and is asked once: half of the rest."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._safe: dict[tuple[type, str], bool] = {}
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        safe = self._safe.get((type(obj), attr))
+        if safe is None:
+            if len(self._safe) >= MAX_ATTRIBUTES:
+                self._safe.clear()
+            safe = self._safe[type(obj), attr] = super().is_safe_attribute(obj, attr, value)
+        return safe
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in _DICT_METHODS:

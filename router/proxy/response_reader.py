@@ -89,12 +89,12 @@ class ResponseReader(msgspec.Struct, gc=False):
         """Keep the last usage object and what follows. It may be split across pieces, and events may follow it."""
         window = self._tail + piece
         at = window.rfind(_USAGE_KEY)
-        while at >= 0 and not _USAGE.match(window, at):  # null in later chunks
+        while at >= 0 and not (found := _USAGE.match(window, at)):  # null in later chunks
             at = window.rfind(_USAGE_KEY, 0, at)
-        if at >= 0:
+        if at >= 0 and found and found.end() > len(self._tail):  # else it was found before
             if self._is_stream and not self._first_usage:
-                found = _USAGE.search(window)
-                self._first_usage = self._usage or window[found.start() if found else at : at]
+                first = _USAGE.search(window)
+                self._first_usage = self._usage or (window[first.start() : at] if first else b"")
             self._usage = window[at : at + _WINDOW_BYTES]
         elif self._usage and len(self._usage) < _WINDOW_BYTES:
             self._usage += piece

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from router.feeds.probe_bodies import PROBE_BLOCKS, messages_probes, probes
 from router.feeds.self_test import (
-    PROBE_BLOCKS,
     Parity,
     ParityFeed,
     ParityReport,
@@ -23,8 +23,6 @@ from router.feeds.self_test import (
     compare_hashes,
     compare_tokens,
     expected_blocks,
-    messages_probes,
-    probes,
 )
 from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
@@ -375,7 +373,7 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
 
 def test_the_probes_of_messages_hold_what_engines_convert_differently() -> None:
     """Every kind of block that a text model accepts, and disabled thinking; the nonce is in front."""
-    turn, disabled = (body for _, body in messages_probes("m", "NONCE", 32))
+    ((_, turn), *_), ((_, disabled),) = messages_probes("m", "NONCE", 32)
     kinds = {block["type"] for m in turn["messages"] if m["content"] != str(m["content"]) for block in m["content"]}
     assert kinds == {"text", "thinking", "tool_use", "tool_result"}
     assert [m["role"] for m in turn["messages"]].count("system") == 1

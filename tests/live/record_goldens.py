@@ -2,7 +2,7 @@
 
 Starts the engines one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and
 resets a small KV cache, and writes the responses to `tests/parity/goldens/`. Run as `python -m
-tests.live.record_goldens [chat|events|llamacpp ...]`; takes about two minutes.
+tests.live.record_goldens [chat|messages|events|llamacpp ...]`; takes about four minutes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zmq
 
 from tests.live.cases import CHATS, COMPLETIONS, LONG, Body
 from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vllm
+from tests.live.message_goldens import RENDERERS, record, renderer
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 MODELS = HOME / "model"
@@ -44,7 +45,7 @@ Line = dict[str, Any]
 def main(parts: list[str]) -> None:
     """Record the given parts, or all."""
     GOLDENS.mkdir(parents=True, exist_ok=True)
-    steps = {"chat": record_chats, "events": record_events, "llamacpp": record_llamacpp}
+    steps = {"chat": record_chats, "messages": record_messages, "events": record_events, "llamacpp": record_llamacpp}
     for part in parts or steps:
         began_s = time.monotonic()
         steps[part]()
@@ -67,6 +68,16 @@ def record_chats() -> None:
                 _save_json("vllm_errors.json", list(_errors(client)))
                 _save_text("vllm_stream_chat.txt", _stream(client))
                 _save_text("vllm_metrics_busy.txt", _busy_metrics(client))
+
+
+def record_messages() -> None:
+    """Digests of the tokens of bodies of `/v1/messages`, by each template."""
+    for name in RENDERERS:
+        with renderer(name, PORT) as engine, httpx.Client(base_url=engine.url, timeout=120) as client:
+            lines = record(client, name)
+        _save_text(
+            f"vllm_messages_{name}.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        )
 
 
 def _token_cases(client: httpx.Client, path: str, cases: Mapping[str, Body]) -> list[Line]:

@@ -75,13 +75,25 @@ def _await_trust(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     pods: list[dict[str, Any]] = []
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
-            pods = httpx.get(f"{url}/admin/pods").json()
+            pods = httpx.get(f"{url}/admin/pods").raise_for_status().json()  # 503 while tokenizers load
         except httpx.HTTPError:
             pods = []
         if pods and all(pod["trust"] == "trusted" for pod in pods):
             return
         time.sleep(0.1)
     raise AssertionError(f"the router does not trust all of {pods}\n{log.read_text()[-4000:]}")
+
+
+def await_conversions(admin_url: str, endpoint: str) -> None:
+    """Wait until the router has proven for all pods how they convert the bodies of an endpoint."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    pods: list[dict[str, Any]] = []
+    while time.monotonic() < deadline_s:
+        pods = httpx.get(f"{admin_url}/admin/pods").json()
+        if all(endpoint in pod["converts"] for pod in pods):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{endpoint} is not proven for all of {pods}")
 
 
 def free_port() -> int:

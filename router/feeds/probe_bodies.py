@@ -1,0 +1,80 @@
+"""The bodies that the parity self-test sends to a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from router.types import Endpoint
+
+PROBE_BLOCKS = 4
+"""Minimum length of the probe in engine blocks. Several, so that the hashes of parent blocks are tested as well."""
+ASSUMED_BLOCK_TOKENS = 64
+"""Block size of an engine that does not report it."""
+_WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
+
+Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
+MakeGroups: TypeAlias = Callable[[str, str, int | None], Iterable[Sequence[Probe]]]
+"""Makes groups of probes from a model, a nonce and the pod's block size. Of each group the first that the router reads
+is sent."""
+
+
+def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
+    """Probe requests, the most thorough first: a chat with several roles, a chat without a system message (some
+    templates refuse one), a completion. `nonce` prevents cache hits. Each word is at least one token."""
+    text = _long_text(block_tokens)
+    system = {"role": "system", "content": f"{nonce} You are a probe. {_WORDS}"}
+    turns = [
+        {"role": "user", "content": f"{nonce}\n{text}"},
+        {"role": "assistant", "content": f"Well, {_WORDS}"},
+        {"role": "user", "content": "And?"},
+    ]
+    common = {"model": model, "max_tokens": 1, "temperature": 0}
+    yield Endpoint.CHAT, {**common, "messages": [system, *turns]}
+    yield Endpoint.CHAT, {**common, "messages": turns}
+    yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
+
+
+def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """Groups of probes of the conversion of Anthropic's messages: an agent's turn with every kind of block, then
+    without what some conversions and templates do not know; and disabled thinking."""
+    common = {"model": model, "max_tokens": 1, "temperature": 0}
+    text = f"{nonce}\n{_long_text(block_tokens)}"
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"place": "Köln", "days": 2}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [_text("21.5 C"), _text("sunny")]}
+    thought = {"type": "thinking", "thinking": "First I look.", "signature": "s"}
+    system = [_text("x-anthropic-billing-header: cch=1;"), _text(f"{nonce} You are a probe."), _text(_WORDS)]
+    schema = {"properties": {"place": {"type": "string"}}, "required": ["place"]}
+    turns = [
+        {"role": "user", "content": [_text(text), _text("Look.")]},
+        {"role": "assistant", "content": [thought, _text("I look."), call]},
+        {"role": "user", "content": [_text("Well?"), result]},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "And?"},
+    ]
+    tools = [{"name": "look", "description": "Weather of a place", "input_schema": schema}]
+    unthinking = {"role": "assistant", "content": [_text("I look."), call]}
+    fields = {**common, "system": system, "tools": tools}
+    yield [
+        (Endpoint.MESSAGES, {**fields, "messages": turns}),
+        (Endpoint.MESSAGES, {**fields, "messages": [*turns[:3], turns[4]]}),
+        (Endpoint.MESSAGES, {**fields, "messages": [turns[0], unthinking, *turns[2:]]}),
+        (Endpoint.MESSAGES, {**fields, "messages": [turns[0], unthinking, turns[2], turns[4]]}),
+    ]
+    yield [(Endpoint.MESSAGES, {**common, "thinking": {"type": "disabled"}, "messages": turns[:1]})]
+
+
+def _long_text(block_tokens: int | None) -> str:
+    words = _WORDS.split(" ")
+    length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
+    return " ".join(words[i % len(words)] for i in range(length))
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+CONVERSION_PROBES: Mapping[Endpoint, MakeGroups] = {Endpoint.MESSAGES: messages_probes}
+"""Of the conversions that are tested."""
+PROVEN_WITH: Mapping[Endpoint, tuple[Endpoint, ...]] = {Endpoint.MESSAGES: (Endpoint.COUNT_TOKENS,)}
+"""Endpoints with the same conversion as the tested one."""
