@@ -62,11 +62,14 @@ class HeaderRules:
 
     def upstream(self, headers: HeaderList) -> HeaderList:
         """The client's headers without those that a pod must not receive. Names with `_` are dropped as well: some
-        servers read `x_api_key` as `x-api-key`."""
+        servers read `x_api_key` as `x-api-key`. Where `authorization` is forwarded, so is the key of Anthropic's
+        clients, in its place."""
         dropped, forward, named = self._not_upstream, self._forward, dict(headers)
         if b"connection" in named:
             dropped |= _named_by_connection(headers)
         kept = [header for header in headers if header[0] not in dropped]
+        if b"x-api-key" in named and b"authorization" in forward and b"authorization" not in named:
+            kept.append((b"authorization", b"Bearer " + named[b"x-api-key"]))  # engines read no other header
         if b"_" in b"".join(named):
             return [header for header in kept if b"_" not in header[0] or header[0] in forward]
         return kept

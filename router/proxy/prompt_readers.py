@@ -9,6 +9,7 @@ and counted.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -163,7 +164,9 @@ class EngineReader:
         unread: Unread,
         *,
         threads: ReadThreads | None = None,
+        conversion: ConversionLookup = lambda _: None,
     ) -> None:
+        self._conversion = conversion
         self._generation = generation
         self._pool_of = pool_of
         self._pods = pods
@@ -185,7 +188,8 @@ class EngineReader:
         return None
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
-        body = await self._run(len(request.body), _tokenize_body, pod, request)
+        conversion = self._conversion(request) if request.endpoint in CONVERTED else None
+        body = await self._run(len(request.body), _tokenize_body, pod, request, conversion)
         if body is None:
             return None
         try:
@@ -209,10 +213,28 @@ class EngineReader:
         return PromptPrefix(generation, tokens, hashes)
 
 
-def _tokenize_body(pod: Pod, request: InferenceRequest) -> bytes | None:
-    """The body for the pod's /tokenize; None if its tokens might differ from those of the request."""
-    body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, tokenizable(request))
+def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Conversion] | None) -> bytes | None:
+    """The body for the pod's /tokenize; None if its tokens might differ from those of the request. Raises
+    `Unrenderable`."""
+    prompt = tokenizable(request)
+    if request.endpoint in CONVERTED:
+        prompt = _converted(prompt, conversion)
+    body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, prompt)
     return None if body is None else msgspec.json.encode(body)
+
+
+def _converted(prompt: Mapping[str, Any], conversion: type[Conversion] | None) -> dict[str, Any]:
+    """The chat that the engine makes of a body, as /tokenize accepts it: arguments of calls are text. Raises
+    `Unrenderable`."""
+    if conversion is None:
+        raise Unrenderable(UnreadReason.NOT_CONVERTED, "the engines of this model convert it differently")
+    chat = conversion(None).chat(prompt)
+    if chat.get("tools") == []:
+        raise Unrenderable(UnreadReason.NOT_CONVERTED, "an empty list of tools differs from none")
+    for message in chat["messages"]:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return chat
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:

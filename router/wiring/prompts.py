@@ -166,7 +166,14 @@ class Prompts:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
         if model.tokenizer == ENGINE_TOKENIZER:
             generation = self.generations[model.name] = model.generation()
-            return EngineReader(generation, self._pool_of, self._ready_pods, self._count_unread, threads=self._threads)
+            return EngineReader(
+                generation,
+                self._pool_of,
+                self._ready_pods,
+                self._count_unread,
+                threads=self._threads,
+                conversion=self._conversion,
+            )
         tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
         log.info("tokenizer loaded", model=model.name, backend=tokenizer.backend, reason=tokenizer.reason)
 

@@ -27,7 +27,7 @@ from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
-_READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS)
+_READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.MESSAGES)
 
 
 def fields_for_engines(body: bytes) -> dict[str, Any]:

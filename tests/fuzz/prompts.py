@@ -1,4 +1,4 @@
-"""Fuzzes bodies of chats and completions with a real chat template and a small real tokenizer.
+"""Fuzzes bodies of chats, completions and messages with a real chat template and a small real tokenizer.
 
 A body is malformed, or its tokens are the same every time and the request is unchanged.
 """
@@ -15,8 +15,10 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from router.api.parse import parse_body, prompt_fields
+from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.prompt.apis.conversion import Conversion
 from router.prompt.content_format import ContentFormat
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
@@ -53,24 +55,37 @@ def _fingerprinter(content_format: ContentFormat) -> Fingerprinter:
 
 
 def prompts(data: bytes) -> None:
-    """The body of a chat or a completion."""
+    """The body of a chat, a completion or a message, converted as each engine does."""
     for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         with suppress(MalformedRequest):
             fields = prompt_fields(endpoint, parse_body(endpoint, data))
             for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
                 with suppress(MalformedRequest, Unrenderable):
                     _check_tokens(endpoint, fields, warm, content_format)
+    with suppress(MalformedRequest):
+        fields = prompt_fields(Endpoint.MESSAGES, parse_body(Endpoint.MESSAGES, data))
+        for engine in ENGINES.values():
+            if conversion := engine.conversions.get(Endpoint.MESSAGES):
+                for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
+                    with suppress(Unrenderable):
+                        _check_tokens(Endpoint.MESSAGES, fields, warm, content_format, conversion)
 
 
 def _check_tokens(
-    endpoint: Endpoint, fields: dict[str, Any], warm: Fingerprinter, content_format: ContentFormat
+    endpoint: Endpoint,
+    fields: dict[str, Any],
+    warm: Fingerprinter,
+    content_format: ContentFormat,
+    conversion: type[Conversion] | None = None,
 ) -> None:
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt=deepcopy(fields))
-    prefix = warm.fingerprint(request)
+    prefix = warm.fingerprint(request, conversion)
     assert msgspec.json.encode(request.prompt) == msgspec.json.encode(fields), "the request has changed"
     assert list(prefix.hashes) == list(hash_blocks(token_array(prefix.tokens), 4, generation_seed(prefix.generation)))
-    assert warm.fingerprint(request) == prefix
-    assert _fingerprinter(content_format).fingerprint(request) == prefix, "what is remembered makes a difference"
+    assert warm.fingerprint(request, conversion) == prefix
+    assert _fingerprinter(content_format).fingerprint(request, conversion) == prefix, (
+        "what is remembered makes a difference"
+    )
 
 
 PROMPTS = (
@@ -83,6 +98,12 @@ PROMPTS = (
     b'{"name":"f","parameters":{}}}],"reasoning_effort":"low","chat_template_kwargs":{"enable_thinking":true},"documents":[{"a":1}]}',
     b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
     b'{"model":"m","prompt":[1,2,3,4,5,256]}',
+    b'{"model":"m","max_tokens":1,"system":[{"type":"text","text":"x-anthropic-billing-header: a=b;"},{"type":"text",'
+    b'"text":"S"}],"tools":[{"name":"f","input_schema":{"properties":{}}}],"messages":[{"role":"user","content":[{"type":'
+    b'"tool_result","tool_use_id":"t","content":[{"type":"text","text":"1"}],"is_error":true},{"type":"text","text":"h"}]}]}',
+    b'{"model":"m","thinking":{"type":"disabled"},"messages":[{"role":"assistant","content":[{"type":"thinking",'
+    b'"thinking":"r"},{"type":"tool_use","id":"t","name":"f","input":{"a":1}}]},{"role":"system","content":[{"type":'
+    b'"tool_removal","tool":{"type":"tool_reference","name":"f"}}]}],"tools":[{"name":"f","input_schema":{}}]}',
     b'{"model":"m","prompt":["<|start|>one","two"],"add_special_tokens":false}',
     b'{"model":"m","prompt":[[1,2],[3]],"truncate_prompt_tokens":1}',
 )

@@ -6,8 +6,10 @@ import threading
 from array import array
 
 import pytest
+from msgspec.structs import replace
 
 from router.engines.adapter import parse_tokens
+from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
 from router.proxy import prompt_readers
@@ -42,7 +44,14 @@ async def dies(asked: Asked) -> None:
 def reader_in(place: Town, unread: list[UnreadReason]) -> EngineReader:
     """One that asks the pods in the order of their names."""
     pods = [status.pod for status in place.fleet.snapshot.pods]
-    return EngineReader(GENERATION, place.pools.of, lambda _: pods, lambda _, why, _details: unread.append(why))
+    conversion = ENGINES["vllm"].conversions[Endpoint.MESSAGES]
+    return EngineReader(
+        GENERATION,
+        place.pools.of,
+        lambda _: pods,
+        lambda _, why, _details: unread.append(why),
+        conversion=lambda _: conversion,
+    )
 
 
 async def test_a_pod_is_asked_for_the_tokens() -> None:
@@ -80,6 +89,24 @@ async def test_where_one_pod_cannot_say_another_is_asked(fault: Behaviour, monke
     monkeypatch.setattr(prompt_readers, "TOKENIZE_TIMEOUT_S", 0.05 if fault is hangs else LONGER_S)
     async with town(a=fault, b=knows) as place:
         assert await reader_in(place, []).read(REQUEST) is not None
+
+
+async def test_messages_are_tokenized_as_the_chat_that_the_engine_makes_of_them() -> None:
+    """Arguments of calls as text. What depends on the template, which only the engine has, is left to it."""
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {"x": 1}}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [call]}]
+    message = replace(REQUEST, endpoint=Endpoint.MESSAGES, prompt={"messages": said, "system": "S"})
+    late = replace(message, prompt={"messages": [*said, {"role": "system", "content": "Be brief."}]})
+    unread: list[UnreadReason] = []
+    async with town(a=knows) as place:
+        reader = reader_in(place, unread)
+        assert await reader.read(message) is not None
+        assert await reader.read(late) is None
+        (asked,) = place.made["a"].asked
+        system, user, assistant = asked.body["messages"]
+        assert (system["content"], user) == ("S", said[0])
+        assert assistant["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x": 1}'}
+    assert unread == [UnreadReason.NO_TEMPLATE]
 
 
 async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:

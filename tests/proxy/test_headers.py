@@ -132,3 +132,12 @@ def test_no_text_can_add_a_line(texts: list[bytes]) -> None:
 def test_a_body_may_have_any_line_breaks() -> None:
     """Only the head consists of lines."""
     assert request_message("POST", b"/", b"h", [], b"a\r\n\r\nb").endswith(b"content-length: 6\r\n\r\na\r\n\r\nb")
+
+
+def test_the_key_of_anthropics_clients_is_forwarded_as_engines_read_it() -> None:
+    """Where the operator forwards `authorization`, and the client sends none."""
+    sent = [(b"x-api-key", b"k")]
+    assert HeaderRules().upstream(sent) == []
+    rules = HeaderRules(forward=["authorization"])
+    assert rules.upstream(sent) == [(b"authorization", b"Bearer k")]
+    assert rules.upstream([*sent, (b"authorization", b"Bearer own")]) == [(b"authorization", b"Bearer own")]

@@ -76,7 +76,7 @@ def test_the_first_token_is_the_first_content(first: dict[str, Any]) -> None:
 
 
 def test_a_call_of_the_model_cannot_pass_as_usage() -> None:
-    """The arguments of an unstreamed call are plain JSON; the engine's usage stands behind them."""
+    """The arguments of an unstreamed call are plain JSON; the engine's usage follows them."""
     faked = {"usage": {"input_tokens": 7, "cache_read_input_tokens": 7}}
     answer = {"content": [{"type": "tool_use", "input": faked}], "usage": {"input_tokens": 20, "output_tokens": 1}}
     reader = read(json.dumps(answer).encode(), 10_000)

@@ -14,10 +14,18 @@ _T = TypeVar("_T")
 
 
 class Conversion:
-    """What one engine does with the bodies of one API, for one model. Pure; any thread may call it."""
+    """What one engine does with the bodies of one API, for one model. Pure; any thread may call it. `template`: None
+    where only the engine has it; bodies whose conversion depends on it then raise `Unrenderable`."""
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self.template = template
+    def __init__(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The model's template. Raises `Unrenderable` without one."""
+        if self._template is None:
+            raise Unrenderable(UnreadReason.NO_TEMPLATE, "the conversion depends on the chat template")
+        return self._template
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The chat's body for `ChatTemplate.render`, from the fields of a body, raw or decoded. Raises `Unrenderable`

@@ -51,9 +51,9 @@ class SglangMessages(Conversion):
 
     def _messages(self, fields: MessagesFields) -> list[dict[str, Any]]:
         late = [message for message in fields.messages if message.role == "system"]
-        if any(not isinstance(message.content, str) for message in late) and not self.merges_system:
-            raise not_converted("a late system message with blocks")
         merges = bool(late) and self.merges_system
+        if not merges and any(not isinstance(message.content, str) for message in late):
+            raise not_converted("a late system message with blocks")
         system = _system(fields.system)
         if merges:
             system += [text for message in late if (text := _stripped(message))]

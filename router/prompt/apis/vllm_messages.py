@@ -71,7 +71,7 @@ class VllmMessages(Conversion):
 
     def _messages(self, fields: MessagesFields) -> list[dict[str, Any]]:
         system = [fields.system] if isinstance(fields.system, str) else _system_texts(fields.system or ())
-        merges = self.merges_system and any(message.role == "system" for message in fields.messages)
+        merges = any(message.role == "system" for message in fields.messages) and self.merges_system
         if merges:
             system += [text for message in fields.messages if (text := _system_text(message))]
         chat: list[dict[str, Any]] = [{"role": "system", "content": "".join(system)}] if any(system) else []

@@ -78,7 +78,7 @@ def test_tensorrt_llm_marks_failed_calls_and_joins_leading_system_messages(deeps
 
 
 def test_tensorrt_llm_sets_the_templates_variables(deepseek: Tokenizer) -> None:
-    """Thinking and effort; reasoning is kept beside calls."""
+    """Thinking and effort; reasoning and calls are in one message."""
     thought = {"type": "thinking", "thinking": "a"}
     chat = chat_of(
         TrtllmMessages,
