@@ -11,7 +11,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis promtool live live-k8s live-ui fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -47,6 +47,10 @@ live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built 
 live-ui: $(VENV)/.ready      ## the operators' page in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: two minutes
 	tests/live_ui/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_ui
+
+screenshots: $(VENV)/.ready  ## the pictures of the README, of the page over mock engines under load: three minutes
+	tests/live_ui/install.sh
+	$(BIN)/python -m tests.live_ui.screenshots
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour

@@ -70,6 +70,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
     of_requests.SLO_REQUESTS: ("policy", "met"),
     of_requests.UNREAD_PROMPTS: ("reason",),
+    of_requests.REUSE_INTERVAL_S: ("model",),
     of_decisions.DECISIONS: ("policy", "plan", "reason"),
     of_decisions.TTFT_ERROR: (),
     of_decisions.REGRET_S: (),

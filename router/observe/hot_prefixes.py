@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from os.path import commonprefix
 
 import msgspec
 
@@ -34,7 +35,7 @@ class HotPrefix(msgspec.Struct, omit_defaults=True):
     first_s: float = 0.0
     last_s: float = 0.0
     text: str = ""
-    """The beginning of the first message of a user; only where receipts keep prompts."""
+    """What the beginnings of their prompts have in common; only where receipts keep prompts."""
 
 
 class PrefixTally:
@@ -55,11 +56,11 @@ class PrefixTally:
         prefix.saved_tokens += cached
         prefix.prompt_tokens += ended.prompt_tokens
         prefix.first_s = min(prefix.first_s, kept.at_s)
+        prefix.text = _common(prefix.text, kept.excerpt)
         if kept.at_s >= prefix.last_s:
             prefix.last_s = kept.at_s
             held = [sum(blocks) for blocks in facts.match.values() if any(blocks)]
             prefix.length_tokens, prefix.holders = max(held, default=0) * facts.block_size_tokens, len(held)
-            prefix.text = kept.excerpt or prefix.text
 
     def hottest(self) -> list[HotPrefix]:
         """The prefixes that saved the most tokens."""
@@ -88,6 +89,11 @@ def hottest(prefixes: Iterable[HotPrefix]) -> list[HotPrefix]:
     return sorted(saving, key=attrgetter("saved_tokens"), reverse=True)[:MAX_PREFIXES]
 
 
+def _common(one: str, other: str) -> str:
+    """What two texts begin with; an empty one is unknown."""
+    return commonprefix((one, other)) if one and other else one or other
+
+
 def _sum(one: HotPrefix, other: HotPrefix) -> HotPrefix:
     older, newer = sorted((one, other), key=attrgetter("last_s"))
     return msgspec.structs.replace(
@@ -97,5 +103,5 @@ def _sum(one: HotPrefix, other: HotPrefix) -> HotPrefix:
         saved_tokens=one.saved_tokens + other.saved_tokens,
         prompt_tokens=one.prompt_tokens + other.prompt_tokens,
         first_s=min(one.first_s, other.first_s),
-        text=newer.text or older.text,
+        text=_common(older.text, newer.text),
     )

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
+import msgspec
+
 from router.decision import RouteDecision
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome, RecordedDecision, record_decision
@@ -21,19 +23,44 @@ from router.policy.spec import Policy
 from router.types import PromptPrefix, Scene
 
 MAX_DECISIONS = 1000
-MAX_EXCERPT_CHARACTERS = 120
+MAX_EXCERPT_CHARACTERS = 100
+MAX_READ_MESSAGES, MAX_READ_BYTES = 4, 64 * 1024
+
+
+class _Message(msgspec.Struct):
+    """What is read of a message."""
+
+    role: str = ""
+    content: Any = None
 
 
 def excerpt(prompt: Mapping[str, Any]) -> str:
-    """The beginning of a prompt: of the first message of a user, after the system prompt that many share; or of the
-    text of a completion. Empty if there is none."""
-    found, messages = prompt.get("prompt"), prompt.get("messages")
-    if isinstance(messages, list):
-        users = (one for one in messages if isinstance(one, dict) and one.get("role") == "user")
-        found = next(users, {}).get("content")
-    if isinstance(found, list):
-        found = next((part["text"] for part in found if isinstance(part, dict) and "text" in part), "")
-    return found[:MAX_EXCERPT_CHARACTERS] if isinstance(found, str) else ""
+    """The beginning of a prompt: of the system prompt and of the first message of a user, or of the text of a
+    completion. Empty if there is none among the first messages, or if it is too long to decode here."""
+    messages = prompt.get("messages")
+    if not isinstance(messages, list):
+        return _beginning(_decoded(prompt.get("prompt"), Any))
+    decoded = [_decoded(one, _Message) for one in messages[:MAX_READ_MESSAGES]]
+    known = [one for one in decoded if isinstance(one, _Message)]
+    first = [next((one for one in known if (one.role == "user") is is_user), None) for is_user in (False, True)]
+    return " / ".join(filter(None, (_beginning(one.content) for one in first if one)))
+
+
+def _beginning(content: Any) -> str:
+    """Of a text, or of the first text of a list of parts."""
+    if isinstance(content, list):
+        content = next((part["text"] for part in content if isinstance(part, dict) and "text" in part), "")
+    return content[:MAX_EXCERPT_CHARACTERS] if isinstance(content, str) else ""
+
+
+def _decoded(value: Any, kind: Any) -> Any:
+    """Undecoded JSON as `kind`; None if it is long or another kind. Other values as they are."""
+    if not isinstance(value, msgspec.Raw):
+        return value
+    try:
+        return msgspec.json.decode(value, type=kind) if memoryview(value).nbytes <= MAX_READ_BYTES else None
+    except msgspec.DecodeError:
+        return None
 
 
 class Journal:

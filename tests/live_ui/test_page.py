@@ -12,7 +12,7 @@ from tests.live_ui.conftest import HOSTILE, SCREENSHOTS, TOKEN
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 DEADLINE_MS, DEADLINE_S = 20_000, 180
-VIEWS = ("now", "requests", "policies", "health")
+VIEWS = ("now", "requests", "prefixes", "policies", "health")
 
 
 async def opened(browser: Any, url: str, **options: Any) -> Any:
@@ -34,10 +34,13 @@ async def show(page: Any, view: str) -> None:
     await page.click(f"nav a[href='#{view}']")
     if view == "now":
         await page.wait_for_selector(".tile")
+        await page.wait_for_selector("#worth td.good, #worth td.bad")
         await page.wait_for_selector("#chart-legend li:has-text('%')")
     if view == "requests":
         await page.locator("#recent tr:has(td:text-is('ok')) a").last.click()
         await page.wait_for_selector("#request .bar.actual")
+    if view == "prefixes":
+        await page.wait_for_selector("#prefixes th[scope=row]")
     if view == "policies":
         await page.wait_for_selector("#active details")
         await page.fill("#whatif-text", "Which pod holds my prefix?")
@@ -90,7 +93,7 @@ async def test_the_page_is_used_by_keyboard(browser: Any, admin_url: str) -> Non
         for _ in range(3):  # the link to the content, Now, Requests
             await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
-        assert await page.evaluate("document.activeElement.id") == "title-requests"
+        await page.wait_for_function("document.activeElement.id === 'title-requests'")
         await page.focus("#recent a")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#request .bar")

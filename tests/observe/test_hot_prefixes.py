@@ -34,11 +34,11 @@ def tallied(*decisions: RecordedDecision) -> PrefixTally:
 
 def test_requests_with_a_prefix_in_common_are_added() -> None:
     """Length and holders are those of the last request."""
-    last = served(5.0, 0, 320, held_blocks=20)
-    last.excerpt = "What is"
-    (found,) = tallied(last, served(1.0, 0, 0), served(3.0, 0, 160, held_blocks=10)).hottest()
+    first, last = served(1.0, 0, 0), served(5.0, 0, 320, held_blocks=20)
+    first.excerpt, last.excerpt = "Be brief. / What is", "Be brief. / When"
+    (found,) = tallied(last, first, served(3.0, 0, 160, held_blocks=10)).hottest()
     assert (found.requests, found.hits, found.saved_tokens, found.prompt_tokens) == (3, 2, 480, 3000)
-    assert (found.length_tokens, found.holders, found.text) == (20 * BLOCK, 1, "What is")
+    assert (found.length_tokens, found.holders, found.text) == (20 * BLOCK, 1, "Be brief. / Wh")
     assert (found.first_s, found.last_s) == (1.0, 5.0)
 
 
