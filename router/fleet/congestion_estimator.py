@@ -13,7 +13,7 @@ from math import exp
 
 import msgspec
 
-from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodId, PodSpeed, PodState, Role
+from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodId, PodState, Role
 
 WINDOW_S = 120.0
 """Time constant of the averages."""
@@ -23,6 +23,8 @@ COLD_START_S = 10.0
 """Idle time that a new pod's averages start with."""
 REFRESH_S = 0.05
 """The means of a model are computed at most this often."""
+AS_FAST = 1.1
+"""Pods whose c1 differ by at most this factor are as fast: learnt coefficients of equal pods differ a little."""
 MAX_PODS = 4096
 """Pods with averages; of more, those without a recent change are dropped."""
 
@@ -128,14 +130,17 @@ class CongestionEstimator:
 
 
 def _means_by_speed(pods: Sequence[Pod], shares: Sequence[float]) -> dict[PodId, float]:
-    """By pod, the mean share of the pods that are as fast; empty if all are."""
-    if all(pod.speed == pods[0].speed for pod in pods):
+    """By pod, the mean share of the pods that are as fast; empty if all are. O(pods log pods)."""
+    c1 = [pod.speed.c1_ms_per_token for pod in pods]
+    if not c1 or max(c1) <= AS_FAST * min(c1):
         return {}
-    groups: dict[PodSpeed, list[float]] = {}
-    for pod, share in zip(pods, shares, strict=True):
-        groups.setdefault(pod.speed, []).append(share)
-    means = {speed: sum(of_group) / len(of_group) for speed, of_group in groups.items()}
-    return {pod.id: means[pod.speed] for pod in pods}
+    groups: list[list[int]] = []
+    for number in sorted(range(len(pods)), key=c1.__getitem__):
+        if not groups or c1[number] > AS_FAST * c1[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(number)
+    means = {number: sum(shares[one] for one in group) / len(group) for group in groups for number in group}
+    return {pod.id: means[number] for number, pod in enumerate(pods)}
 
 
 def _computing(fleet: FleetSnapshot, model: str) -> list[Pod]:
