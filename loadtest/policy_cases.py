@@ -108,6 +108,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
     "mixes": (
         _mix("rag", 6, 0.7, 1.5),
         _mix("mixed", 4, 1, 1.4),
+        _mix("mixed", 4, 1, 1.4, duration_s=200.0),
         _mix("agents", 6, 0.7),
         _mix("bursts", 16, 1),
         _mix("system_prompts", 16, 1),
