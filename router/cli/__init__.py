@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
+    "top": ("router.cli.top_command:top_command", "Watch a running router in the terminal."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
     "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
     "prior": ("router.cli.config_commands:prior_command", "Print a cost prior for a model, from its config.json."),

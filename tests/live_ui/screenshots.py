@@ -22,7 +22,7 @@ PICTURES = Path(__file__).resolve().parents[2] / ".github"
 PLAN = FleetPlan(pods=6, num_blocks=2560)
 LOAD_S, SESSIONS_PER_S = 90.0, 2.0
 DEADLINE_MS = 20_000
-WIDE, PHONE, HEIGHT = 1280, 360, 800
+WIDE, PHONE, HEIGHT, README_HEIGHT = 1280, 360, 800, 1000
 VIEWS = ("now", "requests", "prefixes", "policies", "health")
 Picture = tuple[str, int, str]
 README: tuple[Picture, ...] = (
@@ -82,8 +82,9 @@ async def _take(browser: Any, url: str, folder: Path, pictures: Iterable[Picture
         for view in views:
             await _show(page, view)
             height = await page.evaluate("document.body.scrollHeight")
+            height = height if folder != PICTURES else min(height, README_HEIGHT)
             await page.set_viewport_size({"width": width, "height": height})  # tiles out of sight are not drawn
-            await page.screenshot(path=folder / f"page-{view}-{width}-{scheme}.png", full_page=True)
+            await page.screenshot(path=folder / f"page-{view}-{width}-{scheme}.png")
             await page.set_viewport_size({"width": width, "height": HEIGHT})
 
 
