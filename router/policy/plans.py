@@ -30,9 +30,8 @@ from router.types import (
 
 BYTES_PER_TOKEN = 4
 """Assumed for a body that was not tokenized."""
-DEFAULT_OUTPUT_TOKENS = 256
-MAX_OUTPUT_TOKENS = 1 << 20
-"""Clients may request any number; costs stay finite."""
+EXPECTED_OUTPUT_TOKENS = 256
+"""Length of an answer: the client's limit says no more than that it is not longer. Most clients set it far too high."""
 MAX_PULLING = 6
 """Maximum number of pods priced with a pull: those with the shortest queues, since all pull about the same."""
 _IDLE = InFlight()
@@ -108,7 +107,7 @@ class Planner:
         self._request = RequestFacts(
             scene=scene,
             prompt_tokens=prompt_tokens,
-            output_tokens=min(scene.request.max_output_tokens or DEFAULT_OUTPUT_TOKENS, MAX_OUTPUT_TOKENS),
+            output_tokens=min(scene.request.max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS),
             now_s=scene.now_s,
             links=scene.fleet.links,
             shared_tokens=min(shared_tokens, max(prompt_tokens - 1, 0)),

@@ -127,7 +127,6 @@ class RouterView:
             model=self._generation.model,
             body=b"",
             session=session,
-            max_output_tokens=traffic.output_tokens,
             arrived_at_s=now_s,
         )
         return Scene(
