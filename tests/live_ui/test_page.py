@@ -101,6 +101,36 @@ async def test_the_page_is_used_by_keyboard(browser: Any, admin_url: str) -> Non
         await page.context.close()
 
 
+async def test_a_request_is_found_by_its_id_and_shows_its_retries(browser: Any, admin_url: str) -> None:
+    """By keyboard, at the width of a phone: candidates, the runner-up, expected and actual TTFT, and what failed."""
+
+    async def with_a_failure(route: Any) -> None:
+        found = await (await route.fetch()).json()
+        failure = {"pod": "pod-9", "error": "connect_failed", "message": "refused"}
+        found["receipt"]["failures"] = [failure]
+        await route.fulfill(json=found)
+
+    async with asyncio.timeout(DEADLINE_S):
+        page = await opened(browser, admin_url, viewport={"width": 360, "height": 800})
+        await page.route("**/admin/explain/*", with_a_failure)
+        await page.goto(f"{admin_url}/ui#requests")
+        request_id = await page.locator("#recent tr:has(td:text-is('ok')) a").last.text_content()
+        await page.focus("#search-id")
+        await page.keyboard.type(request_id)
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("#request .bar.actual")
+        shown = await page.locator("#request").inner_text()
+        for wanted in (request_id, "chosen", "runner-up", "expected", "actual", "pod-9: connect_failed, refused"):
+            assert wanted in shown
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+        for name in ("Costs in milliseconds", "Inputs of the formulas", "Time in each phase"):
+            await page.locator(f"summary:has-text('{name}')").focus()
+            await page.keyboard.press("Enter")
+        await page.screenshot(path=SCREENSHOTS / "request-360-open.png", full_page=True)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+        await page.context.close()
+
+
 async def test_operators_sign_in_with_a_token(browser: Any, signed_url: str) -> None:
     """A wrong one is refused; a right one lasts until the operator signs out, also when the page is loaded again."""
     async with asyncio.timeout(DEADLINE_S):
