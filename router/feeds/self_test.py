@@ -162,26 +162,30 @@ class ParityFeed:
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed = 0
+        failed, logged = 0, set[Endpoint]()
         while True:
             status = self._fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
-                failed = 0
+                failed, logged = 0, set()
                 self._record(status.pod, await self.test(status.pod))
                 status = self._fleet.status(pod_id)
             if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
-                failed = 0 if await self._test_conversions(status.pod) else failed + 1
+                failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
             await pause(changed, self._timing.retest_s * min(2**failed, MAX_RETEST_FACTOR))
 
-    async def _test_conversions(self, pod: Pod) -> bool:
-        """Test the conversions of the pod's engine, and record those that passed. Returns whether all did."""
+    async def _test_conversions(self, pod: Pod, logged: set[Endpoint]) -> bool:
+        """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. Failures of
+        endpoints in `logged` are not logged again."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
             report = await self._test_conversion(pod, CONVERSION_PROBES[endpoint])
             if report is None:
                 passed |= {endpoint, *PROVEN_WITH.get(endpoint, ())}
-            else:
-                log.info("conversion not trusted", pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+            elif endpoint not in logged:
+                logged.add(endpoint)
+                event = "conversion not trusted; requests to this endpoint are routed by load"
+                log_line = log.warning if Parity.MISMATCH in (report.tokens, report.hashes) else log.info
+                log_line(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
         now = self._fleet.status(pod.id)
         if now is not None and now.pod.epoch == pod.epoch:
             self._fleet.trust_conversions(pod.id, frozenset(passed))

@@ -27,6 +27,7 @@ from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.types import Endpoint
 
+_ANY = msgspec.json.Decoder(float_hook=float)
 _READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.MESSAGES)
 
 
@@ -64,8 +65,8 @@ def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str,
     exact = json.loads(data)
     for name, value in prompt_fields(endpoint, parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
-            value = [msgspec.json.decode(message) for message in value] if name == "messages" else value
-            value = msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else value
+            value = [_ANY.decode(message) for message in value] if name == "messages" else value
+            value = _ANY.decode(value) if isinstance(value, msgspec.Raw) else value
             assert repr(value) == repr(exact[name]), f"{name} is read differently"
 
 

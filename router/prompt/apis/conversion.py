@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.template import ChatTemplate
-
-_T = TypeVar("_T")
 
 
 class Conversion:
