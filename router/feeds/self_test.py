@@ -174,18 +174,17 @@ class ParityFeed:
             await pause(changed, self._timing.retest_s * min(2**failed, MAX_RETEST_FACTOR))
 
     async def _test_conversions(self, pod: Pod, logged: set[Endpoint]) -> bool:
-        """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. Failures of
-        endpoints in `logged` are not logged again."""
+        """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch
+        is logged once for each endpoint, which is then in `logged`; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
             report = await self._test_conversion(pod, CONVERSION_PROBES[endpoint])
             if report is None:
                 passed |= {endpoint, *PROVEN_WITH.get(endpoint, ())}
-            elif endpoint not in logged:
+            elif endpoint not in logged and report.trust is PrefixTrust.MISMATCH:
                 logged.add(endpoint)
                 event = "conversion not trusted; requests to this endpoint are routed by load"
-                log_line = log.warning if Parity.MISMATCH in (report.tokens, report.hashes) else log.info
-                log_line(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+                log.warning(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
         now = self._fleet.status(pod.id)
         if now is not None and now.pod.epoch == pod.epoch:
             self._fleet.trust_conversions(pod.id, frozenset(passed))

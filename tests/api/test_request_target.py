@@ -112,7 +112,7 @@ async def test_a_pod_receives_only_the_path_that_was_checked(url: bytes, status:
     edge = cast(Any, make_edge(forward=forward))
     edge.connections = set()
     async with connected(edge) as (reader, writer):
-        writer.write(post(b'{"model": "m"}', path=url))
+        writer.write(post(b'{"model": "m", "messages": []}', path=url))
         head, body = await read_answer(reader)
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert targets == ([url] if status == 200 else [])
