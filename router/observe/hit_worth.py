@@ -11,7 +11,7 @@ prefixes: its estimate is too high rather than too low.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import add
 
 from router.decision import Split
@@ -21,16 +21,18 @@ from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.eligible import eligible
-from router.types import Pod, PodId, PodStatus
+from router.types import Pod, PodState, Role
 
-SAMPLE = 128
-"""The latest ended requests of which an estimate is made."""
-SLICE = 16
+SAMPLE, SAMPLE_HOLDERS = 128, 1000
+"""The latest ended requests of which an estimate is made: fewer where pods hold much of the same."""
+SLICE_HOLDERS = 100
 CHOSEN, ROUND_ROBIN = "chosen", "round_robin"
 
 Saved = tuple[float, float]
 """Milliseconds of pods, and of their GPUs."""
 _NOTHING: Saved = (0.0, 0.0)
+_OTHERS = {True: Role.DECODE, False: Role.PREFILL}
+"""The role of pods that do not compute prompts of splits, or of other requests."""
 
 
 class HitWorth:
@@ -67,35 +69,25 @@ class HitWorth:
         """Of the latest requests: prompt tokens by model; what was saved, by model and placement."""
         tokens: dict[str, int] = {}
         saved: dict[tuple[str, str], Saved] = {}
-        pods = _PodsById()
-        for number, kept in enumerate(self._journal.ended(SAMPLE)):
-            found = saved_by(kept, self._gpus, pods)
+        holders = 0
+        for kept in self._journal.ended(SAMPLE):
+            if holders > SAMPLE_HOLDERS:
+                break
+            found = saved_by(kept, self._gpus)
             if found is not None and kept.outcome is not None:
                 model = kept.outcome.model
                 tokens[model] = tokens.get(model, 0) + kept.outcome.prompt_tokens
                 for placement, one in zip((CHOSEN, ROUND_ROBIN), found, strict=True):
                     saved[model, placement] = _sum(saved.get((model, placement), _NOTHING), one)
-            if number % SLICE == SLICE - 1:
+            before, holders = holders, holders + 1 + len(kept.scene.match)
+            if before // SLICE_HOLDERS != holders // SLICE_HOLDERS:
                 await asyncio.sleep(0)
         return tokens, saved
 
 
-class _PodsById:
-    """Pods by id, of the lists that `eligible` returns: one list for many requests."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[PodStatus], dict[PodId, Pod]]] = {}
-
-    def of(self, pods: Sequence[PodStatus]) -> dict[PodId, Pod]:
-        known = self._known.get(id(pods))
-        if known is None:
-            known = self._known[id(pods)] = pods, {status.pod.id: status.pod for status in pods}
-        return known[1]
-
-
-def saved_by(kept: RecordedDecision, gpus: Callable[[Pod], int], pods: _PodsById) -> tuple[Saved, Saved] | None:
+def saved_by(kept: RecordedDecision, gpus: Callable[[Pod], int]) -> tuple[Saved, Saved] | None:
     """What the hit of one ended request saved, and what round robin would have. None if its prompt is unknown, or it
-    was not served."""
+    was not served. O(holders), and O(pods) once for each snapshot of the fleet."""
     ended, facts = kept.outcome, kept.scene
     if ended is None or ended.served is None or ended.result != "ok" or not facts.prompt_tokens:
         return None
@@ -106,13 +98,15 @@ def saved_by(kept: RecordedDecision, gpus: Callable[[Pod], int], pods: _PodsById
         found = eligible(facts.scene(), facts.prompt_tokens)
     except RouterError:
         return None
-    usable = pods.of(found.prefill if isinstance(plan, Split) or not found.direct else found.direct)
-    total = _NOTHING
+    is_split = isinstance(plan, Split) or not found.direct
+    total, count = _NOTHING, max(len(found.prefill if is_split else found.direct), 1)
     for holder, blocks in facts.match.items():
-        if (other := usable.get(holder)) is not None:
-            total = _sum(total, _saved(other, min(sum(blocks) * facts.block_size_tokens, facts.prompt_tokens), gpus))
+        other = facts.fleet.find(holder)
+        if other is not None and other.state is PodState.READY and other.pod.role is not _OTHERS[is_split]:
+            total = _sum(
+                total, _saved(other.pod, min(sum(blocks) * facts.block_size_tokens, facts.prompt_tokens), gpus)
+            )
     pod_ms, gpu_ms = total
-    count = max(len(usable), 1)
     return _saved(pod, min(cached, facts.prompt_tokens), gpus), (pod_ms / count, gpu_ms / count)
 
 

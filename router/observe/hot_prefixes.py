@@ -43,9 +43,11 @@ class PrefixTally:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], HotPrefix] = {}
+        self._last: dict[tuple[str, str], RecordedDecision] = {}
+        """The latest decision of each, by model and key."""
 
     def add(self, kept: RecordedDecision) -> None:
-        """Add a decision if its request was served, and its prompt is known. O(holders)."""
+        """Add a decision if its request was served, and its prompt is known. O(1)."""
         ended, facts = kept.outcome, kept.scene
         if ended is None or ended.served is None or ended.result != "ok" or not facts.key:
             return
@@ -59,12 +61,16 @@ class PrefixTally:
         prefix.text = _common(prefix.text, kept.excerpt)
         if kept.at_s >= prefix.last_s:
             prefix.last_s = kept.at_s
-            held = [sum(blocks) for blocks in facts.match.values() if any(blocks)]
-            prefix.length_tokens, prefix.holders = max(held, default=0) * facts.block_size_tokens, len(held)
+            self._last[prefix.model, prefix.key] = kept
 
     def hottest(self) -> list[HotPrefix]:
-        """The prefixes that saved the most tokens."""
-        return hottest(self._found.values())
+        """The prefixes that saved the most tokens, with what pods hold of them. O(prefixes + holders)."""
+        found = hottest(self._found.values())
+        for prefix in found:
+            facts = self._last[prefix.model, prefix.key].scene
+            held = [sum(blocks) for blocks in facts.match.values() if any(blocks)]
+            prefix.length_tokens, prefix.holders = max(held, default=0) * facts.block_size_tokens, len(held)
+        return found
 
     def _prefix(self, model: str, key: int, at_s: float) -> HotPrefix:
         known = self._found.get((model, key))

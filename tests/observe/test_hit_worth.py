@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.decision import Direct, Split
-from router.observe.hit_worth import SAMPLE, HitWorth
+from router.observe.hit_worth import SAMPLE, SAMPLE_HOLDERS, HitWorth
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
@@ -114,3 +114,26 @@ def test_a_split_saves_prefill_on_the_pod_that_computes_the_prompt() -> None:
     served.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
     wanted = SLOW.compute_ms(0, 160)
     assert served.saved() == pytest.approx({"chosen": wanted, "round_robin": wanted})
+
+
+def test_many_holders_of_a_prompt_hold_the_event_loop_for_one_request_at_a_time() -> None:
+    """Fewer requests are looked at. Pods that have left the fleet count for nothing."""
+    served, turns = Served(), 0
+    for _ in range(20):
+        served.request("a", {"a": 10, **{f"gone-{number}": 5 for number in range(600)}})
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        counting = asyncio.create_task(count_turns())
+        await served.worth.observe()
+        counting.cancel()
+
+    asyncio.run(main())
+    assert 2 <= turns <= 1 + SAMPLE_HOLDERS // 600 + 1
+    saved = FAST.compute_ms(0, 10 * BLOCK)
+    assert served.saved() == pytest.approx({"chosen": 20 * saved, "round_robin": 20 * saved / 3})
