@@ -136,6 +136,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
         _fault("bandwidth believed 0.5", "believed.bandwidth=0.5"),
         _fault("bandwidth believed 2", "believed.bandwidth=2"),
         _fault("four routers, exchange 50 ms", "conditions.routers=4", "conditions.exchange_ms=50"),
+        _fault("no link, four routers, exchange 50 ms", *NO_LINK, "conditions.routers=4", "conditions.exchange_ms=50"),
         _fault("router restarted at 300 s", "conditions.restarts=[[0, 300, 5]]"),
         _fault("20 % of KV events lost", "conditions.event_loss=0.2"),
     ),
