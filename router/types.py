@@ -96,12 +96,13 @@ class Generation:
 
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
-    """A prompt as tokens and as hashes of its full blocks: `hashes[i]` covers tokens
-    `[0, (i + 1) * block_size_tokens)`. `tokens` is any sequence of ints, usually an `array('I')`."""
+    """A prompt as tokens (usually an `array('I')`) and hashes of its full blocks: `hashes[i]` covers tokens
+    `[0, (i + 1) * block_size_tokens)`. `exact` False: one token stands for a picture, and hashes end before it."""
 
     generation: Generation
     tokens: Sequence[int]
     hashes: Sequence[BlockHash]
+    exact: bool = True
 
     @property
     def token_count(self) -> int:

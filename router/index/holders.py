@@ -144,7 +144,8 @@ def hashes_by_generation(
     for other in generations:
         if _same_tokens(other, asked) and not _same_weights(other, asked):
             seed = generation_seed(replace(other, adapter=asked.adapter, salt=asked.salt))
-            yield other, hash_blocks(token_array(prefix.tokens), other.block_size_tokens, seed)
+            hashed = prefix.tokens[: len(prefix.hashes) * other.block_size_tokens]
+            yield other, hash_blocks(token_array(hashed), other.block_size_tokens, seed)
 
 
 def holder_name(generation: Generation, holder: HolderId) -> HolderName:

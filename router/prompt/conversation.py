@@ -48,6 +48,10 @@ BILLING_HEADER = "x-anthropic-billing-header"
 """Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 
 
+class MediaPart(dict[str, Any]):
+    """A content part that is not text, as templates receive it: `media.py` puts it in place of the request's."""
+
+
 class UnreadReason(StrEnum):
     """Why a request is routed without a prefix: a label of metrics."""
 
@@ -192,6 +196,8 @@ def _part(part: Any, where: str) -> dict[str, Any] | None:
         raise MalformedRequest(f"{where}: a part must be a string or an object", param=where)
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
+        if isinstance(part, MediaPart):
+            return part
         raise _not_text(part, where)
     text = part.get(_TEXT_FIELDS[kind])
     if text is None and kind in _MAY_BE_NULL:

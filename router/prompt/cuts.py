@@ -52,6 +52,13 @@ class Cuts:
             pieces.append(text[start:])
         return pieces
 
+    def safe_end(self, text: str, end: int) -> int:
+        """The last place up to `end` where the tokens of what is in front do not depend on what follows; 0 if there is
+        none."""
+        if self.pattern is None or self.pattern.match(text, end):
+            return end if self.pattern is not None else 0
+        return sum(map(len, self.pieces(text[:end], shortest=1)[:-1]))
+
     def _next(self, text: str, start: int) -> int:
         """The first possible cut from `start` on; -1 where there is none. In text with few heads, `find` is many times
         faster than the pattern."""

@@ -8,11 +8,11 @@ The hashes are seeded by everything that must be equal for KV to be reusable. `o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,7 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
+from router.prompt.media import MediaText
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -57,6 +58,8 @@ class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
     prompt: str | array[int]
     pieces: list[str] = []
     framed: bool = False
+    exact_pieces: int | None = None
+    """Number of pieces in front of the first picture; None without one."""
 
 
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +69,8 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     seed: BlockHash
     prompt: Lookup | array[int]
     framed: bool = False
+    exact_pieces: int | None = None
+    """As in `RenderedPrompt`."""
 
     @property
     def text(self) -> str | None:
@@ -152,9 +157,24 @@ class Fingerprinter:
                 self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion)
+        if isinstance(prompt, MediaText):
+            return self._rendered_media(opened, prompt, framed, context_tokens)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
         return RenderedPrompt(generation, seed, prompt, pieces, framed)
+
+    def _rendered_media(
+        self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
+    ) -> RenderedPrompt:
+        """A prompt with pictures, with a cut in front of the first one."""
+        segments, text = opened.segments, prompt.text
+        end = segments.cuts.safe_end(text, prompt.exact)
+        if framed or not end:
+            raise Unrenderable(UnreadReason.MEDIA, "the tokens in front of the first picture depend on it")
+        self._check_length(text, context_tokens, opened.request.endpoint)
+        front = segments.pieces(text[:end])
+        pieces = front + segments.pieces(text[end:])
+        return RenderedPrompt(opened.generation, opened.seed, text, pieces, exact_pieces=len(front))
 
     def look_up(self, rendered: RenderedPrompt | IncrementalPrompt) -> AnyPendingPrompt:
         """Look up the known segments of a text."""
@@ -165,7 +185,7 @@ class Fingerprinter:
         generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
             lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
-            return PendingPrompt(generation, seed, lookup, framed)
+            return PendingPrompt(generation, seed, lookup, framed, rendered.exact_pieces)
         return PendingPrompt(generation, seed, prompt)
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
@@ -181,10 +201,10 @@ class Fingerprinter:
 
     def read_slowly(self, request: InferenceRequest, pending: AnyPendingPrompt) -> tuple[str, PromptPrefix] | None:
         """(text, prefix) of a prompt that was served as `pending`, by the reference tokenizer and without any cache;
-        None for a prompt of tokens. Safe in any thread. Raises what `render` raises."""
+        None for a prompt of tokens or with pictures. Safe in any thread. Raises what `render` raises."""
         generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
         text = self._prompt(request)[0] if isinstance(pending, IncrementalPrompt) else pending.text
-        if not isinstance(text, str):
+        if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.exact_pieces is not None):
             return None
         tokens = self._tokenizer.encode_slowly(text, add_special_tokens=framed)
         return text, PromptPrefix(generation, tokens, hash_blocks(tokens, generation.block_size_tokens, pending.seed))
@@ -200,6 +220,9 @@ class Fingerprinter:
         tokens.extend(prompt.tail)
         hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
         self.segments.keep(prompt, segments)
+        if pending.exact_pieces is not None:
+            exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
+            return PromptPrefix(generation, tokens, hashes[: exact_tokens // generation.block_size_tokens], exact=False)
         return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PromptPrefix:
@@ -212,7 +235,7 @@ class Fingerprinter:
 
     def _prompt(
         self, request: InferenceRequest, conversion: type[Conversion] | None = None
-    ) -> tuple[str | array[int], bool]:
+    ) -> tuple[str | MediaText | array[int], bool]:
         """(the prompt as text or tokens, whether special tokens are put around the text)."""
         body = request.prompt
         for name in _REWRITTEN:
@@ -223,18 +246,19 @@ class Fingerprinter:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             if conversion is not None:
                 return self._converted_prompt(request, conversion), False
-            return self._template.render(with_decoded_messages(body)), checked(body, "add_special_tokens", bool, False)
+            chat = with_decoded_messages(body)
+            return _rendered(self._template, chat), checked(body, "add_special_tokens", bool, False)
         if request.endpoint is Endpoint.COMPLETIONS:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
-    def _converted_prompt(self, request: InferenceRequest, kind: type[Conversion]) -> str:
+    def _converted_prompt(self, request: InferenceRequest, kind: type[Conversion]) -> str | MediaText:
         """The text of a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is refused:
         the conversion may be that of another version of the engine."""
         assert self._template is not None
         conversion = self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
         try:
-            return conversion.template.render(conversion.chat(request.prompt), keeps_empty_tools=True)
+            return _rendered(conversion.template, conversion.chat(request.prompt), keeps_empty_tools=True)
         except MalformedRequest as error:
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
@@ -267,6 +291,19 @@ class Fingerprinter:
                 f"{length // int(longest)}. Please shorten it.",
                 param="prompt" if endpoint is Endpoint.COMPLETIONS else "messages",
             )
+
+
+def _rendered(template: ChatTemplate, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> str | MediaText:
+    """The prompt of a chat's body. Raises what `ChatTemplate.render` raises."""
+    try:
+        return template.render(body, keeps_empty_tools=keeps_empty_tools)
+    except Unrenderable as error:
+        if error.reason is not UnreadReason.MEDIA:
+            raise
+    try:
+        return template.render_media(body, keeps_empty_tools=keeps_empty_tools)
+    except MalformedRequest as error:  # what a template does with pictures may depend on the engine
+        raise Unrenderable(UnreadReason.MEDIA, str(error)) from error
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
-from router.prompt.conversation import normal_messages, without_developer
+from router.prompt.conversation import Message, normal_messages, without_developer
+from router.prompt.media import MediaText, text_in_front, with_media_parts
 from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
@@ -70,13 +72,27 @@ class ChatTemplate:
         """The prompt of a chat request's body. `keeps_empty_tools`: an empty list of tools reaches the template.
         `MalformedRequest` where the engine would refuse it, with the template's own message; `Unrenderable` where it
         holds more than text."""
+        variant, variables = self._chosen(body, keeps_empty_tools)
+        return self._rendered(variant, variables, normal_messages(body.get("messages"), variant.content_format))
+
+    def render_media(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> MediaText:
+        """The prompt of a chat with pictures, sounds or videos; else as `render`."""
+        variant, variables = self._chosen(body, keeps_empty_tools)
+        messages = with_media_parts(body.get("messages"), variant.content_format)
+        conversation = normal_messages(messages, variant.content_format)
+        return text_in_front(conversation, partial(self._rendered, variant, variables))
+
+    def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
+        """The template for a body, and its variables."""
         variables = self._default_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
         if keeps_empty_tools and body.get("tools") == []:
             variables = {"tools": [], **variables}
         variant = self._variants["default"]
         if "tools" in variables:
             variant = self._variants.get("tool_use", variant)
-        conversation = normal_messages(body.get("messages"), variant.content_format)
+        return variant, variables
+
+    def _rendered(self, variant: _Variant, variables: Mapping[str, Any], conversation: list[Message]) -> str:
         if not variant.handles_developer:
             conversation = without_developer(conversation)
         given = {**self._special_tokens, **variables}

@@ -23,9 +23,10 @@ from router.errors import UpstreamError
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
-from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
 from router.prompt.incremental.reader import IncrementalPrompt
+from router.prompt.media import has_media, may_have_media
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -219,6 +220,8 @@ def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Convers
     prompt = tokenizable(request)
     if request.endpoint in CONVERTED:
         prompt = _converted(prompt, conversion)
+    if may_have_media(request.body) and has_media(with_decoded_messages(prompt).get("messages")):
+        raise Unrenderable(UnreadReason.MEDIA, "the engine's tokens are equal for different pictures")
     body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, prompt)
     return None if body is None else msgspec.json.encode(body)
 

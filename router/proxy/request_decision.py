@@ -39,9 +39,13 @@ class RequestDecisions:
         """The number of the prompt's tokens, if a ready pod of the model was shown to count the same; else None."""
         request, prompt = context.request, context.prompt
         model = request.adapter or request.model
-        if prompt is None or not any(
-            status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint)
-            for status in self._needs.fleet.snapshot.pods
+        if (
+            prompt is None
+            or not prompt.exact
+            or not any(
+                status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint)
+                for status in self._needs.fleet.snapshot.pods
+            )
         ):
             return None
         return prompt.token_count

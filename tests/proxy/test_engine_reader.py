@@ -115,3 +115,14 @@ async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
     async with town(a=is_broken, b=is_broken, c=knows) as place:
         assert await reader_in(place, unread).read(REQUEST) is None
     assert unread == [UnreadReason.NOT_TOKENIZED]
+
+
+async def test_a_chat_with_a_picture_is_not_tokenized_on_a_pod() -> None:
+    """The engine's tokens would be equal for different pictures."""
+    async with town(a=knows) as place:
+        unread: list[UnreadReason] = []
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+        asked = replace(REQUEST, body=b'"image_url"', prompt={"messages": messages})
+        assert await reader_in(place, unread).read(asked) is None
+        assert unread == [UnreadReason.MEDIA]
+        assert not place.made["a"].asked
