@@ -1,7 +1,6 @@
-"""The values that several packages share.
+"""The values that several packages share: frozen, without behaviour beyond short readings of their own fields.
 
-Frozen values without behaviour beyond short readings of their own fields. This module imports only the cost model and
-the endpoints.
+This module imports only the cost model and the endpoints.
 """
 
 from __future__ import annotations
