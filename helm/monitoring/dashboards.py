@@ -207,6 +207,8 @@ HITS = Dashboard(
                 _quantiles("Depth of prefixes in tokens", of_requests.PREFIX_DEPTH, "model", unit="short"),
                 _quantiles("Interval between uses of a prefix", of_requests.REUSE_INTERVAL_S, "model"),
                 _gauge("Evicted blocks needed again", "none", "max", of_decisions.EVICTED_REUSE, "model", EVICTED),
+                _rate("Tokens needed within a minute of eviction", "short", of_decisions.EVICTED_SOON_TOKENS, "model"),
+                _rate("Their prefill seconds", "none", of_decisions.EVICTED_SOON_S, "model", "Each second: pods."),
                 _quantiles("Predicted against reported cached tokens", of_requests.CACHED_ERROR, "model", unit="short"),
             ),
         ),

@@ -25,7 +25,7 @@ from functools import partial
 from itertools import filterfalse
 from operator import and_
 
-from router.types import BlockChange, BlockHash, BlocksByTier, PodId, Tier
+from router.types import BlockChange, BlockHash, BlocksByTier, PodId, PromptPrefix, Tier
 
 GHOST_SHARE = 0.25
 """Length of the list, as a share of the blocks that pods hold."""
@@ -39,14 +39,19 @@ WINDOW = 2.0
 PRIOR_REUSE = 0.25
 PRIOR_SHARE = 0.25
 MAX_REUSE = 16.0
+SOON_S = 60.0
 
 
 class EvictedBlocks:
     """The evicted blocks of one model."""
 
     def __init__(self) -> None:
-        self._ghosts: OrderedDict[BlockHash, None] = OrderedDict()
-        """Oldest first."""
+        self._ghosts: OrderedDict[BlockHash, float] = OrderedDict()
+        """Time of the last request before the eviction; oldest eviction first."""
+        self.now_s, self.block_tokens = -1.0, 1
+        """Time of the latest request, not 0, and tokens of a block; the caller sets them."""
+        self.soon_tokens = 0.0
+        """Estimated prompt tokens that were computed again within `SOON_S` of their eviction, since the start."""
         self._mask = 0
         """Hashes with one of these bits are not sampled."""
         self._masked = partial(and_, 0)
@@ -74,7 +79,7 @@ class EvictedBlocks:
             self.holds(pod, held)
         sampled, ghosts = [*filterfalse(self._masked, blocks)], self._ghosts
         if sampled:
-            ghosts.update(dict.fromkeys(sampled))
+            ghosts.update(dict.fromkeys(sampled, self.now_s))
             for block in sampled:
                 ghosts.move_to_end(block)
             self._shorten()
@@ -97,7 +102,11 @@ class EvictedBlocks:
         missed = [*filterfalse(self._masked, hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS])]
         held_sample = self._all_held / (self._mask + 1)
         kept = 1 - min(len(missed) * SAMPLE / (WINDOW * max(held_sample, 1.0)), 0.5)
-        self._found = self._found * kept + sum(map(self._ghosts.__contains__, missed))
+        evicted_s = [*filter(None, map(self._ghosts.get, missed))]
+        if evicted_s:
+            soon = sum(map((self.now_s - SOON_S).__le__, evicted_s))
+            self.soon_tokens += soon * SAMPLE * (self._mask + 1) * self.block_tokens
+        self._found = self._found * kept + len(evicted_s)
         self._missed = self._missed * kept + len(missed)
         if self._missed:
             prior = PRIOR_SHARE * held_sample / SAMPLE
@@ -111,7 +120,7 @@ class EvictedBlocks:
         if limit > MAX_GHOSTS and len(ghosts) > MAX_GHOSTS:
             self._mask = self._mask * 2 + 1
             self._masked = partial(and_, self._mask)
-            self._ghosts = OrderedDict.fromkeys(filterfalse(self._masked, ghosts))
+            self._ghosts = OrderedDict((block, ghosts[block]) for block in filterfalse(self._masked, ghosts))
             self._found /= 2
             self._missed /= 2
             return
@@ -132,15 +141,20 @@ class EvictedByModel:
             found = self._models[model] = EvictedBlocks()
         return found
 
-    def requested(self, model: str, hashes: Sequence[BlockHash], held: Mapping[PodId, BlocksByTier]) -> None:
+    def requested(self, model: str, prompt: PromptPrefix, held: Mapping[PodId, BlocksByTier], now_s: float) -> None:
         """A prompt for `model`, which a client may have made up. See `EvictedBlocks.requested`."""
-        if known := self._models.get(model):
-            known.requested(hashes, held)
+        if (known := self._models.get(model)) is not None:
+            known.now_s, known.block_tokens = now_s, prompt.generation.block_size_tokens
+            known.requested(prompt.hashes, held)
 
     def reuse_of(self, model: str) -> float:
         """The learnt reuse of `model`; the prior before its first eviction."""
         known = self._models.get(model)
         return known.reuse if known else PRIOR_REUSE
+
+    def soon_tokens(self) -> Mapping[str, float]:
+        """`EvictedBlocks.soon_tokens` by model."""
+        return {model: blocks.soon_tokens for model, blocks in self._models.items()}
 
     def reuse(self) -> Mapping[str, float]:
         """The learnt reuse by model."""

@@ -137,6 +137,8 @@ class Metrics:
 
     def _declare_index(self, r: CollectorRegistry) -> None:
         self.evicted_reuse = Gauge(r, of_decisions.EVICTED_REUSE)
+        self._evicted_soon_tokens = Counter(r, of_decisions.EVICTED_SOON_TOKENS)
+        self._evicted_soon_s = Counter(r, of_decisions.EVICTED_SOON_S)
         self.degraded_matches = Counter(r, of_process.DEGRADED_MATCHES)
         self.index_age_s = Gauge(r, of_process.INDEX_AGE_S)
         self.index_bytes = Gauge(r, of_process.INDEX_BYTES)
@@ -144,6 +146,20 @@ class Metrics:
         self.index_reads = Counter(r, of_process.INDEX_READS)
         self.index_holder = Gauge(r, of_process.INDEX_HOLDER_COMPLETE)
         self.replicas = Gauge(r, of_process.REPLICAS)
+
+    def observe_evicted(self, soon_tokens: Mapping[str, float], fleet: FleetSnapshot) -> None:
+        """Update the counters of tokens that were evicted too soon; the tokens since the last call are priced by the
+        mean speed of the pods now."""
+        ms_per_token: dict[str, list[float]] = {}
+        for status in fleet.pods:
+            for model in status.pod.models[:1]:
+                ms_per_token.setdefault(model, []).append(status.pod.speed.c1_ms_per_token)
+        for model, tokens in soon_tokens.items():
+            counted, values = self._evicted_soon_tokens.labels(model), ms_per_token.get(model, [])
+            if values:
+                seconds = (tokens - counted.value) * sum(values) / len(values) / 1000
+                self._evicted_soon_s.labels(model).inc(seconds)
+            counted.set(tokens)
 
     def _declare_workers(self, r: CollectorRegistry) -> None:
         self.workers = Gauge(r, of_process.WORKERS)

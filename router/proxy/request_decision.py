@@ -91,7 +91,7 @@ class RequestDecisions:
         if counted:
             self._turns[model] = turn
             if prompt:
-                evicted.requested(request.model, prompt.hashes, match.blocks)
+                evicted.requested(request.model, prompt, match.blocks, now_s)
         return Scene(
             request=request,
             prompt=prompt,

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
-from router.index.evicted import GHOST_SHARE, MAX_GHOSTS, MAX_REUSE, PRIOR_REUSE, EvictedBlocks, EvictedByModel
+from router.index.evicted import GHOST_SHARE, MAX_GHOSTS, MAX_REUSE, PRIOR_REUSE, SAMPLE, EvictedBlocks, EvictedByModel
 from router.index.holders import HolderFacts
 from router.index.predicted import PredictedIndex
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
+from tests.policy.scenes import BLOCK, prompt
 
 MODEL = "m"
 
@@ -127,6 +128,19 @@ def test_a_large_fleet_keeps_a_sample() -> None:
     assert evicted.reuse == pytest.approx(0.5 / GHOST_SHARE, rel=0.2)
 
 
+@pytest.mark.parametrize(("later_s", "tokens"), [(59.0, 2 * BLOCK * SAMPLE), (61.0, 0)])
+def test_blocks_that_are_needed_within_a_minute_of_their_eviction_are_counted(later_s: float, tokens: int) -> None:
+    """An estimate from one prompt in `SAMPLE`. What another pod holds was not lost."""
+    learnt, asked = EvictedByModel(), prompt(4 * BLOCK)
+    evicted = learnt.of(MODEL)
+    evicted.holds("a", 100)
+    learnt.requested(MODEL, asked, {}, 1000.0)
+    evicted.evicted("a", removal(*asked.hashes[1:]), 100)
+    for _ in range(SAMPLE - 1):
+        learnt.requested(MODEL, asked, {"b": (2, 0, 0, 0)}, 1000.0 + later_s)
+    assert learnt.soon_tokens() == {MODEL: tokens}
+
+
 def test_engines_that_publish_events_are_followed() -> None:
     """Their removals count; a cleared cache is gone, not evicted."""
     learnt = EvictedByModel()
@@ -137,7 +151,7 @@ def test_engines_that_publish_events_are_followed() -> None:
     assert len(learnt.of(MODEL)) == 1
     blocks.forget("a")
     assert len(learnt.of(MODEL)) == 1
-    learnt.requested("another", [1], {})
+    learnt.requested("another", prompt(4), {}, 1.0)
     assert learnt.reuse_of("another") == PRIOR_REUSE
     assert set(learnt.reuse()) == {MODEL}
 
