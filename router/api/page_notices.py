@@ -42,7 +42,7 @@ MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 2.0, 0.1
+MIN_TRANSFER_RATIO, MIN_TRANSFER_S, MIN_TRANSFERS = 2.0, 0.1, 5
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -234,7 +234,7 @@ def _links(before: Counted, now: Counted) -> Iterator[Notice]:
     for link, values in now.transfers.items():
         old = before.transfers.get(link, (0.0, 0.0, 0.0))
         count, seconds, expected_s = (value - known for value, known in zip(values, old, strict=True))
-        if count <= 0 or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
+        if count < MIN_TRANSFERS or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
             continue
         if (ratio := seconds / expected_s) > MIN_TRANSFER_RATIO:
             text = f"Transfers of KV over links {_short(link)} take {ratio:.1f} times as long as configured."
