@@ -70,7 +70,12 @@ WINDOW_S, MIN_REQUESTS = 10.0, 30
 PICTURE_S, PAGE_AIM_S = 3.0, 10.0
 FLOOD_PER_S = 22.0
 FLOOD: Mapping[str, SessionShape] = {"flood": SessionShape(share=1, first_words=(2500, 3500), answer_tokens=(8, 16))}
-REGULAR, FLOODS = b"regular", b"flood"
+DOCUMENTS_PER_S = 2.0
+DOCUMENTS: Mapping[str, SessionShape] = {
+    "document": SessionShape(share=1, first_words=(700, 1100), answer_tokens=(24, 56))
+}
+"""Prompts that no pod holds: P/D fleets pass their KV."""
+REGULAR, FLOODS, READERS = b"regular", b"flood", b"readers"
 
 
 @dataclass(slots=True)
@@ -263,9 +268,11 @@ class Load:
         """Start a tenant's sessions, until `stop`."""
         duration_s = WARM_S + WATCHED_S
         mix = sessions(seed, duration_s=duration_s, sessions_per_s=SESSIONS_PER_S)
+        random = Random(seed)
         if tenant == FLOODS:
-            random = Random(seed)
             mix = mixed_sessions(random, FLOOD, poisson(random, WATCHED_S, FLOOD_PER_S))
+        if tenant == READERS:
+            mix = mixed_sessions(random, DOCUMENTS, poisson(random, duration_s, DOCUMENTS_PER_S))
         driver = self.drivers[tenant] = LoadDriver([self.url], lambda _: None, _as_tenant(tenant))
         self.tasks += [asyncio.create_task(play(driver, PLAN.model, session)) for session in mix]
         return driver
@@ -295,6 +302,8 @@ async def run_incident(name: str, factor: float, seed: int, pictures: Path | Non
         following = asyncio.create_task(follow_page(admin, shown))
         stack.callback(following.cancel)
         driver = load.start(REGULAR, seed)
+        if incident.split:
+            load.start(READERS, seed)
         await asyncio.sleep(WARM_S)
         before = [*shown.texts.values(), *alerts.firing.first_s]
         for seen in (shown, alerts.true, alerts.firing):
@@ -306,7 +315,9 @@ async def run_incident(name: str, factor: float, seed: int, pictures: Path | Non
         if following.done():
             following.result()  # why the page's stream ended
     begun_s = begin_s - driver.started_s
-    served, end_s = driver.served, begun_s + WATCHED_S
+    served, end_s = [*driver.served], begun_s + WATCHED_S
+    if incident.split:
+        served += load.drivers[READERS].served
     p99_s = ttft_p99_s(served, begun_s - BASELINE_S, begun_s)
 
     def after(found: Sightings, key: str) -> float | None:

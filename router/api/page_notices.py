@@ -32,7 +32,9 @@ from router.types import PodId, PodState
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
-"""Over which times of first tokens and transfers are computed."""
+"""Over which times of first tokens are computed."""
+TRANSFERS_S = 6.0
+"""Over which times of transfers are computed: the router soon avoids a slow link."""
 MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """Of the latest first tokens of a pod, and how many of it and of the others are needed. Sooner than what is learnt."""
@@ -42,7 +44,7 @@ MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-MIN_TRANSFER_RATIO, MIN_TRANSFER_S, MIN_TRANSFERS = 2.0, 0.1, 5
+MIN_TRANSFER_RATIO, MIN_TRANSFER_S, MIN_TRANSFERS = 2.0, 0.1, 2
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -105,7 +107,7 @@ class CountedHistory:
 
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
-        now, recent = self._kept[-1], self.since(RECENT_S)
+        now, recent = self._kept[-1], self.since(TRANSFERS_S)
         return [
             *_pods(present),
             *_restarts(self.since(MINUTE_S), now, present.pods),

@@ -109,7 +109,7 @@ def test_a_link_that_lost_bandwidth() -> None:
     [(about, text)] = shown(transfers=slow)
     assert about == "link" and "over links elsewhere take " in text
     assert shown(transfers={"elsewhere": (310_000.0, 1000.0, 310.0)}) == []
-    assert shown(transfers={"new": (4.0, 40.0, 4.0)}) == [], "too few to tell"
+    assert shown(transfers={"new": (1.0, 10.0, 1.0)}) == [], "too few to tell"
 
 
 def test_names_that_clients_and_pods_choose_are_cut() -> None:
