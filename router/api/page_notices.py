@@ -32,9 +32,7 @@ from router.types import PodId, PodState
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
-"""Over which times of first tokens are computed."""
-TRANSFERS_S = 6.0
-"""Over which times of transfers are computed: the router soon avoids a slow link."""
+"""Over which times of first tokens and transfers are computed."""
 MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """Of the latest first tokens of a pod, and how many of it and of the others are needed. Sooner than what is learnt."""
@@ -44,7 +42,9 @@ MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-MIN_TRANSFER_RATIO, MIN_TRANSFER_S, MIN_TRANSFERS = 2.0, 0.1, 2
+MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 2.0, 0.1
+SURE_TRANSFER_RATIO, SURE_TRANSFERS = 4.0, 5
+"""Fewer transfers must be slower: a busy receiver delays a single one."""
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -107,7 +107,7 @@ class CountedHistory:
 
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
-        now, recent = self._kept[-1], self.since(TRANSFERS_S)
+        now, recent = self._kept[-1], self.since(RECENT_S)
         return [
             *_pods(present),
             *_restarts(self.since(MINUTE_S), now, present.pods),
@@ -236,9 +236,10 @@ def _links(before: Counted, now: Counted) -> Iterator[Notice]:
     for link, values in now.transfers.items():
         old = before.transfers.get(link, (0.0, 0.0, 0.0))
         count, seconds, expected_s = (value - known for value, known in zip(values, old, strict=True))
-        if count < MIN_TRANSFERS or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
+        if count <= 0 or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
             continue
-        if (ratio := seconds / expected_s) > MIN_TRANSFER_RATIO:
+        ratio = seconds / expected_s
+        if ratio > (MIN_TRANSFER_RATIO if count >= SURE_TRANSFERS else SURE_TRANSFER_RATIO):
             text = f"Transfers of KV over links {_short(link)} take {ratio:.1f} times as long as configured."
             yield Notice("link", text, "health")
 
