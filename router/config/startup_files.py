@@ -70,6 +70,6 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _digest(path: Path) -> bytes | None:
     try:
-        return blake2b(path.read_bytes()).digest()
+        return blake2b(path.read_bytes()).digest() if path.is_file() else None  # reading a pipe would empty it
     except OSError:
         return None
