@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
+from xxhash import xxh32_intdigest
 
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
@@ -148,10 +149,14 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     hashes = _hashes(fields)
     tokens = _tokens(fields.get("token_ids") or [])
     block_size = _optional(fields, "block_size", int) or 0
+    extra_keys = fields.get("extra_keys")
     if fields.get("kv_cache_spec_kind") not in _DENSE_KINDS or len(tokens) != block_size * len(hashes):
         return None
     parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
+    salt = _optional(fields, "cache_salt", str) or _salt(extra_keys, adapter)
+    if extra_keys and any(extra_keys):
+        _fold_media(tokens, extra_keys, block_size, (adapter, salt, ["cache_salt", salt]))
     return BlocksStored(
         block_hashes=hashes,
         parent_hash=None if parent is None else _hash(parent),
@@ -160,7 +165,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         tier=_tier(fields),
         group=_group(fields),
         adapter=adapter,
-        salt=_optional(fields, "cache_salt", str) or _salt(fields.get("extra_keys"), adapter),
+        salt=salt,
     )
 
 
@@ -180,7 +185,7 @@ def _hash(value: int | bytes) -> int:
     return int.from_bytes(value[-8:], "big") if isinstance(value, bytes) else value & U64
 
 
-def _tokens(ids: list[Any]) -> Sequence[int]:
+def _tokens(ids: list[Any]) -> array[int]:
     """32-bit token ids. EAGLE's bigram keys are pairs whose first element is the token."""
     return array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids)
 
@@ -209,3 +214,17 @@ def _salt(extra_keys: Any, adapter: str) -> str:
         if isinstance(key, list) and len(key) == 2 and key[0] == "cache_salt":
             return str(key[1])
     return ""
+
+
+def _fold_media(tokens: array[int], extra_keys: Sequence[Any], block_size: int, known: Sequence[Any]) -> None:
+    """Fold the extra keys of each block, which identify its pictures, into its tokens: these are equal for all pictures
+    of one size, and their blocks are not. A key changes the token where its picture begins, or the first of the block.
+
+    `known`: keys that are not folded, because the generation has them."""
+    for start, keys in zip(range(0, len(tokens), block_size or 1), extra_keys, strict=False):
+        for key in keys or ():
+            if key not in known:
+                identifier, offset = key if isinstance(key, list) and len(key) == 2 else (key, 0)
+                inside = offset if isinstance(offset, int) and 0 < offset < block_size else 0
+                at = start + inside
+                tokens[at] = xxh32_intdigest(msgspec.msgpack.encode(identifier), tokens[at])

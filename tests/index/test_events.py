@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgspec
@@ -247,3 +248,47 @@ def test_frames_without_a_number_are_undecodable(frames: list[bytes]) -> None:
     """A number has eight bytes."""
     with pytest.raises(UndecodableBatch):
         parse_frames(frames)
+
+
+TEXT_AND_PICTURE = {"block_hashes": [11, 12, 13], "token_ids": [1, 2, 3, 9, 9, 9, 9, 9, 9, 9, 9, 4], "block_size": 4}
+
+
+def with_picture(identifier: Any, **changes: Any) -> list[int]:
+    """The tokens of blocks in which a picture begins, goes on and ends."""
+    keys = [[[identifier, 3]], [[identifier, -1]], [[identifier, -5]]]
+    return list(stored(**(TEXT_AND_PICTURE | {"extra_keys": keys} | changes)).tokens)
+
+
+def test_blocks_with_different_pictures_have_different_tokens() -> None:
+    """Also from blocks of text with the same tokens. Text in front of the picture keeps its own."""
+    text = list(stored(**TEXT_AND_PICTURE).tokens)
+    one, other, uuid = with_picture("5df60a7c"), with_picture("2dcdb651"), with_picture("sha256:abc")
+    assert one == with_picture("5df60a7c")
+    assert one[:3] == other[:3] == text[:3]
+    for block in range(0, 12, 4):
+        assert len({tuple(tokens[block : block + 4]) for tokens in (text, one, other, uuid)}) == 4
+
+
+def test_a_picture_without_its_place_changes_its_blocks() -> None:
+    """As in vLLM 0.18; twice the same is not none. The generation has the names of adapter and salt."""
+    text = list(stored(**TEXT_AND_PICTURE).tokens)
+    keys = [["lora", "tenant"], ["lora", "5df60a7c"], ["lora"]]
+    found = stored(**TEXT_AND_PICTURE, extra_keys=keys, lora_name="lora")
+    assert (found.salt, list(found.tokens[:4]), list(found.tokens[8:])) == ("tenant", text[:4], text[8:])
+    twice = stored(**TEXT_AND_PICTURE, extra_keys=[None, ["5df60a7c", "5df60a7c"], None])
+    assert len({tuple(tokens[4:8]) for tokens in (text, found.tokens, twice.tokens)}) == 3
+
+
+@pytest.mark.parametrize(
+    "key", [[], [[]], [None], ["x", 10**9], ["x", -(10**9)], ["x", "y"], [["x"], 1], b"x", 7, {}, 1.5]
+)
+def test_keys_of_another_form_are_folded_or_refused(key: Any) -> None:
+    """They never end the reading of events with another error."""
+    event = STORED | TEXT_AND_PICTURE | {"extra_keys": [[key], None, [key, key, key]]}
+    assert len(decode(event).events) == 1
+
+
+@pytest.mark.parametrize("keys", [7, [7], {"a": 1}, "abc", [[["x", 2]]] * 99])
+def test_extra_keys_of_another_type_are_refused_or_skipped(keys: Any) -> None:
+    with contextlib.suppress(UndecodableBatch):
+        decode(STORED | TEXT_AND_PICTURE | {"extra_keys": keys})
