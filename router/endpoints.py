@@ -14,9 +14,14 @@ class Endpoint(StrEnum):
     MESSAGES = "/v1/messages"
     """Anthropic's; read as the chat that the pods' engine makes of it."""
     COUNT_TOKENS = "/v1/messages/count_tokens"
+    RESPONSES = "/v1/responses"
+    """OpenAI's successor of chats; read as the chat that the pods' engine makes of it."""
     OTHER = "other"
     """Any other endpoint: forwarded unread, without a prefix."""
 
 
-CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
+MAX_RESPONSE_ID_CHARACTERS = 128
+"""Of the id of a response that a pod stores: of ASCII letters, digits, `_` and `-`."""
+
+CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.RESPONSES})
 """Endpoints whose bodies every engine converts to a chat in its own way."""

@@ -12,6 +12,7 @@
     |   +-- HeadersTooLarge         431
     |   +-- UnknownModel            404
     |   +-- UnknownEndpoint         404
+    |   +-- UnknownResponse         404  no pod has the stored response
     |   +-- MethodNotAllowed        405
     +-- FleetError                  no pod can serve it now
     |   +-- NoReadyPod              503
@@ -120,6 +121,12 @@ class UnknownEndpoint(ClientError):
     """The router does not forward this path."""
 
     code = "unknown_url"
+
+
+class UnknownResponse(ClientError):
+    """No pod has the stored response."""
+
+    code = "response_not_found"
 
 
 class MethodNotAllowed(ClientError):

@@ -40,6 +40,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error"),
     errors.UnknownModel: ErrorResponse(404, "invalid_request_error"),
     errors.UnknownEndpoint: ErrorResponse(404, "invalid_request_error"),
+    errors.UnknownResponse: ErrorResponse(404, "invalid_request_error"),
     errors.MethodNotAllowed: ErrorResponse(405, "invalid_request_error"),
     errors.FleetError: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
     errors.NoReadyPod: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),

@@ -45,6 +45,7 @@ from router.errors import (
     code_of,
 )
 from router.fleet.fleet import Fleet
+from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.phase import Phases
 from router.observe.receipts import CLIENT_GONE
 from router.observe.tracing import RequestTrace, Tracing
@@ -122,7 +123,10 @@ class OpenAiEdge(HttpEdge):
         self._serving += 1
         try:
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
-            await self._forwarder.forward(self.admit(received, request_id, read, trace), client)
+            stored = await self._stored(received, request_id, trace)
+            context = self.admit(received, request_id, read, trace, stored.model if stored else "")
+            context.stored_pod = stored.pod if stored else ""
+            await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
                 self._fail(client, Stopping("The router is stopping."), request_id, trace)
@@ -135,6 +139,19 @@ class OpenAiEdge(HttpEdge):
         finally:
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+
+    async def _stored(
+        self, received: ReceivedRequest, request_id: str, trace: RequestTrace | None
+    ) -> StoredResponse | None:
+        """The stored response that the path names; None for other paths. Raises `UnknownResponse`."""
+        stored_id = id_in_path(received.path)
+        if not stored_id or received.refusal is not None:
+            return None
+        try:
+            return await self._forwarder.responses.locate(stored_id, "response_id")
+        except RouterError as error:
+            self.refused(Endpoint.OTHER, error, request_id, trace)
+            raise
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
         """Whether the body may be large or a form."""
@@ -173,9 +190,10 @@ class OpenAiEdge(HttpEdge):
         request_id: str,
         read: InferenceRequest | None = None,
         trace: RequestTrace | None = None,
+        model: str = "",
     ) -> RequestContext:
-        """Parse and check the request, unless it was `read`. Raises `ClientError`, or `NoReadyPod` if no pod of its
-        model has started yet."""
+        """Parse and check the request, unless it was `read`. `model`: that of a request whose path implies it. Raises
+        `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
         phases = Phases()
         if trace is not None:
             trace.phases = phases
@@ -186,7 +204,7 @@ class OpenAiEdge(HttpEdge):
             if self._serving > self.limits.max_in_flight:
                 count = self.limits.max_in_flight
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
-            request = read or self.inference(endpoint, received.named, received.body, request_id)
+            request = read or self.inference(endpoint, received.named, received.body, request_id, model)
         except Exception as error:
             self.refused(endpoint, error, request_id, trace)
             raise
@@ -231,15 +249,15 @@ class OpenAiEdge(HttpEdge):
         send_error(client, error, (b"x-request-id", request_id.encode()), *context, names_pods=names_pods)
 
     def inference(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, form_model: str = ""
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, given_model: str = ""
     ) -> InferenceRequest:
-        """The request to route: `Endpoint.OTHER` by its model alone, which is `form_model` if the body is a form.
+        """The request to route: `Endpoint.OTHER` by its model alone, which is `given_model` if the body has none.
         Raises `ClientError` or `NoReadyPod`."""
         if endpoint is Endpoint.OTHER:
-            parsed = None if form_model else read_other(body)
+            parsed = None if given_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
-        base, adapter = self._resolve(parsed.model if parsed else form_model or self._only_model())
+        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model())
         if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
         return InferenceRequest(
@@ -306,5 +324,6 @@ def checked_id(named: Mapping[bytes, bytes], trace: RequestTrace | None = None) 
 
 
 def _max_output_tokens(parsed: Any) -> int | None:
-    limit = getattr(parsed, "max_completion_tokens", None) or getattr(parsed, "max_tokens", None)
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    limit = next((found for name in names if (found := getattr(parsed, name, None))), None)
     return limit if limit and limit > 0 else None

@@ -99,6 +99,29 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+class ResponsesBody(msgspec.Struct, kw_only=True):
+    """The fields of a request of OpenAI's Responses API that the router needs. What only a conversion reads stays
+    undecoded."""
+
+    model: str | None = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """A list of items is split into them, which stay undecoded."""
+    stream: bool | None = None
+    max_output_tokens: _Number = msgspec.UNSET
+    temperature: _Number = msgspec.UNSET
+    cache_salt: Name | None = None
+    session_id: Name | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    store: bool | None = None
+    truncation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    instructions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    reasoning: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    previous_input_messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 class OtherBody(msgspec.Struct):
     """The only field that the router reads of other bodies."""
 
@@ -110,15 +133,29 @@ LARGE_BYTES = 1024 * 1024
 MAX_DECODED_BYTES = 4 * 1024 * 1024
 """Of a body, without messages and prompt: one string of as many bytes is decoded in 5 ms."""
 _LENGTHS = ("max_tokens", "max_completion_tokens")
-_MESSAGES_FIELDS = ("messages", "system", "tools", "thinking", "output_config", "chat_template_kwargs")
+_CONVERTED_BODIES: dict[Endpoint, type[msgspec.Struct]] = {
+    Endpoint.MESSAGES: MessagesBody,
+    Endpoint.COUNT_TOKENS: MessagesBody,
+    Endpoint.RESPONSES: ResponsesBody,
+}
+_CONVERTED_FIELDS = {
+    MessagesBody: ("messages", "system", "tools", "thinking", "output_config", "chat_template_kwargs"),
+    ResponsesBody: (
+        *("input", "instructions", "tools", "reasoning", "truncation", "chat_template_kwargs"),
+        *("previous_response_id", "previous_input_messages", "background", "store"),
+    ),
+}
 _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
-} | dict.fromkeys(CONVERTED, _MESSAGES_FIELDS)
-"""Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response."""
+} | {endpoint: _CONVERTED_FIELDS[body] for endpoint, body in _CONVERTED_BODIES.items()}
+"""Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response; of a
+response, also whether it is stored."""
 
 
 _DETECTED = sorted(STEERING_FIELDS | CONTAINERS)
+_DECODED = {"previous_response_id", "background", "store"}
+"""Of `_CONVERTED_FIELDS`, those that are not left undecoded."""
 
 
 def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
@@ -132,8 +169,7 @@ _DECODERS = {
     Endpoint.CHAT: _decoder(ChatBody),
     Endpoint.COMPLETIONS: _decoder(CompletionBody),
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
-    Endpoint.MESSAGES: _decoder(MessagesBody),
-    Endpoint.COUNT_TOKENS: _decoder(MessagesBody),
+    **{endpoint: _decoder(body) for endpoint, body in _CONVERTED_BODIES.items()},
     Endpoint.OTHER: _decoder(OtherBody),
 }
 
@@ -150,7 +186,7 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 _BODIES: dict[Endpoint, type[msgspec.Struct]] = {
     Endpoint.CHAT: ChatBody,
     Endpoint.COMPLETIONS: CompletionBody,
-    **dict.fromkeys(CONVERTED, MessagesBody),
+    **_CONVERTED_BODIES,
 }
 _RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
@@ -162,6 +198,7 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     "temperature": _FLOAT,
     "top_p": _FLOAT,
     **dict.fromkeys(("n", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER),
+    "max_output_tokens": _INTEGER,
 }
 _NUMBERS_IN = {
     endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__) for endpoint, body in _BODIES.items()
@@ -176,7 +213,10 @@ _NOTHING = msgspec.Raw(b"[]")
 _UNDECODED = {
     endpoint: frozenset({*_DETECTED, "messages", "prompt", "prompt_embeds", *_NUMBERS_IN.get(endpoint, ())})
     for endpoint in Endpoint
-} | dict.fromkeys(CONVERTED, frozenset({*_DETECTED, *_MESSAGES_FIELDS, "max_tokens", "temperature"}))
+} | {
+    endpoint: frozenset({*_DETECTED, *_CONVERTED_FIELDS[body], *_NUMBERS_IN[endpoint]} - _DECODED)
+    for endpoint, body in _CONVERTED_BODIES.items()
+}
 """Fields that a decoder leaves raw."""
 _OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
@@ -205,6 +245,9 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
             setattr(parsed, name, _number(name, raw))
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed, max_messages)
+    elif endpoint is Endpoint.RESPONSES:
+        parsed.input = _items(parsed.input)
+        _check_count(parsed.input, max_messages, "input")
     elif endpoint in CONVERTED:
         _check_count(parsed.messages, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
@@ -335,9 +378,15 @@ def _check_chat(parsed: ChatBody, max_messages: int) -> None:
         )
 
 
-def _check_count(messages: list[msgspec.Raw], max_messages: int) -> None:
-    if len(messages) > max_messages:
+def _items(given: msgspec.Raw | msgspec.UnsetType) -> Any:
+    """The input of a response: its items undecoded if it is a list."""
+    if given is msgspec.UNSET or bytes(memoryview(given)[:1]) != b"[":
+        return given
+    return _RAW_LIST.decode(given)
+
+
+def _check_count(items: Any, max_items: int, field: str = "messages") -> None:
+    if isinstance(items, list) and len(items) > max_items:
         raise MalformedRequest(
-            f"`messages` has {len(messages)} messages, more than {max_messages} (limits.max_messages).",
-            param="messages",
+            f"`{field}` has {len(items)} items, more than {max_items} (limits.max_messages).", param=field
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +20,9 @@ from router.engines.adapter import (
     rank_count,
 )
 from router.engines.prometheus import LoadGauges, samples
+from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
+from router.prompt.apis.vllm_responses import VllmResponses
 from router.types import Endpoint, Pod
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -57,7 +60,11 @@ class Vllm(EngineAdapter):
         }
     )
 
-    conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), VllmMessages)
+    conversions: Mapping[Endpoint, type[Conversion]] = {
+        Endpoint.MESSAGES: VllmMessages,
+        Endpoint.COUNT_TOKENS: VllmMessages,
+        Endpoint.RESPONSES: VllmResponses,
+    }
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

@@ -1,4 +1,4 @@
-"""Exchanges data with Redis in the background: in-flight work with other replicas, and receipts into a stream."""
+"""Exchanges data with Redis: in-flight work and ids of stored responses with other replicas, receipts into a stream."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 
+import msgspec
 from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
+from router.feeds.supervise import raise_if_cancelled
 from router.fleet.ledger import Ledger
+from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedWorkload
 
 EXCHANGE_INTERVAL_S = 0.04
 RECEIPTS_INTERVAL_S = 0.2
+RESPONSES_INTERVAL_S = 0.02
+MAX_WAITING_RESPONSES = 8192
+RESPONSE_TTL_S = 3600.0
+"""Routers find the pod of each other's stored responses for this long."""
 BATCH_LINES = 500
 MAX_WAITING_LINES = 2000
 MAX_WAITING_BYTES = 64 * 1024 * 1024
 MAX_LINE_BYTES = 1024 * 1024
 """Longer lines, which contain long prompts (`receipts.prompts`), are dropped: Redis keeps `maxlen` lines in memory."""
+
+_RESPONSE = msgspec.msgpack.Decoder(tuple[str, str])
 
 
 class WorkloadFeed:
@@ -95,3 +106,46 @@ class ReceiptStream:
         except BaseException:
             self._on_drop(len(lines))
             raise
+
+
+class ResponseExchange:
+    """The pods of stored responses in Redis. While it is away, each router knows those of its own; at most
+    `MAX_WAITING_RESPONSES` wait, and older ones are dropped."""
+
+    def __init__(self, connection: RedisConnection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._waiting: deque[StoredResponse] = deque(maxlen=MAX_WAITING_RESPONSES)
+
+    def add(self, stored: StoredResponse) -> None:
+        """Write it with the next batch."""
+        self._waiting.append(stored)
+
+    async def find(self, response_id: str) -> StoredResponse | None:
+        """A response that any router has written; None also while Redis is away."""
+        try:
+            found: bytes | None = await self._connection.client.get(self._keys.response(response_id))
+            pod, model = _RESPONSE.decode(found) if found else ("", "")
+        except (RedisError, OSError, msgspec.DecodeError):
+            raise_if_cancelled()
+            return None
+        return StoredResponse(response_id, pod, model, time.monotonic()) if pod else None
+
+    async def run(self) -> None:
+        backoff = Backoff("stored responses", self._connection.nodes)
+        while True:
+            await asyncio.sleep(RESPONSES_INTERVAL_S)
+            if self._waiting:
+                await backoff.attempt(self.send)
+
+    async def send(self) -> None:
+        """Write one batch, which stays after a failure. Raises `redis.RedisError`."""
+        batch = list(islice(self._waiting, BATCH_LINES))
+        async with self._connection.client.pipeline(transaction=False) as pipeline:
+            for stored in batch:
+                value = msgspec.msgpack.encode((stored.pod, stored.model))
+                pipeline.set(self._keys.response(stored.id), value, px=int(RESPONSE_TTL_S * 1000))
+            await pipeline.execute()
+        for stored in batch:
+            if self._waiting and self._waiting[0] is stored:  # else it was dropped meanwhile
+                self._waiting.popleft()

@@ -64,6 +64,34 @@ def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterato
     yield [(Endpoint.MESSAGES, {**common, "thinking": {"type": "disabled"}, "messages": turns[:1]})]
 
 
+def responses_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """Groups of probes of the conversion of the Responses API: an agent's turn with every kind of item, then without
+    what some templates do not know."""
+    text = f"{nonce}\n{_long_text(block_tokens)}"
+    schema = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+    tools = [
+        {"type": "function", "name": "look", "description": "Weather of a place", "parameters": schema, "strict": True},
+        {"type": "custom", "name": "shell", "description": "Runs a command"},
+    ]
+    asked = {"role": "user", "content": [{"type": "input_text", "text": part} for part in (text, "Look.")]}
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "First I look."}]}
+    turns = [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"place": "Köln", "days": 2}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "21.5 C\nsunny"},
+        {"role": "user", "content": "And?"},
+    ]
+    late = {"role": "developer", "content": "Be brief."}
+    common = {"model": model, "max_output_tokens": 1, "temperature": 0, "store": False}
+    fields = {**common, "instructions": f"{nonce} You are a probe. {_WORDS}", "tools": tools}
+    yield [
+        (Endpoint.RESPONSES, {**fields, "input": [asked, thought, *turns[:3], late, turns[3]]}),
+        (Endpoint.RESPONSES, {**fields, "input": [asked, thought, *turns]}),
+        (Endpoint.RESPONSES, {**fields, "input": [asked, *turns]}),
+        (Endpoint.RESPONSES, {**common, "input": [asked, *turns]}),
+    ]
+
+
 def _long_text(block_tokens: int | None) -> str:
     words = _WORDS.split(" ")
     length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
@@ -74,7 +102,10 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-CONVERSION_PROBES: Mapping[Endpoint, MakeGroups] = {Endpoint.MESSAGES: messages_probes}
+CONVERSION_PROBES: Mapping[Endpoint, MakeGroups] = {
+    Endpoint.MESSAGES: messages_probes,
+    Endpoint.RESPONSES: responses_probes,
+}
 """Of the conversions that are tested."""
 PROVEN_WITH: Mapping[Endpoint, tuple[Endpoint, ...]] = {Endpoint.MESSAGES: (Endpoint.COUNT_TOKENS,)}
 """Endpoints with the same conversion as the tested one."""

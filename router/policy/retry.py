@@ -16,9 +16,11 @@ After every failure but ConnectFailed a pod may have received the request, so tw
 
 - At most `MAX_FAILED_ATTEMPTS` attempts fail. The request itself may be the cause: a body that crashes one engine would
   crash the whole fleet.
-- A request to an endpoint that the router does not read (`/v1/responses`, a path of `edge.extra_paths`) is repeated
-  only if its method is idempotent (RFC 9110 9.2.2); a second POST could create a second object. It is sent over a new
-  connection, because a kept one may die after it has transported the request.
+- A request to an endpoint that the router does not read (a path of `edge.extra_paths`) is repeated only if its method
+  is idempotent (RFC 9110 9.2.2); a second POST could create a second object. It is sent over a new connection, because
+  a kept one may die after it has transported the request. The same holds for a request to `/v1/responses` that sets
+  `store` or `background`, follows a stored response, or has tools that the engine calls itself. Without these, no
+  client knows the id of an earlier response, so nobody can find a second one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeout,
 )
-from router.types import Endpoint
+from router.types import Endpoint, InferenceRequest
 
 WINDOW_S = 60.0
 """Time constant of the decay of the counts: longer than most answers take, so that all requests of a dead pod can be
@@ -52,6 +54,11 @@ DOUBTFUL_STATUS = 500
 MAX_FAILED_ATTEMPTS = 2
 """Attempts that may fail after a pod received the request."""
 IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE"})
+
+
+_STATEFUL = ("previous_response_id", "background", "store")
+_ENGINE_TOOLS = (b'"mcp"', b'"code_interpreter"', b'"web_search', b'"container"', b'"computer', b'"file_search"')
+"""Types of tools that engines call themselves."""
 
 
 class Retry(StrEnum):
@@ -78,9 +85,14 @@ def retry_rule(error: UpstreamError, *, bytes_sent: bool) -> Retry:
     return Retry.NEVER if bytes_sent else RETRY_RULES[type(error)]
 
 
-def is_repeatable(endpoint: Endpoint, method: str) -> bool:
+def is_repeatable(request: InferenceRequest, method: str) -> bool:
     """Whether a request may be sent again after a pod received it. Inference changes nothing on a pod."""
-    return endpoint is not Endpoint.OTHER or method in IDEMPOTENT_METHODS
+    if request.endpoint is Endpoint.RESPONSES:
+        fields = request.prompt
+        tools = fields.get("tools")
+        runs_tools = tools is not None and any(map(bytes(memoryview(tools)).__contains__, _ENGINE_TOOLS))
+        return not (runs_tools or any(fields.get(name) for name in _STATEFUL))
+    return request.endpoint is not Endpoint.OTHER or method in IDEMPOTENT_METHODS
 
 
 class RetryBudget:

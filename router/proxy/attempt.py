@@ -14,6 +14,7 @@ from functools import partial
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
+from router.index.stored_responses import StoredResponse
 from router.observe.receipts import Failure
 from router.observe.token_gaps import gaps
 from router.policy.decide import expected_ttft_ms
@@ -127,6 +128,8 @@ class Attempts:
             booking.first_token()
             predictions.first_token(reply.pod)
             self._breaker.seen_alive(reply.pod)
+            if context.reader.response_id and context.may_be_stored:
+                self._store(context, reply.pod)
             if context.suspects:
                 self._count_failures(context, candidate.plan)
             if context.request.stream and not context.prefill_pod:
@@ -137,6 +140,12 @@ class Attempts:
         if context.request.stream and next(self._streams) % SAMPLED_STREAMS == 0:
             stepped = gaps(stepped, self._metrics.inter_token_s.labels(context.request.model, context.workload).observe)
         return relay(reply, client, context.reader, headers, first_token, stepped)
+
+    def _store(self, context: RequestContext, pod: PodId) -> None:
+        """Remember which pod has the response, before the client learns its id."""
+        request, now_s = context.request, time.monotonic()
+        stored = StoredResponse(context.reader.response_id, pod, request.adapter or request.model, now_s)
+        self._needs.responses.stored.learn(stored, now_s)
 
     # --- which candidate ---
 

@@ -17,6 +17,7 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.proxy.headers import HeaderRules
 from router.proxy.prompt_readers import PromptReader
+from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPool
 from router.stores.prefix_store import PrefixStore
 from router.types import Pod, PodId
@@ -55,5 +56,6 @@ class ProxyDependencies:
     publishes_events: Callable[[PodId], bool]
     metrics: Metrics
     calibrator: Calibrator
+    responses: ResponseLocator
     journal: Journal = field(default_factory=Journal)
     request_log: RequestLog | None = None

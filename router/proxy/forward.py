@@ -39,11 +39,13 @@ class Forwarder:
         self._journal = needs.journal
         self.request_log = needs.request_log
         self.preview = self._decisions.preview
+        self.responses = needs.responses
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
         self._metrics.in_flight.value += 1
         try:
+            context.stored_pod = context.stored_pod or await self._decisions.stored_pod(context.request)
             context.prompt = await self._decisions.fingerprint(context)
             if context.request.endpoint is Endpoint.COUNT_TOKENS:
                 count, context.prompt = self._decisions.proven_count(context), None

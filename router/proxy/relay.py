@@ -2,7 +2,7 @@
 
 Byte for byte, one piece at a time; a slow client slows the pod down. Nothing is sent to the client before the first
 piece of body is here, so that a pod that fails until then can be replaced. An unstreamed response is held until it is
-complete, for the same reason.
+complete, and events that a pod sends before the prefill until the next event, for the same reason.
 """
 
 from __future__ import annotations
@@ -77,12 +77,15 @@ async def relay(
     and `stepped` with the arrival time of each piece.
 
     Raises `UpstreamError`; `client.started` says whether bytes were sent."""
-    piece = await reply.read()
-    pieces, remaining_bytes = [piece], 0 if is_stream(reply.headers) else MAX_HELD_BYTES
-    while piece and (remaining_bytes := remaining_bytes - len(piece)) > 0:
-        piece = await reply.read()
-        pieces.append(piece)
     feed, put = reader.feed, client.put
+    piece = await reply.read()
+    begun = feed(piece) if piece else False
+    is_whole, pieces, held_bytes = not is_stream(reply.headers), [piece], len(piece)
+    while piece and (is_whole or reader.in_preamble) and held_bytes < MAX_HELD_BYTES:
+        piece = await reply.read()
+        begun = (feed(piece) if piece else False) or begun
+        held_bytes += len(piece)
+        pieces.append(piece)
 
     def pass_on(piece: bytes) -> bool:
         if feed(piece):
@@ -91,8 +94,11 @@ async def relay(
         return put(piece)
 
     client.start(reply.status, headers)
-    for piece in pieces:
-        if piece and not pass_on(piece):
+    if begun:
+        first_token()
+    for piece in filter(None, pieces):
+        stepped(monotonic())
+        if not put(piece):
             await client.ready()
     if pieces[-1]:
         await reply.pour(pass_on, client.ready)

@@ -18,7 +18,7 @@ from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.proxy.headers import Inbound, first_values
 from router.proxy.response_reader import ResponseReader
-from router.types import InferenceRequest, PodId, PromptPrefix
+from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -28,6 +28,8 @@ class RequestContext(msgspec.Struct, eq=False):
     inbound: Inbound
     phases: Phases = msgspec.field(default_factory=Phases)
     prompt: PromptPrefix | None = None
+    stored_pod: PodId = ""
+    """The pod that has the stored response which the request needs."""
     workload: str = ""
     """Workload class; empty until the request is decided."""
     policy: Policy | None = None
@@ -78,7 +80,12 @@ class RequestContext(msgspec.Struct, eq=False):
     @property
     def repeatable(self) -> bool:
         """Whether the request may be sent again after a pod received it."""
-        return is_repeatable(self.request.endpoint, self.inbound.method)
+        return is_repeatable(self.request, self.inbound.method)
+
+    @property
+    def may_be_stored(self) -> bool:
+        """Whether a pod may keep the response for later requests."""
+        return self.request.endpoint is Endpoint.RESPONSES and self.request.prompt.get("store") is not False
 
     @property
     def prefill_pod(self) -> PodId:

@@ -19,7 +19,8 @@ from router.policy.spec import Policy
 from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
 from router.proxy.request_context import RequestContext
-from router.types import InferenceRequest, PodState, PrefixMatch, PromptPrefix, Scene
+from router.proxy.response_locator import only
+from router.types import InferenceRequest, PodId, PodState, PrefixMatch, PromptPrefix, Scene
 
 
 class RequestDecisions:
@@ -29,6 +30,12 @@ class RequestDecisions:
         self._needs = needs
         self._turns: Counter[str] = Counter()
         self._traffic = TrafficPrefixes(needs.fleet)
+
+    async def stored_pod(self, request: InferenceRequest) -> PodId:
+        """The pod that has the response which the request follows; empty if it follows none. Raises
+        `UnknownResponse`."""
+        previous = request.prompt.get("previous_response_id")
+        return (await self._needs.responses.locate(previous, "previous_response_id")).pod if previous else ""
 
     async def fingerprint(self, context: RequestContext) -> PromptPrefix | None:
         """Tokens and block hashes of the prompt; None where they cannot be known."""
@@ -63,7 +70,7 @@ class RequestDecisions:
     def decide(self, context: RequestContext, match: PrefixMatch) -> RouteDecision:
         """All candidates, best first. Raises `RouterError` where there is none."""
         context.phases.enter("decide")
-        scene = self._scene(context.request, context.prompt, match)
+        scene = self._scene(context.request, context.prompt, match, stored_pod=context.stored_pod)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         decision = decide(scene, context.policy)
         context.recorded = self._needs.journal.record(scene, decision, context.policy, context.workload)
@@ -71,9 +78,9 @@ class RequestDecisions:
 
     async def preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        prompt = await self._read(request)
+        stored_pod, prompt = await self.stored_pod(request), await self._read(request)
         match = await self._needs.store.match(prompt, time.monotonic()) if prompt else PrefixMatch()
-        scene = self._scene(request, prompt, match, counted=False)
+        scene = self._scene(request, prompt, match, counted=False, stored_pod=stored_pod)
         workload, policy = self._policy_for(scene, headers, counted=False)
         return record_decision(record(scene, workload), decide(scene, policy), policy, time.time())
 
@@ -82,11 +89,20 @@ class RequestDecisions:
         return await reader.read(request) if reader and request.prompt else None
 
     def _scene(
-        self, request: InferenceRequest, prompt: PromptPrefix | None, match: PrefixMatch, *, counted: bool = True
+        self,
+        request: InferenceRequest,
+        prompt: PromptPrefix | None,
+        match: PrefixMatch,
+        *,
+        counted: bool = True,
+        stored_pod: PodId = "",
     ) -> Scene:
-        """What a decision is based on. `counted`: count the request as traffic."""
+        """What a decision is based on. `counted`: count the request as traffic. `stored_pod`: the only pod that has a
+        stored response which the request needs."""
         ledger, model, fleet = self._needs.ledger, request.adapter or request.model, self._needs.fleet.snapshot
         now_s = time.monotonic()
+        if stored_pod:
+            fleet = only(fleet, stored_pod)
         turn, evicted = self._turns[model] + 1, self._needs.store.evicted
         if counted:
             self._turns[model] = turn

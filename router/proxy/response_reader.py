@@ -11,18 +11,24 @@ from typing import NamedTuple
 
 import msgspec
 
+from router.endpoints import MAX_RESPONSE_ID_CHARACTERS
 from router.types import Endpoint
 
 
 class ResponseFormat(NamedTuple):
-    """Where the responses of one API have their first token and their usage. Quotes inside generated text are escaped
-    in JSON, so a model cannot generate these patterns in a stream."""
+    """Where the responses of one API have their first token and their usage. Quotes and newlines inside generated text
+    are escaped in JSON, so a model cannot generate these patterns in a stream."""
 
     first_token: re.Pattern[bytes]
     prompt: tuple[re.Pattern[bytes], ...]
     """Parts of the prompt's length: absent ones are 0, except the first."""
     cached: re.Pattern[bytes]
     output: re.Pattern[bytes]
+    preamble: re.Pattern[bytes] | None = None
+    """Begin of a stream whose first events are sent before the prefill. Such a stream and any unstreamed response have
+    their first token nowhere else than in `first_token` and at their begin."""
+    id: re.Pattern[bytes] | None = None
+    """The id under which the engine may store the response."""
 
 
 def _number(name: bytes) -> re.Pattern[bytes]:
@@ -43,7 +49,19 @@ MESSAGES_FORMAT = ResponseFormat(
     _CACHE_READ,
     _number(b"output_tokens"),
 )
-FORMATS: Mapping[Endpoint, ResponseFormat] = {Endpoint.MESSAGES: MESSAGES_FORMAT}
+_PREAMBLE = rb"event: ?response\.(?:created|queued|in_progress)\r?\n"
+RESPONSES_FORMAT = ResponseFormat(
+    re.compile(rb"(?:\A|\n)(?!%b)event: ?[a-z_.]{1,48}\r?\n" % _PREAMBLE),
+    (_number(b"input_tokens"),),
+    _number(b"cached_tokens"),
+    _number(b"output_tokens"),
+    re.compile(_PREAMBLE),
+    re.compile(rb'"id": ?"([A-Za-z0-9_-]{1,%d})"' % MAX_RESPONSE_ID_CHARACTERS),
+)
+FORMATS: Mapping[Endpoint, ResponseFormat] = {
+    Endpoint.MESSAGES: MESSAGES_FORMAT,
+    Endpoint.RESPONSES: RESPONSES_FORMAT,
+}
 """Of the endpoints whose responses are not those of chats."""
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
@@ -53,7 +71,7 @@ _WINDOW_BYTES = 4096
 """Maximum number of bytes kept of a usage object."""
 _SEARCH_BYTES = 64 * 1024
 """After this many bytes a response without a recognized token counts as begun."""
-_MAX_TOKEN_KEY_BYTES = 32
+_MAX_TOKEN_KEY_BYTES = 64
 """No match of a pattern for the first token is longer."""
 
 
@@ -69,19 +87,35 @@ class ResponseReader(msgspec.Struct, gc=False):
     _first_usage: bytes = b""
     """The first usage of a stream; what later ones omit is read from it."""
     _is_stream: bool = False
+    in_preamble: bool = False
+    """Whether the stream has only sent events that precede the prefill."""
+    response_id: str = ""
+    """The id of the response, if its format has one."""
 
     def feed(self, piece: bytes) -> bool:
         """Read one piece. Returns True once: for the piece with the first token."""
         if not self._searched_bytes:
-            self._is_stream = not piece.lstrip().startswith(b"{")
+            self._begin(piece)
         if self._tail or self._usage or _USAGE_KEY in piece or not piece.endswith(b"\n"):
             self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
 
+    def _begin(self, piece: bytes) -> None:
+        self._is_stream = not piece.lstrip().startswith(b"{")
+        if self.format.preamble is not None:
+            self.in_preamble = self.format.preamble.match(piece) is not None
+        if self.format.id is not None and (found := self.format.id.search(piece, 0, _WINDOW_BYTES)):
+            self.response_id = found[1].decode()
+
     def _look_for_token(self, piece: bytes) -> bool:
         window = self._head + piece
         self._searched_bytes += len(piece)
-        self.has_token = self._searched_bytes > _SEARCH_BYTES or self.format.first_token.search(window) is not None
+        if self.format.preamble is not None and not self._is_stream:
+            self.has_token = True
+        else:
+            is_long = self._searched_bytes > _SEARCH_BYTES and not self.in_preamble
+            self.has_token = is_long or self.format.first_token.search(window) is not None
+        self.in_preamble = self.in_preamble and not self.has_token
         self._head = b"" if self.has_token else window[-_MAX_TOKEN_KEY_BYTES:]
         return self.has_token
 

@@ -58,6 +58,10 @@ class Keys:
         """Stream: receipts of all routers, for external consumers."""
         return f"{self.namespace}:{VERSION}:receipts"
 
+    def response(self, response_id: str) -> str:
+        """String: pod and model of a stored response; expires."""
+        return f"{self.namespace}:{VERSION}:response:{response_id}"
+
     def holders(self, scope: str) -> str:
         """Sorted set: holder ids, by time of the last heartbeat."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:holders"

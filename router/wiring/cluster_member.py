@@ -16,7 +16,7 @@ import structlog
 
 from router.config.index_schema import RedisIndex
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import ReceiptStream, WorkloadFeed
+from router.feeds.cluster_feeds import ReceiptStream, ResponseExchange, WorkloadFeed
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.fleet.ledger import Ledger
@@ -112,6 +112,7 @@ class ClusterMember:
         router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
         work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)
+        self.responses = ResponseExchange(self._connection, keys)
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
@@ -132,7 +133,11 @@ class ClusterMember:
 
     @property
     def feeds(self) -> Feeds:
-        return {"index": self._feed.run, "requests of other routers": self._work.run}
+        return {
+            "index": self._feed.run,
+            "requests of other routers": self._work.run,
+            "stored responses": self.responses.run,
+        }
 
     def observe(self, metrics: Metrics) -> None:
         metrics.replicas.set(self._work.replicas)

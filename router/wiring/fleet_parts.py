@@ -27,9 +27,11 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.index.recent_prompts import RecentPrompts
+from router.index.stored_responses import StoredResponses
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
@@ -71,13 +73,17 @@ class FleetParts:
         self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
+        shared = self.cluster.responses if self.cluster else None
+        self.responses = ResponseLocator(fleet, StoredResponses(), shared.find if shared else None)
+        if shared:
+            self.responses.stored.on_learn.append(shared.add)
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
         self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
         self.membership.check(config.pods)
-        shared = self.cluster.calibration if self.cluster else None
-        self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared)
+        shared_fits = self.cluster.calibration if self.cluster else None
+        self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
 

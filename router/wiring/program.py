@@ -174,7 +174,8 @@ class Program:
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
-        owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes)
+        stored = pods.responses.stored
+        owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes, stored)
         hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, self._page.part, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.view.add_command

@@ -64,6 +64,7 @@ def build_forwarder(
         calibrator=parts.calibrator,
         journal=journal,
         request_log=_request_log(config.log),
+        responses=parts.responses,
     )
     return Forwarder(dependencies)
 

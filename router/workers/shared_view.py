@@ -7,6 +7,7 @@
     reports      observed speeds of pods and links
     loads        scraped loads; the workers take turns, so that a pod is scraped no more often than by one process
     commands     pods that admin calls added, removed or drained
+    responses    the pod of each stored response, for its follow-ups
 
 Of work, failures and commands only the latest value counts, so a snapshot repairs all missed updates. Changes are
 collected for `FLUSH_INTERVAL_S` and sent as one update by `bus.py`. Each worker follows KV events, probes and policy
@@ -28,6 +29,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.hashing import hash_array
 from router.index.predicted import Prediction
+from router.index.stored_responses import StoredResponse, StoredResponses
 from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
@@ -35,6 +37,8 @@ from router.types import InFlight, Pod, PodId, PodLoad, PodState
 
 MAX_RECENT_BYTES = 1 << 20
 """Block hashes of recent dispatches: about a thousand prompts of 2K tokens. Well below `bus.MAX_UNSENT_BYTES`."""
+MAX_SENT_RESPONSES = 8192
+"""Stored responses in a snapshot: about 1 MB."""
 FLUSH_INTERVAL_S = 0.001
 """Shortest time between two updates of one worker."""
 
@@ -72,6 +76,7 @@ class WorkerUpdate(msgspec.Struct, omit_defaults=True):
     reports: list[SpeedReport] = []
     loads: dict[PodId, PodLoad] = {}
     commands: dict[str, AdminCommand] = {}
+    responses: list[StoredResponse] = []
     calibration: bytes = b""
     ready_pods: list[PodId] = []
 
@@ -119,6 +124,7 @@ class SharedOwners:
     local: LocalStore
     calibrator: Calibrator
     classes: Classes
+    responses: StoredResponses
 
 
 class SharedView:
@@ -159,6 +165,7 @@ class SharedView:
         owners.local.on_dispatch = self._on_dispatch
         owners.local.on_outcome = self._on_outcome
         owners.calibrator.on_report = self._on_report
+        owners.responses.on_learn.append(self._on_response)
 
     # --- local changes ---
 
@@ -175,6 +182,7 @@ class SharedView:
                 confirmed=confirmed,
                 loads={status.pod.id: status.load for status in pods},
                 commands=self._commands,
+                responses=owners.responses.latest(MAX_SENT_RESPONSES),
                 calibration=owners.calibrator.calibration.dump(),
                 ready_pods=[status.pod.id for status in pods if status.state is PodState.READY],
             )
@@ -234,6 +242,10 @@ class SharedView:
         self._update.reports.append(report)
         self._schedule_flush()
 
+    def _on_response(self, stored: StoredResponse) -> None:
+        self._update.responses.append(stored)
+        self._schedule_flush()
+
     def _forget_lost_cache(self, pod: Pod, old: PodState, new: PodState) -> None:
         if new is old or new is PodState.GONE:
             self._recent.forget(pod.id)
@@ -262,6 +274,8 @@ class SharedView:
         for pod, record in update.failures.items():
             owners.breaker.apply_remote(pod, record, now_s)
         self._apply_dispatches(worker, update)
+        for stored in update.responses:
+            owners.responses.learn(stored, now_s, remote=True)
         for report in update.reports:
             self._apply_report(report)
         for pod, load in update.loads.items():

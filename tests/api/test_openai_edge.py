@@ -136,7 +136,7 @@ def test_a_body_of_another_endpoint_is_read_once(body: bytes, *, is_refused: boo
 
 def test_a_chat_with_too_many_messages_is_refused() -> None:
     edge, fields = make_edge(limits=Limits(max_messages=2)), {**CHAT, "messages": CHAT["messages"] * 3}
-    with pytest.raises(MalformedRequest, match=r"3 messages, more than 2 \(limits\.max_messages\)") as caught:
+    with pytest.raises(MalformedRequest, match=r"3 items, more than 2 \(limits\.max_messages\)") as caught:
         admitted(edge, fields, "/v1/chat/completions")
     assert caught.value.param == "messages"
     assert admitted(edge, {**CHAT, "messages": CHAT["messages"] * 2}, "/v1/chat/completions").prompt

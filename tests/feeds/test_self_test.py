@@ -146,12 +146,12 @@ Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 GENERATION = Generation(model="m", block_size_tokens=16)
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-MESSAGES = "/v1/messages"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 def tokens_of(body: Mapping[str, Any]) -> list[int]:
     """A tokenizer of characters, and a template that joins messages."""
-    text = body.get("prompt") or "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
+    text = body.get("prompt") or "".join(map(str, body.get("messages") or body["input"]))
     return [ord(character) for character in text]
 
 
@@ -164,7 +164,8 @@ class SelfTestWorld:
         self.fleet.describe("a", models=("m",), block_size_tokens=32)
         self.fleet.event("a", PodEvent.PROBE_OK)
         self.store.add_holder(pod, GENERATION)
-        self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate, MESSAGES: self.generate_message}
+        self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate}
+        self.engine.answers |= dict.fromkeys((MESSAGES, RESPONSES), self.generate_message)
         self.engine_block = 32
         self.publishes = True
         self.tells_ids = True
@@ -361,7 +362,7 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
             assert world.now.reads_alike(Endpoint.CHAT)
             assert not world.now.reads_alike(Endpoint.MESSAGES)
             world.message_tokens = tokens_of
-            await until(lambda: world.now.reads_alike(Endpoint.MESSAGES))
+            await until(lambda: world.now.reads_alike(Endpoint.MESSAGES) and world.now.reads_alike(Endpoint.RESPONSES))
             assert world.now.reads_alike(Endpoint.COUNT_TOKENS)
             world.fleet.restarted("a")
             assert not world.now.reads_alike(Endpoint.MESSAGES)

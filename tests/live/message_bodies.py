@@ -26,33 +26,33 @@ VALUES = st.recursive(
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=3)
 
 
-def _some(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[Body]:
+def some(required: dict[str, Any], **optional: Any) -> st.SearchStrategy[Body]:
     fixed = {
         name: value if isinstance(value, st.SearchStrategy) else st.just(value) for name, value in required.items()
     }
     return st.fixed_dictionaries(fixed, optional=optional)
 
 
-TEXT = _some({"type": "text"}, text=TEXTS, cache_control=st.just({"type": "ephemeral"}), citations=st.none())
-THINKING = _some({"type": "thinking"}, thinking=TEXTS | st.none(), signature=TEXTS)
+TEXT = some({"type": "text"}, text=TEXTS, cache_control=st.just({"type": "ephemeral"}), citations=st.none())
+THINKING = some({"type": "thinking"}, thinking=TEXTS | st.none(), signature=TEXTS)
 REDACTED = st.just({"type": "redacted_thinking", "data": "x"})
-TOOL_USE = _some({"type": "tool_use", "id": st.sampled_from(["toolu_1", "toolu_2"]), "name": NAMES}, input=OBJECTS)
-REFERENCE = _some({"type": "tool_reference"}, tool_name=NAMES)
-_ITEMS = _some({"type": "text"}, text=TEXTS) | _some({"type": "tool_reference"}, tool_name=NAMES, name=NAMES)
-TOOL_RESULT = _some(
+TOOL_USE = some({"type": "tool_use", "id": st.sampled_from(["toolu_1", "toolu_2"]), "name": NAMES}, input=OBJECTS)
+REFERENCE = some({"type": "tool_reference"}, tool_name=NAMES)
+_ITEMS = some({"type": "text"}, text=TEXTS) | some({"type": "tool_reference"}, tool_name=NAMES, name=NAMES)
+TOOL_RESULT = some(
     {"type": "tool_result"},
     tool_use_id=st.sampled_from(["toolu_1", ""]),
     content=TEXTS | st.lists(_ITEMS | OBJECTS.filter(lambda value: "type" not in value), max_size=3) | st.none(),
     is_error=st.booleans(),
 )
 BLOCKS = st.one_of(TEXT, TEXT, THINKING, REDACTED, TOOL_USE, TOOL_RESULT, REFERENCE)
-_SCHEMAS: st.SearchStrategy[Body] = st.one_of(
+SCHEMAS: st.SearchStrategy[Body] = st.one_of(
     st.just({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}),
     st.just({"properties": {"b": {"type": "integer"}, "a": {"enum": [1, 2.5, None]}}, "$schema": "x"}),
     st.just({}),
 )
-TOOLS = _some(
-    {"name": NAMES, "input_schema": _SCHEMAS},
+TOOLS = some(
+    {"name": NAMES, "input_schema": SCHEMAS},
     description=TEXTS | st.none(),
     strict=st.booleans() | st.none(),
     defer_loading=st.booleans(),
@@ -64,9 +64,9 @@ CHANGES = st.one_of(
     st.just({"type": "tool_addition", "tool": _LOOK}),
     st.builds(lambda tool: {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool}}, TOOLS),
 )
-SYSTEM_MESSAGES = _some({"role": "system", "content": TEXTS | st.lists(TEXT | CHANGES, max_size=3)})
-SPOKEN = _some({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS | st.lists(BLOCKS, max_size=4)})
-BODIES = _some(
+SYSTEM_MESSAGES = some({"role": "system", "content": TEXTS | st.lists(TEXT | CHANGES, max_size=3)})
+SPOKEN = some({"role": st.sampled_from(["user", "assistant"]), "content": TEXTS | st.lists(BLOCKS, max_size=4)})
+BODIES = some(
     {
         "messages": st.lists(st.one_of(SPOKEN, SPOKEN, SPOKEN, SYSTEM_MESSAGES), min_size=1, max_size=6),
         "max_tokens": 4096,

@@ -1,4 +1,4 @@
-"""Records the tokens that vLLM's renderer gives to bodies of `/v1/messages`, for `tests/parity`.
+"""Records the tokens that vLLM's renderer gives to bodies of other APIs than chat, for `tests/parity`.
 
 The bodies come from hypothesis with a fixed seed. Only a digest of the tokens is kept; `test_message_tokens.py`, which
 asks the renderer itself, shows where tokens differ.
@@ -15,14 +15,17 @@ import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from xxhash import xxh3_64_hexdigest
 
+from router.types import Endpoint
+from tests.live import message_bodies, response_bodies
 from tests.live.engines import HOME, EngineProcess, start_renderer
-from tests.live.message_bodies import BODIES, Body
+from tests.live.message_bodies import Body
 
 STRICT = Path(__file__).with_name("strict.jinja")
 RENDERERS = {"tiny-qwen3": (), "tiny-llama": (), "strict": ("--chat-template", str(STRICT))}
 """Flags by the name of a recording. `strict` is tiny-llama with a template that merges late system messages."""
 FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 RECORDED_BODIES = 250
+BODIES = {Endpoint.MESSAGES: message_bodies.BODIES, Endpoint.RESPONSES: response_bodies.BODIES}
 _ALL_CHECKS = list(HealthCheck)
 
 
@@ -38,20 +41,20 @@ def is_rendered_alike(name: str, body: Body) -> bool:
     return name != "strict" or (body.get("thinking") or {}).get("type") != "disabled"
 
 
-def rendered(client: httpx.Client, body: Body) -> list[int] | None:
+def rendered(client: httpx.Client, endpoint: Endpoint, body: Body) -> list[int] | None:
     """The tokens; None if the engine refuses the body."""
-    answer = client.post("/v1/messages/render", json={"model": "tiny", **body})
+    answer = client.post(f"{endpoint}/render", json={"model": "tiny", **body})
     return answer.json()["token_ids"] if answer.status_code == 200 else None
 
 
-def each_body(run: Callable[[Body], None], bodies: int, number: int = 0) -> None:
+def each_body(endpoint: Endpoint, run: Callable[[Body], None], bodies: int, number: int = 0) -> None:
     """Call `run` with as many different bodies, always the same for one `number`."""
 
     @seed(number)
     @settings(
         max_examples=bodies, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=_ALL_CHECKS
     )
-    @given(BODIES)
+    @given(BODIES[endpoint])
     def each(body: Body) -> None:
         run(body)
 
@@ -63,14 +66,14 @@ def digest(tokens: Sequence[int]) -> str:
     return xxh3_64_hexdigest(array("I", tokens).tobytes())
 
 
-def record(client: httpx.Client, name: str) -> list[dict[str, Any]]:
+def record(client: httpx.Client, name: str, endpoint: Endpoint) -> list[dict[str, Any]]:
     """{body, tokens: their number, digest} of each body that the engine accepts."""
     lines: list[dict[str, Any]] = []
 
     def keep(body: Body) -> None:
-        tokens = rendered(client, body) if is_rendered_alike(name, body) else None
+        tokens = rendered(client, endpoint, body) if is_rendered_alike(name, body) else None
         if tokens is not None:
             lines.append({"body": body, "tokens": len(tokens), "digest": digest(tokens)})
 
-    each_body(keep, RECORDED_BODIES)
+    each_body(endpoint, keep, RECORDED_BODIES)
     return lines

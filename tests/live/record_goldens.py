@@ -21,7 +21,7 @@ import zmq
 
 from tests.live.cases import CHATS, COMPLETIONS, LONG, Body
 from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vllm
-from tests.live.message_goldens import RENDERERS, record, renderer
+from tests.live.message_goldens import BODIES, RENDERERS, record, renderer
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 MODELS = HOME / "model"
@@ -45,7 +45,7 @@ Line = dict[str, Any]
 def main(parts: list[str]) -> None:
     """Record the given parts, or all."""
     GOLDENS.mkdir(parents=True, exist_ok=True)
-    steps = {"chat": record_chats, "messages": record_messages, "events": record_events, "llamacpp": record_llamacpp}
+    steps = {"chat": record_chats, "messages": record_apis, "events": record_events, "llamacpp": record_llamacpp}
     for part in parts or steps:
         began_s = time.monotonic()
         steps[part]()
@@ -70,14 +70,14 @@ def record_chats() -> None:
                 _save_text("vllm_metrics_busy.txt", _busy_metrics(client))
 
 
-def record_messages() -> None:
-    """Digests of the tokens of bodies of `/v1/messages`, by each template."""
+def record_apis() -> None:
+    """Digests of the tokens of bodies of `/v1/messages` and `/v1/responses`, by each template."""
     for name in RENDERERS:
         with renderer(name, PORT) as engine, httpx.Client(base_url=engine.url, timeout=120) as client:
-            lines = record(client, name)
-        _save_text(
-            f"vllm_messages_{name}.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        )
+            for endpoint in BODIES:
+                lines = record(client, name, endpoint)
+                text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+                _save_text(f"vllm_{endpoint.name.lower()}_{name}.jsonl", text)
 
 
 def _token_cases(client: httpx.Client, path: str, cases: Mapping[str, Body]) -> list[Line]:

@@ -1,8 +1,9 @@
-"""The router gives thousands of bodies of `/v1/messages` the tokens that a real vLLM gives them."""
+"""The router gives thousands of bodies of `/v1/messages` and `/v1/responses` the tokens that a real vLLM gives them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import httpx
 import pytest
@@ -15,11 +16,11 @@ from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.live.engines import HOME
 from tests.live.message_bodies import Body
-from tests.live.message_goldens import RENDERERS, STRICT, each_body, is_rendered_alike, rendered, renderer
+from tests.live.message_goldens import BODIES, RENDERERS, STRICT, each_body, is_rendered_alike, rendered, renderer
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
-BODIES = 1500
+TRIED = 1500
 PORT = 18141
 
 
@@ -32,22 +33,23 @@ def test_every_body_has_the_engines_tokens(name: str) -> None:
     )
     tokenizer = load_tokenizer(source, fast=True)
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="tiny"))
-    conversion = ENGINES["vllm"].conversions[Endpoint.MESSAGES]
     results: Counter[str] = Counter()
 
-    def compare(body: Body) -> None:
-        request = InferenceRequest(id="r", endpoint=Endpoint.MESSAGES, model="tiny", body=b"", prompt=body)
+    def compare(endpoint: Endpoint, body: Body) -> None:
+        conversion = ENGINES["vllm"].conversions[endpoint]
+        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=body)
         if not is_rendered_alike(name, body):
             return
-        engine = rendered(client, body)
+        engine = rendered(client, endpoint, body)
         try:
             ours = list(fingerprinter.fingerprint(request, conversion).tokens)
         except Unrenderable:
             ours = None
-        results["refused" if engine is None else "equal"] += 1
+        results["refused" if engine is None else endpoint] += 1
         assert engine is None or ours == engine, body
 
     with renderer(name, PORT) as engine, httpx.Client(base_url=engine.url, timeout=60) as client:
-        each_body(compare, BODIES, number=1)
+        for endpoint in BODIES:
+            each_body(endpoint, partial(compare, endpoint), TRIED, number=1)
     print(name, dict(results))
-    assert results["equal"] > BODIES / 2
+    assert all(results[endpoint] > TRIED / 2 for endpoint in BODIES)

@@ -19,6 +19,7 @@ from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.stored_responses import StoredResponses
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
 from router.observe.log import RequestLog
@@ -31,6 +32,7 @@ from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderList, HeaderRules, Inbound
 from router.proxy.request_context import RequestContext
+from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
@@ -211,6 +213,7 @@ class Town:
             calibrator=self.calibrator,
             journal=self.journal,
             request_log=RequestLog("json", write=self.log_lines.append),
+            responses=ResponseLocator(self.fleet, StoredResponses()),
             settings=ForwardSettings(
                 retries=retries,
                 retry_budget=0.2,

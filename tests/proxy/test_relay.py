@@ -12,8 +12,9 @@ from router.errors import UpstreamBroken
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.headers import HeaderList
 from router.proxy.relay import MAX_HELD_BYTES, end_broken_stream, is_stream, read_all, relay
-from router.proxy.response_reader import ResponseReader
+from router.proxy.response_reader import ResponseReader, reader_of
 from router.proxy.upstream import Reply, UpstreamPool
+from router.types import Endpoint
 
 pytestmark = pytest.mark.anyio
 
@@ -96,8 +97,10 @@ class Client:
 class Passage:
     """One relay in progress."""
 
-    def __init__(self, pod: Pod, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self.client, self.reader = Client(), ResponseReader()
+    def __init__(
+        self, pod: Pod, headers: Iterable[tuple[bytes, bytes]] = (), reader: ResponseReader | None = None
+    ) -> None:
+        self.client, self.reader = Client(), reader or ResponseReader()
         self.first_tokens = self.steps = 0
         self.task = asyncio.ensure_future(
             relay(pod.reply, self.client, self.reader, list(headers), self._token, self._step)
@@ -133,6 +136,36 @@ async def test_pieces_are_relayed_on_arrival() -> None:
     assert passage.client.headers == [
         (b"x-warmroute-pod", b"a"),
     ]
+
+
+async def test_events_before_the_prefill_are_held_until_the_next_event() -> None:
+    """The first piece may end inside of an event. Then all are sent, in order."""
+    pod, reader = Pod(EVENTS), reader_of(Endpoint.RESPONSES)
+    passage = Passage(pod, reader=reader)
+    pieces = [b"event: response.created\ndata: {", b"}\n\nevent: response.in_pro", b"gress\ndata: {}\n\n"]
+    for piece in pieces:
+        pod.send(piece)
+        await passage.until_waiting()
+        assert not passage.client.started
+    pieces.append(b"event: response.output_item.added\ndata: {}\n\n")
+    pod.send(pieces[-1])
+    await passage.until_waiting()
+    assert passage.client.pieces == pieces
+    assert passage.first_tokens == 1
+    pod.end()
+    await passage.task
+
+
+async def test_a_pod_that_dies_before_its_prefill_can_be_replaced() -> None:
+    """Nothing was sent to the client."""
+    pod = Pod(EVENTS)
+    passage = Passage(pod, reader=reader_of(Endpoint.RESPONSES))
+    pod.send(b"event: response.created\ndata: {}\n\n")
+    await passage.until_waiting()
+    pod.die()
+    with pytest.raises(UpstreamBroken):
+        await passage.task
+    assert not passage.client.started
 
 
 async def test_a_slow_client_receives_nothing_until_it_is_ready() -> None:

@@ -9,6 +9,7 @@ from router.config.policy_files import load_classes
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.stored_responses import StoredResponses
 from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
@@ -46,7 +47,9 @@ class FakeWorker:
             fleet.event(name, PodEvent.PROBE_OK)
         calibrator = Calibrator(Calibration(), METRICS, Links(elsewhere=Link(1.0, 1e6, "rdma")))
         calibrator.priors = dict.fromkeys(PODS, SPEED)
-        self.owners = SharedOwners(fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES))
+        self.owners = SharedOwners(
+            fleet, Ledger(), Breaker(fleet), LocalStore(), calibrator, Classes(RULES), StoredResponses()
+        )
         self.view = SharedView(
             self.owners, self.apply_command, self.publish, self.group.call_later, lambda: self.group.now_s
         )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.decision import Lease
 from router.fleet.fleet import PodEvent
 from router.index.predicted import Prediction
+from router.index.stored_responses import StoredResponse
 from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.calibration import PrefillObservation
 from router.stores.prefix_store import LocalStore
@@ -409,3 +410,13 @@ def test_a_malformed_message_raises() -> None:
     for news in (b"", b"\xc1", b"\x81\xa4work\x01", below_zero):
         with pytest.raises(ValueError):
             group.workers[0].view.apply_remote(1, news)
+
+
+def test_stored_responses_are_known_to_all_workers() -> None:
+    """Also to a new one."""
+    group = FakeWorkers(2)
+    stored = StoredResponse("r", PODS[0], "m", group.now_s)
+    group.workers[0].owners.responses.learn(stored, group.now_s)
+    group.settle()
+    assert group.workers[1].owners.responses.find("r", group.now_s) == stored
+    assert group.replace(1).owners.responses.find("r", group.now_s) == stored

@@ -1,0 +1,105 @@
+"""Which pod stores which response of OpenAI's Responses API?
+
+Engines keep responses in the memory of one process, where follow-ups, background polling and cancellation find them.
+Ids are learnt as responses pass. They come from pods and clients: their length, characters and number are limited. The
+first pod of an id keeps it, so that no client can divert the id of another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from router.endpoints import MAX_RESPONSE_ID_CHARACTERS
+from router.types import PodId
+
+MAX_RESPONSES = 65_536
+"""Ids in memory, with pod and model: about 30 MB."""
+MAX_LOST_PODS = 4096
+TTL_S = 24 * 3600.0
+"""An id that was not used for this long is forgotten."""
+
+_ID = re.compile(f"[A-Za-z0-9_-]{{1,{MAX_RESPONSE_ID_CHARACTERS}}}")
+_PATH = re.compile(f"/v1/responses/({_ID.pattern})(?:/[a-z_]+)?")
+
+
+class StoredResponse(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A response and the pod that stores it. `model`: its name as clients use it; `at_s`: when it was stored, by the
+    monotonic clock of this machine."""
+
+    id: str
+    pod: PodId
+    model: str
+    at_s: float
+
+
+def is_response_id(text: str) -> bool:
+    """Whether an id may be kept."""
+    return _ID.fullmatch(text) is not None
+
+
+def id_in_path(path: str) -> str:
+    """The id of a stored response in the path of a request; empty for other paths."""
+    found = _PATH.fullmatch(path)
+    return found[1] if found else ""
+
+
+class StoredResponses:
+    """Pods by response id; the ids used least recently are evicted first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, StoredResponse] = {}
+        self._used_s: dict[str, float] = {}
+        self._lost_s: dict[PodId, float] = {}
+        self.on_learn: list[Callable[[StoredResponse], None]] = []
+        """Called for each id that is new here, unless another worker or router sent it."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def learn(self, stored: StoredResponse, now_s: float, *, remote: bool = False) -> None:
+        """Keep an id, unless its pod is known. `remote`: another worker or router learnt it."""
+        if not is_response_id(stored.id) or (stored.id in self._known and not self.is_lost(stored.id)):
+            return
+        self._known[stored.id] = stored
+        self._use(stored.id, now_s)
+        while len(self._known) > MAX_RESPONSES:
+            self._forget(next(iter(self._used_s)))
+        for share in self.on_learn if not remote else ():
+            share(stored)
+
+    def find(self, response_id: str, now_s: float) -> StoredResponse | None:
+        """The response; None if it is unknown. Check `is_lost` as well."""
+        stored = self._known.get(response_id)
+        if stored is None:
+            return None
+        if now_s - self._used_s[response_id] > TTL_S:
+            self._forget(response_id)
+            return None
+        self._use(response_id, now_s)
+        return stored
+
+    def is_lost(self, response_id: str) -> bool:
+        """Whether the pod of a known response has lost its memory since."""
+        stored = self._known[response_id]
+        return self._lost_s.get(stored.pod, stored.at_s) > stored.at_s
+
+    def lose(self, pod: PodId, now_s: float) -> None:
+        """A pod has left the fleet or was restarted. O(1)."""
+        self._lost_s.pop(pod, None)
+        self._lost_s[pod] = now_s
+        if len(self._lost_s) > MAX_LOST_PODS:
+            del self._lost_s[next(iter(self._lost_s))]
+
+    def latest(self, count: int) -> list[StoredResponse]:
+        """Those used last, at most `count`."""
+        return [self._known[each] for each in list(self._used_s)[-count:]]
+
+    def _use(self, response_id: str, now_s: float) -> None:
+        self._used_s.pop(response_id, None)
+        self._used_s[response_id] = now_s
+
+    def _forget(self, response_id: str) -> None:
+        del self._known[response_id], self._used_s[response_id]

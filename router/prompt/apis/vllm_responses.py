@@ -1,0 +1,219 @@
+"""What vLLM 0.32 makes of `/v1/responses`: `entrypoints/openai/responses/utils.py` (reference: agents-apis.md 2.2).
+
+Only stateless requests: the messages of a previous response are known to its pod alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from router.prompt.apis.conversion import Conversion, Decoder, not_converted
+from router.prompt.json_floats import short_float
+
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
+"""The field with the text, by type of content part."""
+_ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
+_INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""Parameters of a custom tool, which takes free text."""
+
+
+class Part(msgspec.Struct):
+    """A part of a message, a reasoning item or the output of a tool."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """As a part of a chat's message."""
+        text = getattr(self, _PARTS.get(self.type, ""), None)
+        return {"type": self.type} if text is None else {"type": self.type, _PARTS[self.type]: text}
+
+
+class Item(msgspec.Struct):
+    """An item of the input: a message, or what its type says."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+    content: str | list[Part] | None = None
+    status: str | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[Part] | None = None
+
+
+class ResponseTool(msgspec.Struct):
+    """A tool of any type."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list[ResponseTool] | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
+
+
+def _decoder(kind: Any) -> Decoder:
+    return Decoder(kind, msgspec.json.Decoder(kind, float_hook=short_float))
+
+
+_ITEM = _decoder(Item)
+_TEXT = _decoder(str)
+_FIELDS = {
+    "instructions": _decoder(str | None),
+    "tools": _decoder(list[ResponseTool] | None),
+    "reasoning": _decoder(Reasoning | None),
+    "truncation": _decoder(str | None),
+    "chat_template_kwargs": _decoder(dict[str, Any] | None),
+}
+
+Message: TypeAlias = dict[str, Any]
+
+
+class VllmResponses(Conversion):
+    """vLLM's conversion of the Responses API."""
+
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        for name in _ENGINE_KNOWS:
+            if body.get(name) is not None:
+                raise not_converted(f"{name}: only its pod knows these messages")
+        fields = {name: decoder.read(body[name], name) for name, decoder in _FIELDS.items() if name in body}
+        if fields.get("truncation") == "auto":
+            raise not_converted("the engine may truncate the input")
+        given = body.get("input")
+        items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
+        instructions = fields.get("instructions")
+        messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        if items is None:
+            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
+        else:
+            messages += _messages(items)
+        chat: dict[str, Any] = {"messages": messages}
+        if items and _is_partial(items[-1]):
+            chat |= {"add_generation_prompt": False, "continue_final_message": True}
+        reasoning = fields.get("reasoning")
+        if reasoning is not None and reasoning.effort is not None:
+            chat["reasoning_effort"] = reasoning.effort
+        if fields.get("chat_template_kwargs") is not None:
+            chat["chat_template_kwargs"] = fields["chat_template_kwargs"]
+        if fields.get("tools"):
+            chat["tools"] = list(_tools(fields["tools"]))
+        return chat
+
+
+def _is_partial(last: Item) -> bool:
+    """Whether the model continues the last item."""
+    if last.type not in (None, "message", "reasoning") or last.status not in ("in_progress", "incomplete"):
+        return False
+    if last.type != "reasoning" and isinstance(last.content, str):
+        raise not_converted("a status of a message whose content is a string")
+    return True
+
+
+def _messages(items: Iterable[Item]) -> list[Message]:
+    """Messages of a chat; text, reasoning and calls that follow each other become one message of the assistant."""
+    messages: list[Message] = []
+    for item in items:
+        name, value = _converted(item)
+        last = messages[-1] if messages else {}
+        if not name:
+            messages.append(value)
+        elif last.get("role") == "assistant" and (name == "tool_calls" or last.get(name) is None):
+            last[name] = [*last.get(name, ()), *value] if name == "tool_calls" else value
+        else:
+            messages.append({"role": "assistant", name: value})
+    return messages
+
+
+def _converted(item: Item) -> tuple[str, Any]:
+    """("", a message), or a field of the assistant's message and its value."""
+    if item.type == "function_call":
+        if item.name is None or item.arguments is None or item.call_id is None:
+            raise not_converted("a function_call without name, arguments or call_id")
+        name = f"{item.namespace}__{item.name}" if item.namespace else item.name
+        return "tool_calls", [_call(item.call_id, name, item.arguments)]
+    if item.type == "custom_tool_call":
+        if item.name is None or item.call_id is None:
+            raise not_converted("a custom_tool_call without name or call_id")
+        arguments = json.dumps({"input": item.input or ""}, ensure_ascii=False)
+        return "tool_calls", [_call(item.call_id, item.name, arguments)]
+    if item.type == "reasoning":
+        return "reasoning", _reasoning(item)
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        message: Message = {"role": "tool", "content": _content(item.output)}
+        return "", message if item.call_id is None else {**message, "tool_call_id": item.call_id}
+    if item.type not in (None, "message") or item.role not in ("user", "system", "developer", "assistant"):
+        raise not_converted(f"an item of type {item.type} and role {item.role}")
+    if item.role == "assistant":
+        return "content", _first_text(item)
+    return "", {"role": item.role, "content": _content(item.content)}
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "function": {"name": name, "arguments": arguments}, "type": "function"}
+
+
+def _reasoning(item: Item) -> str:
+    """The text of a reasoning item: its first part alone."""
+    if item.encrypted_content:
+        raise not_converted("encrypted reasoning")
+    parts = item.content if isinstance(item.content, list) else []
+    first = next(iter(parts or item.summary or ()), None)
+    return (first.text or "") if first else ""
+
+
+def _first_text(item: Item) -> str:
+    """The content of an assistant's message: the text of its first part alone."""
+    if isinstance(item.content, str):
+        if item.id is not None and item.status is not None:
+            raise not_converted("an output message whose content is a string")
+        return item.content
+    text = item.content[0].text if item.content else None
+    if text is None:
+        raise not_converted("an assistant's message that does not begin with text")
+    return text
+
+
+def _content(content: str | list[Part] | None) -> Any:
+    return content if isinstance(content, str) else [part.content for part in content or ()]
+
+
+def _tools(tools: Iterable[ResponseTool]) -> Iterator[dict[str, Any]]:
+    """The functions among the tools: those of a namespace with its name in front, custom tools as functions."""
+    for tool in tools:
+        if tool.type == "namespace":
+            inner = [each for each in tool.tools or () if each.type == "function"]
+            yield from (_function(each, f"{tool.name}__{each.name}", each.parameters) for each in inner)
+        elif tool.type == "function":
+            yield _function(tool, tool.name, tool.parameters)
+        elif tool.type == "custom":
+            yield _function(tool, tool.name, _INPUT_SCHEMA)
+
+
+def _function(tool: ResponseTool, name: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": name, "description": tool.description, "parameters": parameters}
+    if tool.type == "function":
+        function |= {"strict": tool.strict, "defer_loading": tool.defer_loading}
+    return {"type": "function", "function": function}

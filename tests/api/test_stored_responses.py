@@ -1,0 +1,79 @@
+"""Requests that name a stored response in their path, on their way through the edge."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from time import monotonic
+from typing import Any, cast
+
+import pytest
+
+from router.api.exchange import Exchange
+from router.fleet.fleet import Fleet
+from router.index.stored_responses import StoredResponse, StoredResponses
+from router.proxy.request_context import RequestContext
+from router.proxy.response_locator import ResponseLocator
+from router.types import Endpoint
+from tests.api.test_openai_edge import POD, make_edge
+from tests.api.test_protocol import connected, read_answer, whole
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+
+def make_locator() -> ResponseLocator:
+    """Two models on two pods; `b` stores a response."""
+    fleet = Fleet()
+    fleet.sync([replace(POD, id=name) for name in ("a", "b")])
+    for name in ("a", "b"):
+        fleet.describe(name, models=(f"model-{name}",))
+    locator = ResponseLocator(fleet, StoredResponses())
+    locator.stored.learn(StoredResponse("resp_1", "b", "model-b", monotonic()), monotonic())
+    return locator
+
+
+async def ask(method: str, path: str) -> tuple[list[RequestContext], bytes, bytes]:
+    """(what was forwarded, head, body)."""
+    forwarded: list[RequestContext] = []
+
+    async def forward(context: RequestContext, client: Exchange) -> None:
+        forwarded.append(context)
+        await whole(b"{}")(client)
+
+    pods = [replace(POD, id=name, models=(f"model-{name}",)) for name in ("a", "b")]
+    edge = cast(Any, make_edge(*pods, forward=forward))
+    edge.connections = set()
+    edge._forwarder.responses = make_locator()
+    async with connected(edge) as (reader, writer):
+        writer.write(f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n".encode())
+        return forwarded, *await read_answer(reader)
+
+
+@pytest.mark.parametrize(
+    ("method", "action"),
+    [
+        ("GET", ""),
+        ("GET", "?stream=true&starting_after=3"),
+        ("POST", "/cancel"),
+        ("DELETE", ""),
+        ("GET", "/input_items"),
+    ],
+)
+async def test_a_stored_response_needs_no_model(method: str, action: str) -> None:
+    """The model is that of the response, also where the router serves several."""
+    (context,), head, _ = await ask(method, f"/v1/responses/resp_1{action}")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert (context.stored_pod, context.request.model) == ("b", "model-b")
+    assert context.request.endpoint is Endpoint.OTHER
+
+
+async def test_an_unknown_response_is_a_404_that_says_why() -> None:
+    """In the shape of OpenAI's errors; nothing is forwarded."""
+    forwarded, head, body = await ask("GET", "/v1/responses/resp_2")
+    assert head.startswith(b"HTTP/1.1 404 ") and not forwarded
+    error = json.loads(body)["error"]
+    assert (error["type"], error["param"], error["code"]) == (
+        *("invalid_request_error", "response_id"),
+        "response_not_found",
+    )
+    assert "was never stored" in error["message"]

@@ -1,0 +1,101 @@
+"""Where a request for a stored response goes, and why one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+
+import pytest
+
+from router.errors import UnknownResponse
+from router.fleet.fleet import Fleet, PodEvent
+from router.index.stored_responses import StoredResponse, StoredResponses
+from router.proxy.response_locator import ResponseLocator, only
+from router.types import PodState
+from tests.workers.fake_workers import pod
+
+pytestmark = pytest.mark.anyio
+DEADLINE_S = 5.0
+
+
+def fleet_of(*names: str) -> Fleet:
+    fleet = Fleet()
+    fleet.sync([pod(name) for name in names])
+    for name in names:
+        fleet.describe(name, models=("m",))
+        fleet.event(name, PodEvent.PROBE_OK)
+    return fleet
+
+
+class Town:
+    """Two pods, and a response that `a` stored."""
+
+    def __init__(self, *names: str) -> None:
+        self.fleet = fleet_of(*(names or ("a", "b")))
+        self.shared: dict[str, StoredResponse] = {}
+        self.locator = ResponseLocator(self.fleet, StoredResponses(), self.find)
+        self.locator.stored.learn(StoredResponse("r", "a", "m", monotonic()), monotonic())
+
+    async def find(self, response_id: str) -> StoredResponse | None:
+        return self.shared.get(response_id)
+
+    async def locate(self, response_id: str) -> StoredResponse:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.locator.locate(response_id, "p")
+
+    async def refusal(self, response_id: str) -> str:
+        with pytest.raises(UnknownResponse) as caught:
+            await self.locate(response_id)
+        assert caught.value.param == "p"
+        return str(caught.value)
+
+
+async def test_a_known_response_is_found() -> None:
+    assert (await Town().locate("r")).pod == "a"
+
+
+async def test_a_response_of_another_router_is_found_and_kept() -> None:
+    """Also when it arrives a moment later than its follow-up."""
+    town = Town()
+    asked = asyncio.ensure_future(town.locate("r2"))
+    await asyncio.sleep(0)
+    town.shared["r2"] = StoredResponse("r2", "b", "m", monotonic())
+    assert (await asked).pod == "b"
+    town.shared.clear()
+    assert (await town.locate("r2")).pod == "b"
+
+
+async def test_an_unknown_response_is_refused_unless_there_is_one_pod() -> None:
+    """That pod answers for itself, also after a restart of the router."""
+    assert "not known here" in await Town().refusal("r3")
+    found = await Town("a").locate("r3")
+    assert (found.pod, found.model) == ("a", "m")
+
+
+@pytest.mark.parametrize("event", ["restarted", "gone"])
+async def test_the_responses_of_a_lost_pod_are_lost(event: str) -> None:
+    """The message says why, and names no pod."""
+    town = Town()
+    if event == "gone":
+        town.fleet.sync([pod("b"), pod("c")])
+    else:
+        town.fleet.restarted("a")
+    message = await town.refusal("r")
+    assert "restarted or left" in message and "`a`" not in message
+
+
+async def test_an_id_of_any_length_is_shown_short() -> None:
+    """It comes from the client; no other router is asked."""
+    town = Town()
+    town.shared["x" * 1000] = StoredResponse("x", "a", "m", 0.0)
+    assert len(await town.refusal("x" * 1000)) < 400
+
+
+def test_a_draining_pod_still_serves_what_it_stores() -> None:
+    """No other pod could. An ejected one does not."""
+    fleet = fleet_of("a", "b")
+    fleet.event("a", PodEvent.DRAIN)
+    fleet.event("b", PodEvent.EJECT)
+    states = [[(each.pod.id, each.state) for each in only(fleet.snapshot, name).pods] for name in "abc"]
+    assert states == [[("a", PodState.READY)], [("b", PodState.EJECTED)], []]
+    assert only(fleet.snapshot, "a") is only(fleet.snapshot, "a")
