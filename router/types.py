@@ -96,16 +96,16 @@ class Generation:
 
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     """A prompt as tokens (usually an `array('I')`) and hashes of its full blocks: `hashes[i]` covers tokens
-    `[0, (i + 1) * block_size_tokens)`. `exact` False: one token stands for a picture, and hashes end before it."""
+    `[0, (i + 1) * block_size_tokens)`. With pictures, a token stands for each, and hashes end in front."""
 
     generation: Generation
     tokens: Sequence[int]
     hashes: Sequence[BlockHash]
-    exact: bool = True
+    media_tokens: int = 0  # of its pictures, estimated; 0 without any
 
     @property
     def token_count(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) + self.media_tokens
 
     @property
     def block_size_tokens(self) -> int:

@@ -30,7 +30,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     """
     prompt_tokens = prompt_token_count(scene)
     planner = Planner(scene, prompt_tokens)
-    pods = filtered(scene, eligible(scene, prompt_tokens if scene.prompt else 0), policy)
+    pods = filtered(scene, eligible(scene, len(scene.prompt.tokens) if scene.prompt else 0), policy)
     splitting = policy.splits and bool(pods.prefill)
     direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
     candidates = _priced(direct, policy)

@@ -40,8 +40,9 @@ _NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 
 def prompt_token_count(scene: Scene) -> int:
-    """Length of the prompt in tokens, estimated from the body if they are unknown."""
-    return len(scene.prompt.tokens) if scene.prompt else len(scene.request.body) // BYTES_PER_TOKEN
+    """Length of the prompt in tokens: those of its pictures estimated, and all from the body if they are unknown."""
+    prompt = scene.prompt
+    return len(prompt.tokens) + prompt.media_tokens if prompt else len(scene.request.body) // BYTES_PER_TOKEN
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:

@@ -60,6 +60,8 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     body_bytes: BodyBytes = 0
     """Length of the body if the prompt's tokens are unknown, else 0."""
     prompt_tokens: Count | None = None
+    media_tokens: Count = 0
+    """Further tokens of its pictures, estimated."""
     block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
     blocks: Count = 0
     """Full blocks of the prompt."""
@@ -112,7 +114,7 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
             return None
         generation = Generation(model=self.model, block_size_tokens=self.block_size_tokens)
         hashes = _OneHash(self.blocks, key_block(self.blocks, self.shared_blocks), self.key)
-        return PromptPrefix(generation, range(self.prompt_tokens), hashes)
+        return PromptPrefix(generation, range(self.prompt_tokens), hashes, self.media_tokens)
 
 
 class _OneHash(Sequence[BlockHash]):
@@ -147,6 +149,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         max_output_tokens=request.max_output_tokens,
         body_bytes=0 if prompt else len(request.body),
         prompt_tokens=len(prompt.tokens) if prompt else None,
+        media_tokens=prompt.media_tokens if prompt else 0,
         block_size_tokens=prompt.generation.block_size_tokens if prompt else 1,
         blocks=blocks,
         key=prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,

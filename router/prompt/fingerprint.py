@@ -60,6 +60,7 @@ class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
     framed: bool = False
     exact_pieces: int | None = None
     """Number of pieces in front of the first picture; None without one."""
+    media_tokens: int = 0
 
 
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -70,6 +71,7 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     prompt: Lookup | array[int]
     framed: bool = False
     exact_pieces: int | None = None
+    media_tokens: int = 0
     """As in `RenderedPrompt`."""
 
     @property
@@ -174,7 +176,10 @@ class Fingerprinter:
         self._check_length(text, context_tokens, opened.request.endpoint)
         front = segments.pieces(text[:end])
         pieces = front + segments.pieces(text[end:])
-        return RenderedPrompt(opened.generation, opened.seed, text, pieces, exact_pieces=len(front))
+        tokens = prompt.media_tokens
+        return RenderedPrompt(
+            opened.generation, opened.seed, text, pieces, exact_pieces=len(front), media_tokens=tokens
+        )
 
     def look_up(self, rendered: RenderedPrompt | IncrementalPrompt) -> AnyPendingPrompt:
         """Look up the known segments of a text."""
@@ -185,7 +190,7 @@ class Fingerprinter:
         generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
             lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
-            return PendingPrompt(generation, seed, lookup, framed, rendered.exact_pieces)
+            return PendingPrompt(generation, seed, lookup, framed, rendered.exact_pieces, rendered.media_tokens)
         return PendingPrompt(generation, seed, prompt)
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
@@ -222,7 +227,8 @@ class Fingerprinter:
         self.segments.keep(prompt, segments)
         if pending.exact_pieces is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
-            return PromptPrefix(generation, tokens, hashes[: exact_tokens // generation.block_size_tokens], exact=False)
+            hashes = hashes[: exact_tokens // generation.block_size_tokens]
+            return PromptPrefix(generation, tokens, hashes, pending.media_tokens)
         return PromptPrefix(generation, tokens, hashes)
 
     def fingerprint(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PromptPrefix:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
 from router.prompt.conversation import Message, normal_messages, without_developer
-from router.prompt.media import MediaText, text_in_front, with_media_parts
+from router.prompt.media import MediaText, media_count, text_in_front, with_media_parts
 from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
@@ -79,8 +79,8 @@ class ChatTemplate:
         """The prompt of a chat with pictures, sounds or videos; else as `render`."""
         variant, variables = self._chosen(body, keeps_empty_tools)
         messages = with_media_parts(body.get("messages"), variant.content_format)
-        conversation = normal_messages(messages, variant.content_format)
-        return text_in_front(conversation, partial(self._rendered, variant, variables))
+        conversation, count = normal_messages(messages, variant.content_format), media_count(body.get("messages"))
+        return text_in_front(conversation, partial(self._rendered, variant, variables), count)
 
     def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
         """The template for a body, and its variables."""

@@ -26,7 +26,7 @@ from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
 from router.prompt.incremental.reader import IncrementalPrompt
-from router.prompt.media import has_media, may_have_media
+from router.prompt.media import may_have_media, media_count
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -220,7 +220,7 @@ def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Convers
     prompt = tokenizable(request)
     if request.endpoint in CONVERTED:
         prompt = _converted(prompt, conversion)
-    if may_have_media(request.body) and has_media(with_decoded_messages(prompt).get("messages")):
+    if may_have_media(request.body) and media_count(with_decoded_messages(prompt).get("messages")):
         raise Unrenderable(UnreadReason.MEDIA, "the engine's tokens are equal for different pictures")
     body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, prompt)
     return None if body is None else msgspec.json.encode(body)

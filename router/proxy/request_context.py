@@ -65,7 +65,7 @@ class RequestContext(msgspec.Struct, eq=False):
         self._body_bytes = self._body_bytes or len(self.request.body)
         self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
-            self.prompt = replace(self.prompt, tokens=range(self.prompt.token_count))
+            self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
 
     @property
     def client(self) -> str:
@@ -115,7 +115,7 @@ def result_of_status(status: int) -> str:
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
-    if not context.request.stream or context.tries != 1 or context.prompt is None or not context.prompt.exact:
+    if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.media_tokens:
         return None
     first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:

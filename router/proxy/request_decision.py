@@ -48,7 +48,7 @@ class RequestDecisions:
         model = request.adapter or request.model
         if (
             prompt is None
-            or not prompt.exact
+            or prompt.media_tokens
             or not any(
                 status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint)
                 for status in self._needs.fleet.snapshot.pods

@@ -13,6 +13,7 @@ from msgspec import structs
 from router.decision import Direct, Pull
 from router.policy.decide import decide
 from router.policy.plans import Planner, expected_cached_tokens, most_promising, prompt_token_count
+from router.policy.recording import record
 from router.policy.term import Placement
 from router.types import (
     BlocksByTier,
@@ -362,3 +363,17 @@ def test_among_equal_pods_the_key_selects_the_shortlist() -> None:
         assert found == [one.pod.id for one in most_promising(structs.replace(seen, turn=9), pods, 200, 2)]
         looked_at.update(found)
     assert len(looked_at) == 8
+
+
+def test_pictures_are_work_but_only_what_is_known_can_be_too_long() -> None:
+    """The estimate of their tokens raises every price, excludes no pod and is recorded."""
+    pods = ready(pod("a", max_model_len_tokens=TOKENS + 2), pod("b", max_model_len_tokens=TOKENS + 2))
+    text = scene(*pods, prompt=prompt(TOKENS))
+    pictures = structs.replace(text, prompt=structs.replace(prompt(TOKENS), media_tokens=5_000))
+    assert (prompt_token_count(text), prompt_token_count(pictures)) == (TOKENS, TOKENS + 5_000)
+    by = policy("queue", "prefill")
+    cheap, dear = decide(text, by), decide(pictures, by)
+    assert {one.pod.id for one in dear.candidates} == {"a", "b"}
+    assert min(one.cost.total_ms for one in dear.candidates) > max(one.cost.total_ms for one in cheap.candidates)
+    again = decide(record(pictures).scene(), by)
+    assert [(one.pod.id, one.cost) for one in again.candidates] == [(one.pod.id, one.cost) for one in dear.candidates]

@@ -123,7 +123,7 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
     assert (kept.stream, kept.max_output_tokens, kept.body_bytes) == (True, 7, 400)
     assert {name: getattr(kept, name) for name in numbers} == numbers
     assert kept.degraded is False
-    of_prompt = {"prompt_tokens", "block_size_tokens", "blocks", "key"}
+    of_prompt = {"prompt_tokens", "media_tokens", "block_size_tokens", "blocks", "key"}
     others = {"stream", "max_output_tokens", "body_bytes", "degraded"}
     assert {*facts, *numbers, *others, *of_prompt} == set(SceneFacts.__struct_fields__), "test every new fact above"
 

@@ -13,7 +13,7 @@ from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.media import MARKER, has_media, may_have_media
+from router.prompt.media import MARKER, TOKENS, may_have_media, media_count
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
@@ -77,10 +77,11 @@ def test_hashes_cover_only_what_is_in_front_of_the_first_picture(
     for _ in range(2):
         prefix = fingerprinter.fingerprint(make_request(messages=messages))
         front = deepseek.encode(found.text[: fingerprinter.segments.cuts.safe_end(found.text, found.exact)])
-        assert (prefix.exact, list(prefix.tokens[: len(front)])) == (False, list(front))
+        assert (prefix.media_tokens, list(prefix.tokens[: len(front)])) == (TOKENS, list(front))
         assert prefix.hashes == hash_blocks(front, BLOCK, generation_seed(prefix.generation))
         assert 2 <= len(prefix.hashes) < len(prefix.tokens) // BLOCK
         assert list(prefix.tokens) == list(deepseek.encode(found.text))
+        assert prefix.token_count == len(prefix.tokens) + TOKENS
 
 
 def test_a_picture_that_no_added_token_follows_shortens_the_exact_text(deepseek: Tokenizer) -> None:
@@ -148,5 +149,5 @@ def test_a_body_without_the_words_of_media_needs_no_decoding() -> None:
     """An escape may hide a word."""
     assert not may_have_media(b'{"messages":[{"content":"hi"}]}')
     assert may_have_media(b'{"messages":[{"content":[{"type":"\\u0069mage_url"}]}]}')
-    assert has_media([{"content": "x"}, 3, {"content": [{"input_audio": {}}]}])
-    assert not has_media([{"content": [{"type": "text"}, "image", {"type": ["image_url"]}]}])
+    assert media_count([{"content": "x"}, 3, {"content": [{"input_audio": {}}]}]) == 1
+    assert not media_count([{"content": [{"type": "text"}, "image", {"type": ["image_url"]}]}])
