@@ -193,11 +193,11 @@ class SharedView:
         self._schedule_flush()
 
     def add_command(self, subject: str, wanted: str) -> None:
-        """Share an admin command that this worker received."""
+        """Share an admin command that this worker received, at once: its answer means that all workers have it."""
         known = self._commands.get(subject)
         at_s = max(self._clock(), nextafter(known.at_s, inf)) if known else self._clock()
         self._commands[subject] = self._update.commands[subject] = AdminCommand(at_s, wanted)
-        self._schedule_flush()
+        self.flush()
 
     def command(self, subject: str) -> str:
         """The latest command on a subject at any worker; empty if there is none."""

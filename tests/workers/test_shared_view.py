@@ -364,24 +364,37 @@ def test_a_command_is_applied_once_by_each_other_worker_and_by_new_workers() -> 
 
 @pytest.mark.parametrize("first, second", [("drain", "undrain"), ("undrain", "drain")])
 def test_the_later_of_two_commands_counts(first: str, second: str) -> None:
-    """Even within one flush interval."""
+    """Even if they cross on the way."""
     group = FakeWorkers()
     one, two = group.workers
+    group.disconnected = {0, 1}
     one.view.add_command("drain a", first)
     group.now_s += FLUSH_INTERVAL_S / 2
     two.view.add_command("drain a", second)
-    group.settle()
+    group.reconnect()
     assert one.view.command("drain a") == two.view.command("drain a") == second
     assert (one.applied, two.applied) == ([("drain a", second)], [])
+
+
+def test_a_command_is_sent_before_its_caller_has_an_answer() -> None:
+    """A worker that is killed right after the answer loses no command."""
+    group = FakeWorkers()
+    one, two = group.workers
+    one.view.add_load("a", PodLoad(running=1))
+    one.view.add_command("drain a", "drain")
+    assert two.applied == [("drain a", "drain")]
+    group.settle()
+    assert two.applied == [("drain a", "drain")]
 
 
 def test_two_commands_at_the_same_time_give_the_same_result_everywhere() -> None:
     """The order of delivery does not matter."""
     group = FakeWorkers()
     one, two = group.workers
+    group.disconnected = {0, 1}
     one.view.add_command("pod u", "this")
     two.view.add_command("pod u", "that")
-    group.settle()
+    group.reconnect()
     assert one.view.command("pod u") == two.view.command("pod u") == "this"
 
 
