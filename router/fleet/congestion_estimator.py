@@ -23,7 +23,7 @@ COLD_START_S = 10.0
 """Idle time that a new pod's averages start with."""
 REFRESH_S = 0.05
 """The means of a model are computed at most this often."""
-AS_FAST = 1.1
+AS_FAST = 1.5
 """Pods whose c1 differ by at most this factor are as fast: learnt coefficients of equal pods differ a little."""
 MAX_PODS = 4096
 """Pods with averages; of more, those without a recent change are dropped."""

@@ -140,7 +140,7 @@ def test_pods_of_one_speed_share_their_mean(make_pod: MakePod) -> None:
 
 def test_equal_pods_have_no_shares_of_their_own(make_pod: MakePod) -> None:
     """Nearly equal, as learnt: chance must not decide, and recordings stay small."""
-    ledger, pods = Ledger(), [make_pod("a"), make_pod("b", speed=PodSpeed(1.0, 0.0201, 1e-6))]
+    ledger, pods = Ledger(), [make_pod("a"), make_pod("b", speed=PodSpeed(1.0, 0.028, 1e-6))]
     serve(ledger, pods[0], 0.0, 1.0)
     assert ledger.congestion(fleet(pods), MODEL, 1.0).busy_shares == {}
 

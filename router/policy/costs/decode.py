@@ -23,10 +23,11 @@ class DecodeTerm(CostTerm):
     decoding is worth. Source of d0, d1, d2: reference/cost-model.md, simulator.md 5.2.
 
     While a pod computes prompts, its other requests wait for their next token: a step of d0 takes d0 / (1 - busy).
-    `busy when as fast` is the share of time that the pods with the same c1, within 10 %, have a prompt without a
+    `busy when as fast` is the share of time that the pods with about the same c1 have a prompt without a
     first token, their mean over some minutes. `pace` is the milliseconds of time to first token that one of these
     milliseconds is worth. Without it fast pods get all long prompts, and the requests that decode there wait for them.
-    Between pods of one speed it makes no difference and is left out; so it adds nothing in a fleet of equal pods.
+    Between pods of one speed it makes no difference and is left out; so it adds nothing in a fleet of equal pods. Pods
+    count as equal if none has 1.5 times the c1 of another: one that is a little slower must not lose its sessions.
     """
 
     side: ClassVar[Side] = Side.DECODE
