@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from router.prompt.apis.conversion import Decoder
-from router.prompt.json_floats import short_float
 
 
 class Text(msgspec.Struct, tag="text", tag_field="type"):
@@ -97,17 +96,13 @@ class OutputConfig(msgspec.Struct):
     effort: str | None = None
 
 
-def _decoder(kind: Any) -> Decoder:
-    return Decoder(kind, msgspec.json.Decoder(kind, float_hook=short_float))
-
-
-_MESSAGE = _decoder(Message)
+_MESSAGE = Decoder.of(Message)
 _FIELDS = {
-    "system": _decoder(str | list[Block] | None),
-    "tools": _decoder(list[Tool] | None),
-    "thinking": _decoder(ThinkingConfig | None),
-    "output_config": _decoder(OutputConfig | None),
-    "chat_template_kwargs": _decoder(dict[str, Any] | None),
+    "system": Decoder.of(str | list[Block] | None),
+    "tools": Decoder.of(list[Tool] | None),
+    "thinking": Decoder.of(ThinkingConfig | None),
+    "output_config": Decoder.of(OutputConfig | None),
+    "chat_template_kwargs": Decoder.of(dict[str, Any] | None),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.json_floats import short_float
 from router.prompt.template import ChatTemplate
 
 
@@ -36,6 +37,11 @@ class Decoder(msgspec.Struct, frozen=True):
 
     kind: Any
     json: msgspec.json.Decoder[Any]
+
+    @classmethod
+    def of(cls, kind: Any) -> Decoder:
+        """A decoder for `kind` that reads every number in bounded time."""
+        return cls(kind, msgspec.json.Decoder(kind, float_hook=short_float))
 
     def read(self, value: Any, name: str) -> Any:
         """The field, raw or decoded. Raises `Unrenderable` for another type."""

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.prompt.apis.conversion import Conversion, Decoder, not_converted
-from router.prompt.json_floats import short_float
 
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
 """The field with the text, by type of content part."""
@@ -75,18 +74,14 @@ class Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-def _decoder(kind: Any) -> Decoder:
-    return Decoder(kind, msgspec.json.Decoder(kind, float_hook=short_float))
-
-
-_ITEM = _decoder(Item)
-_TEXT = _decoder(str)
+_ITEM = Decoder.of(Item)
+_TEXT = Decoder.of(str)
 _FIELDS = {
-    "instructions": _decoder(str | None),
-    "tools": _decoder(list[ResponseTool] | None),
-    "reasoning": _decoder(Reasoning | None),
-    "truncation": _decoder(str | None),
-    "chat_template_kwargs": _decoder(dict[str, Any] | None),
+    "instructions": Decoder.of(str | None),
+    "tools": Decoder.of(list[ResponseTool] | None),
+    "reasoning": Decoder.of(Reasoning | None),
+    "truncation": Decoder.of(str | None),
+    "chat_template_kwargs": Decoder.of(dict[str, Any] | None),
 }
 
 Message: TypeAlias = dict[str, Any]
