@@ -12,6 +12,7 @@ from statistics import fmean
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from router.admission.tenant import Slo
 from router.report import (
     GLOSSARY,
     PlotAxes,
@@ -28,7 +29,7 @@ from router.report import (
     text_table,
 )
 from router.sim.virtual.compare import Measure, Result, Spread, best_policies, grouped, spread_of
-from router.sim.virtual.outcome import RunFigures, Slo
+from router.sim.virtual.outcome import RunFigures
 from router.sim.virtual.scenario import FleetSpec
 
 

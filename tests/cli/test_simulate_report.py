@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from router.admission.tenant import Slo
 from router.cli.simulate_report import summary, verdicts, write_csv, write_report
 from router.sim.virtual.compare import Result, Setting, summarize
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, Slo
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=50.0)

@@ -14,8 +14,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from router.admission.tenant import Slo
 from router.policy.spec import Policy
-from router.sim.virtual.outcome import Run, RunFigures, Slo, figures
+from router.sim.virtual.outcome import Run, RunFigures, figures
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
 from router.sim.virtual.world import OnProgress, World, ignore_progress

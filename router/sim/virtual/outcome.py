@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ConfigDict
+
+from router.admission.tenant import Slo
 
 Floats = NDArray[np.float64]
 
@@ -33,20 +34,13 @@ class RequestOutcome:
     regret_ms: float = math.nan
     """Expected time to first token beyond that of the best pod, by the true state at the time of the decision."""
     refused: str = ""
+    idle_prefill_ms: float = 0.0
+    """Prefill of the whole prompt on an idle pod."""
 
     @property
     def tpot_ms(self) -> float:
         """Mean time per token after the first; 0 for one token."""
         return (self.e2e_ms - self.ttft_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Limits that a good request meets: time to first token, and mean time per token after it."""
-
-    ttft_ms: float = math.inf
-    tpot_ms: float = math.inf
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,8 @@ def figures(run: Run, slo: Slo) -> RunFigures:
     """The figures of one run."""
     good = [one for one in run.outcomes if not one.refused]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
-    met = int(np.sum((ttft_ms <= slo.ttft_ms) & (tpot_ms <= slo.tpot_ms)))
+    limit_ms = _array(slo.ttft_limit_ms(one.idle_prefill_ms) for one in good)
+    met = int(np.sum((ttft_ms <= limit_ms) & (tpot_ms <= slo.tpot_ms)))
     regret_ms = _array(one.regret_ms for one in good if not math.isnan(one.regret_ms))
     work = [pod.computed_tokens for pod in run.pods.values()]
     return RunFigures(

@@ -19,9 +19,9 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
-from router.sim.virtual.outcome import Slo
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role

@@ -79,6 +79,7 @@ class World:
         self._random = Random(seed)
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
+        self._speeds = {pod.true.speed for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
         self.views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
         self._next_view = cycle(self.views)
@@ -154,6 +155,7 @@ class World:
             self._schedule_next_session()
         request = session.requests[number]
         outcome = RequestOutcome(session.kind, self._now_ms, request.prompt_tokens, request.output_tokens)
+        outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
         view = next(self._next_view)
         turn = _Turn(session, number, outcome, view.ledger)
         self._outcomes.append(outcome)

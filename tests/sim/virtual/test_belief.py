@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
+from router.admission.tenant import Slo
 from router.policy.costs.queue import QueueTerm
 from router.policy.spec import Policy
 from router.policy.term import Placement
-from router.sim.virtual.outcome import RunFigures, Slo, figures
+from router.sim.virtual.outcome import RunFigures, figures
 from router.sim.virtual.scenario import Conditions
 from router.sim.virtual.traffic import Session, TraceRequest, Traffic, TrafficRequest, mooncake_traffic
 from router.sim.virtual.virtual_pod import VirtualPodConfig

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.admission.tenant import Slo
 from router.config.load import shipped
 from router.config.priors import load_priors
 from router.policy.spec import Policy
 from router.sim.virtual.capacity_plan import PlanSearch, Variant, max_calls, smallest_that, variants
 from router.sim.virtual.compare import Experiment, Setting
 from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.outcome import Slo
 from router.sim.virtual.scenario import FleetSpec, LinkSpec, PodsSpec
 from router.sim.virtual.traffic import Traffic
 from router.types import PodSpeed

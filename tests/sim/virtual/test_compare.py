@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.admission.tenant import Slo
 from router.policy.spec import Policy
 from router.sim.virtual.compare import (
     QUANTILES,
@@ -23,7 +24,7 @@ from router.sim.virtual.compare import (
     spread_of,
     summarize,
 )
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, Slo, figures
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
 from router.sim.virtual.scenario import Conditions, FleetSpec, PodsSpec
 from tests.sim.virtual.conftest import prior, small_mix
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, Slo, figures
+from router.admission.tenant import Slo
+from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
 
 
 def served(ttft_ms: float, **facts: object) -> RequestOutcome:
@@ -112,3 +113,9 @@ def test_a_prediction_is_exact_to_the_token() -> None:
     more = served(1.0, cached_tokens=80, predicted_cached_tokens=64)
     less = served(1.0, cached_tokens=48, predicted_cached_tokens=64)
     assert of([right, more, less]).predictions_exact_share == pytest.approx(1 / 3)
+
+
+def test_a_long_prompt_may_take_a_multiple_of_its_idle_prefill() -> None:
+    """Where the SLO says so."""
+    slo = Slo(ttft_ms=100.0, idle_prefills=3.0)
+    assert of([served(300.0, idle_prefill_ms=100.0), served(300.0, idle_prefill_ms=99.0)], slo).slo_share == 0.5

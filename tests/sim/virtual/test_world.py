@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from router.admission.tenant import Slo
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.outcome import RequestOutcome, Run, Slo, figures
+from router.sim.virtual.outcome import RequestOutcome, Run, figures
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import Session, Traffic
