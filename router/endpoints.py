@@ -16,6 +16,8 @@ class Endpoint(StrEnum):
     COUNT_TOKENS = "/v1/messages/count_tokens"
     RESPONSES = "/v1/responses"
     """OpenAI's successor of chats; read as the chat that the pods' engine makes of it."""
+    TOKENIZE = "/tokenize"
+    """The tokens of a chat or a text; read as such."""
     OTHER = "other"
     """Any other endpoint: forwarded unread, without a prefix."""
 

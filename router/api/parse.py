@@ -13,14 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from itertools import compress
 from operator import attrgetter, is_not, itemgetter, not_
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import msgspec
 
+from router.api.body_types import ChatBody, CompletionBody, MessagesBody, OtherBody, ResponsesBody, TokenizeBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
-from router.types import CONVERTED, MAX_NAME_CHARACTERS, Endpoint
+from router.types import CONVERTED, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024
 """Maximum size of one of `CONTAINERS`."""
@@ -29,105 +30,8 @@ MAX_SEARCHED_FIELDS = 4096
 MAX_NESTING = 4
 """Depth to which `CONTAINERS` inside each other are searched; deeper ones are dropped."""
 
-Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
-"""A string that the router keeps after the request."""
 MAX_NUMBER_BYTES = 64
 """Of a number, or of a string with a number."""
-_Number: TypeAlias = msgspec.Raw | msgspec.UnsetType
-"""Decoded after the body, and then replaced by its value: a number that is repeated is decoded once."""
-
-
-class _Sampling(msgspec.Struct, kw_only=True):
-    """Fields that all generating endpoints have. Bodies with a wrong type here are refused."""
-
-    model: str
-    stream: bool | None = None
-    n: _Number = msgspec.UNSET
-    temperature: _Number = msgspec.UNSET
-    top_p: _Number = msgspec.UNSET
-    stop: str | list[str] | None = None
-    seed: _Number = msgspec.UNSET
-    user: str | None = None
-    cache_salt: Name | None = None
-    truncate_prompt_tokens: _Number = msgspec.UNSET
-    session_id: Name | None = None
-
-
-class ChatBody(_Sampling, kw_only=True):
-    """The fields of a chat request that the router needs."""
-
-    messages: list[msgspec.Raw]
-    """Undecoded objects: the prompt reader decodes only messages of unknown conversations."""
-    max_tokens: _Number = msgspec.UNSET
-    max_completion_tokens: _Number = msgspec.UNSET
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: Any = None
-    documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    add_special_tokens: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: Any = None
-
-
-class CompletionBody(_Sampling, kw_only=True):
-    """The fields of a completion request that the router needs."""
-
-    prompt: msgspec.Raw
-    """Undecoded: it may be a list of a million token ids."""
-    suffix: str | None = None
-    prompt_embeds: str | list[str] | None = None
-    max_tokens: _Number = msgspec.UNSET
-    add_special_tokens: bool | None = None
-
-
-class MessagesBody(msgspec.Struct, kw_only=True):
-    """The fields of an Anthropic request that the router needs. What only a conversion reads stays undecoded: engines
-    differ in what they accept."""
-
-    model: str
-    messages: list[msgspec.Raw]
-    stream: bool | None = None
-    max_tokens: _Number = msgspec.UNSET
-    temperature: _Number = msgspec.UNSET
-    cache_salt: Name | None = None
-    system: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    thinking: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    output_config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class ResponsesBody(msgspec.Struct, kw_only=True):
-    """The fields of a request of OpenAI's Responses API that the router needs. What only a conversion reads stays
-    undecoded."""
-
-    model: str | None = None
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """A list of items is split into them, which stay undecoded."""
-    stream: bool | None = None
-    max_output_tokens: _Number = msgspec.UNSET
-    temperature: _Number = msgspec.UNSET
-    cache_salt: Name | None = None
-    session_id: Name | None = None
-    previous_response_id: str | None = None
-    background: bool | None = None
-    store: bool | None = None
-    truncation: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    instructions: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    reasoning: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    previous_input_messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-class OtherBody(msgspec.Struct):
-    """The only field that the router reads of other bodies."""
-
-    model: str
-
-
 LARGE_BYTES = 1024 * 1024
 """Larger bodies are not checked for UTF-8 in one call."""
 MAX_DECODED_BYTES = 4 * 1024 * 1024
@@ -149,6 +53,7 @@ _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 } | {endpoint: _CONVERTED_FIELDS[body] for endpoint, body in _CONVERTED_BODIES.items()}
+_PROMPT_FIELDS[Endpoint.TOKENIZE] = tuple(name for name in TokenizeBody.__annotations__ if name != "model")
 """Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response; of a
 response, also whether it is stored."""
 
@@ -169,6 +74,7 @@ _DECODERS = {
     Endpoint.CHAT: _decoder(ChatBody),
     Endpoint.COMPLETIONS: _decoder(CompletionBody),
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
+    Endpoint.TOKENIZE: _decoder(TokenizeBody),
     **{endpoint: _decoder(body) for endpoint, body in _CONVERTED_BODIES.items()},
     Endpoint.OTHER: _decoder(OtherBody),
 }
@@ -186,6 +92,7 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
 _BODIES: dict[Endpoint, type[msgspec.Struct]] = {
     Endpoint.CHAT: ChatBody,
     Endpoint.COMPLETIONS: CompletionBody,
+    Endpoint.TOKENIZE: TokenizeBody,
     **_CONVERTED_BODIES,
 }
 _RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
@@ -203,7 +110,7 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
 _NUMBERS_IN = {
     endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__) for endpoint, body in _BODIES.items()
 }
-_NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items()}
+_NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items() if names}
 _VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
 _FIRST_BYTE = itemgetter(0)
 _IS_GIVEN = partial(is_not, msgspec.UNSET)
@@ -239,7 +146,7 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
-    if endpoint in _NUMBERS_IN:
+    if endpoint in _NUMBERS_OF:
         numbers = _NUMBERS_OF[endpoint](parsed)
         for name, raw in compress(zip(_NUMBERS_IN[endpoint], numbers, strict=True), map(_IS_GIVEN, numbers)):
             setattr(parsed, name, _number(name, raw))
@@ -248,7 +155,7 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     elif endpoint is Endpoint.RESPONSES:
         parsed.input = _items(parsed.input)
         _check_count(parsed.input, max_messages, "input")
-    elif endpoint in CONVERTED:
+    elif endpoint in CONVERTED or endpoint is Endpoint.TOKENIZE:
         _check_count(parsed.messages, max_messages)
     elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
         raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")

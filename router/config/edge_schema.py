@@ -62,7 +62,7 @@ class Edge(Strict):
     """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
     authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
     extra_paths: tuple[ExtraPath, ...] = ()
-    """Paths to forward by model besides those of the inference APIs, such as /tokenize. Each is compared exactly.
+    """Paths to forward by model besides those of the inference APIs, such as /tokenizer_info. Each is compared exactly.
     Engines do not authenticate paths outside /v1."""
     control_paths: tuple[ControlPath, ...] = ()
     """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They

@@ -138,6 +138,10 @@ class EngineAdapter:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""
         return read_load(metrics, self.gauges, dp_rank, now_s)
 
+    def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
+        """What its /tokenize answers in front of `count` tokens and behind them; None if that is unknown."""
+        return None
+
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
         the tokens of the request: for a prompt of tokens, and for a chat with other fields than `tokenize_fields`.

@@ -27,6 +27,8 @@ INFERENCE_PATHS = frozenset(
         # Anthropic
         "/v1/messages",
         "/v1/messages/count_tokens",
+        # vLLM and SGLang
+        *("/tokenize", "/detokenize"),
         # Cohere, Jina and the engines' own names for scoring and pooling
         *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"),
         *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),

@@ -81,6 +81,11 @@ class Vllm(EngineAdapter):
             kv_events=_kv_events(responses.get(_KV_PATH, b""), pod),
         )
 
+    def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
+        if pod.max_model_len_tokens is None:
+            return None
+        return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
+
 
 def _ranks(responses: Responses) -> int:
     """Ranks that publish KV events, else those that have metrics."""

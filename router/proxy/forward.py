@@ -2,7 +2,7 @@
 
     admit -> fingerprint -> match -> decide -> attempt -> relay -> settle
 
-A request to count tokens ends after `fingerprint` where the pods count as the router does.
+A request about tokens ends after `fingerprint` where the pods have the same as the router.
 
 Each phase is one method of that name: `admit` in `api`, three in `proxy/request_decision.py`, `attempt` and `relay` in
 `proxy/attempt.py`. Request bodies are parsed and error responses written in `api`.
@@ -24,7 +24,7 @@ from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
-from router.types import Endpoint
+from router.proxy.token_answers import ABOUT_TOKENS
 
 
 class Forwarder:
@@ -47,10 +47,8 @@ class Forwarder:
         try:
             context.stored_pod = context.stored_pod or await self._decisions.stored_pod(context.request)
             context.prompt = await self._decisions.fingerprint(context)
-            if context.request.endpoint is Endpoint.COUNT_TOKENS:
-                count, context.prompt = self._decisions.proven_count(context), None
-                if count is not None:
-                    return _answer_count(context, client, count)
+            if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
+                return
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._attempts.attempt_in_order(context, client)
@@ -64,6 +62,21 @@ class Forwarder:
             raise
         finally:
             self.settle(context)
+
+    async def _answer_itself(self, context: RequestContext, client: Downstream) -> bool:
+        """Answer a request about tokens, if a pod was shown to have the same; else prepare it for a pod."""
+        pieces, context.prompt = self._decisions.answer_about_tokens(context), None
+        if pieces is None:
+            return False
+        context.phases.enter("relay")
+        context.status, context.result = 200, "ok"
+        client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
+        for piece in pieces:
+            if not client.put(piece):
+                await client.ready()
+            await asyncio.sleep(0)
+        client.finish()
+        return True
 
     def settle(self, context: RequestContext) -> None:
         """Count and log the request, and compare predicted with reported values."""
@@ -92,15 +105,6 @@ class Forwarder:
         if ttft := ttft_of_one_pod(context):
             pod, expected_ms, actual_ms = ttft
             self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())
-
-
-def _answer_count(context: RequestContext, client: Downstream, count: int) -> None:
-    """Answer a request for the number of its prompt's tokens, as the engines do."""
-    context.phases.enter("relay")
-    context.status, context.result = 200, "ok"
-    client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
-    client.put(b'{"input_tokens":%d,"context_management":{"original_input_tokens":%d}}' % (count, count))
-    client.finish()
 
 
 def _line(context: RequestContext, ended: Outcome) -> RequestLine:

@@ -19,7 +19,7 @@ import msgspec
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamError
+from router.errors import ClientError, UpstreamError
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
@@ -118,6 +118,8 @@ class LocalReader:
         return self._fingerprinter.cache_bytes
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+        if request.endpoint is Endpoint.TOKENIZE:
+            return await self._read_tokenized(request)
         fingerprinter = self._fingerprinter
         try:
             conversion = self._conversion(request) if request.endpoint in CONVERTED else None
@@ -135,6 +137,14 @@ class LocalReader:
         self.check.sample(request, pending, prefix)
         return prefix
 
+    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | None:
+        """The prompt of a request to /tokenize. None where only the engine knows what it answers."""
+        generating = generating_request(request)
+        try:
+            return await self.read(generating) if generating else None
+        except ClientError:  # the engine refuses other bodies than those that generate, and with other words
+            return None
+
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
         new_bytes = opened.found.new_bytes if opened.found else len(request.body)
@@ -143,6 +153,22 @@ class LocalReader:
             await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
         return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
+
+
+def generating_request(request: InferenceRequest) -> InferenceRequest | None:
+    """The chat or completion with the same prompt as a request to /tokenize. None where the answer has more than its
+    tokens, or where the engine may refuse it."""
+    fields = {name: value for name, value in request.prompt.items() if name != "return_token_strs"}
+    text = fields.get("prompt")
+    is_text = text is not None and bytes(memoryview(text)[:1]) == b'"'
+    if (
+        request.prompt.get("return_token_strs")
+        or "chat_template" in fields
+        or fields.get("tools") == []
+        or is_text == ("messages" in fields)
+    ):
+        return None
+    return msgspec.structs.replace(request, endpoint=Endpoint.COMPLETIONS if is_text else Endpoint.CHAT, prompt=fields)
 
 
 def _is_short(opened: OpenedPrompt) -> bool:
@@ -175,6 +201,8 @@ class EngineReader:
         self._threads = threads or ReadThreads()
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+        if request.endpoint is Endpoint.TOKENIZE:
+            return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return None

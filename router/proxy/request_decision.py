@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 
 from router.decision import RouteDecision
 from router.fleet.fleet import Fleet
@@ -20,6 +21,7 @@ from router.proxy.dependencies import ProxyDependencies
 from router.proxy.headers import HeaderList
 from router.proxy.request_context import RequestContext
 from router.proxy.response_locator import only
+from router.proxy.token_answers import token_answer
 from router.types import InferenceRequest, PodId, PodState, PrefixMatch, PromptPrefix, Scene
 
 
@@ -42,20 +44,9 @@ class RequestDecisions:
         context.phases.enter("fingerprint")
         return await self._read(context.request)
 
-    def proven_count(self, context: RequestContext) -> int | None:
-        """The number of the prompt's tokens, if a ready pod of the model was shown to count the same; else None."""
-        request, prompt = context.request, context.prompt
-        model = request.adapter or request.model
-        if (
-            prompt is None
-            or prompt.media_tokens
-            or not any(
-                status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint)
-                for status in self._needs.fleet.snapshot.pods
-            )
-        ):
-            return None
-        return prompt.token_count
+    def answer_about_tokens(self, context: RequestContext) -> Iterator[bytes] | None:
+        """The body of the router's own answer, in pieces; None: a pod has to answer."""
+        return token_answer(context.request, context.prompt, self._needs.fleet.snapshot)
 
     async def match(self, context: RequestContext) -> PrefixMatch:
         """Which holders have how many leading blocks of the prompt."""

@@ -108,7 +108,7 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: PublicEndpoi
 
 
 @pytest.mark.parametrize(
-    ("path", "key"), [("/tokenize", "edge.extra_paths"), ("/v1/load_lora_adapter", "edge.control_paths")]
+    ("path", "key"), [("/tokenizer_info", "edge.extra_paths"), ("/v1/load_lora_adapter", "edge.control_paths")]
 )
 async def test_an_unknown_path_names_the_key_that_adds_it(router: PublicEndpoints, path: str, key: str) -> None:
     """In OpenAI's format, with a bounded part of the path."""

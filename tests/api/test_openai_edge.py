@@ -391,14 +391,16 @@ def test_a_request_without_a_model_goes_to_the_only_one() -> None:
         ("GET", "/v1/messages", True),
         ("GET", "/v1/responses/resp_1", False),
         ("POST", "/v1/responses/resp_1", True),
-        ("GET", "/tokenize", False),
-        ("TRACE", "/tokenize", True),
+        ("GET", "/tokenizer_info", False),
+        ("TRACE", "/tokenizer_info", True),
+        ("GET", "/tokenize", True),
+        ("POST", "/tokenize", False),
         ("POST", "/v1/chat/completions", False),
     ],
 )
 def test_which_methods_are_refused(method: str, path: str, refused: bool) -> None:
     """Inference is POST; the operator's paths have the usual methods."""
-    refusal = refusal_of(make_edge(edge=Edge(extra_paths=("/tokenize",))), received(method=method, path=path))
+    refusal = refusal_of(make_edge(edge=Edge(extra_paths=("/tokenizer_info",))), received(method=method, path=path))
     assert isinstance(refusal, MethodNotAllowed) if refused else refusal is None
 
 

@@ -55,7 +55,7 @@ PLAIN = [
     b"/v1/...",
     b"/",
 ]
-UNKNOWN = [b"/v1/chat/completions/", b"/V1/chat/completions", b"/v1/load_lora_adapter", b"/tokenize", b"/v1/x"]
+UNKNOWN = [b"/v1/chat/completions/", b"/V1/chat/completions", b"/v1/load_lora_adapter", b"/tokenizer_info", b"/v1/x"]
 
 
 @pytest.mark.parametrize("url", AMBIGUOUS)
@@ -121,9 +121,15 @@ async def test_a_pod_receives_only_the_path_that_was_checked(url: bytes, status:
 
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("/tokenize", True), ("/Tokenize", False), ("/tokenize/", False), ("/v1/sleep", True), ("/sleep", False)],
+    [
+        ("/extra", True),
+        ("/Extra", False),
+        ("/extra/", False),
+        ("/v1/sleep", True),
+        ("/sleep", False),
+    ],
 )
 def test_the_operators_paths_are_forwarded_exactly(path: str, expected: bool) -> None:
     """`edge.extra_paths` and `edge.control_paths`."""
-    edge = make_edge(edge=Edge(extra_paths=("/tokenize",), control_paths=("/v1/sleep",)))
+    edge = make_edge(edge=Edge(extra_paths=("/extra",), control_paths=("/v1/sleep",)))
     assert bool(edge.methods(path)) is expected

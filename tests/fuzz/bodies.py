@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
+from router.api.body_types import ChatBody, CompletionBody
 from router.api.parse import (
-    ChatBody,
-    CompletionBody,
     has_engine_fields,
     parse_body,
     prompt_fields,
@@ -28,7 +27,7 @@ from router.errors import MalformedRequest
 from router.types import Endpoint
 
 _ANY = msgspec.json.Decoder(float_hook=float)
-_READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.MESSAGES)
+_READ = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.EMBEDDINGS, Endpoint.MESSAGES, Endpoint.TOKENIZE)
 
 
 def fields_for_engines(body: bytes) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""The router answers /tokenize itself, where its pods were shown to have the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.stories.conftest import Deploy, Deployment
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wie lang ist das? 東京"}]
+LONG = "The quick brown fox jumps over the lazy dog. " * 5_000
+"""More tokens than one piece of an answer has."""
+
+
+async def _both(deployment: Deployment, body: dict[str, Any]) -> tuple[httpx.Response, httpx.Response]:
+    """The answers of the router and of an engine."""
+    body = {"model": "demo", **body}
+    async with httpx.AsyncClient(base_url=deployment.engines[0].url) as engine:
+        return await deployment.client.post("/tokenize", json=body), await engine.post("/tokenize", json=body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": MESSAGES},
+        {"messages": MESSAGES, "add_generation_prompt": False},
+        {"prompt": "Hello, world"},
+        {"prompt": "Hello, world", "add_special_tokens": False},
+        {"prompt": ""},
+        {"prompt": LONG},
+    ],
+    ids=lambda body: ", ".join(body),
+)
+async def test_the_router_answers_as_its_pods_do(deploy: Deploy, body: dict[str, Any]) -> None:
+    """With the same fields and tokens, without a request to a pod."""
+    async with deploy(pods=1, engine={"max_model_len": 65_536}) as deployment:
+        own, engine = await _both(deployment, body)
+        assert own.json() == engine.json()
+        assert own.json()["count"] == len(own.json()["tokens"])
+        assert "x-warmroute-pod" not in own.headers
+        assert own.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": MESSAGES, "return_token_strs": True},
+        {"messages": MESSAGES, "prompt": "both"},
+        {"messages": []},
+        {"prompt": ["one", "two"]},
+        {"prompt": None},
+        {},
+    ],
+    ids=str,
+)
+async def test_a_pod_answers_what_the_router_does_not_know(deploy: Deploy, body: dict[str, Any]) -> None:
+    """More than tokens, and bodies that the engine may refuse, with its own words."""
+    async with deploy(pods=1) as deployment:
+        passed, engine = await _both(deployment, body)
+        assert passed.headers["x-warmroute-pod"]
+        assert (passed.status_code, passed.json()) == (engine.status_code, engine.json())
+
+
+async def test_unproven_tokens_come_from_a_pod(deploy: Deploy) -> None:
+    """The pod's context is too short for the self-test, so nothing is proven."""
+    async with deploy(pods=1, engine={"max_model_len": 64}, wait=False) as deployment:
+        await deployment.until(lambda: deployment.ready() == 1)
+        passed, _ = await _both(deployment, {"messages": MESSAGES})
+        assert passed.headers["x-warmroute-pod"]
+        assert passed.json()["tokens"]
+
+
+async def test_detokenize_is_passed_through(deploy: Deploy) -> None:
+    """What tokens decode to is not part of a pod's self-test; the mock engine has no such path."""
+    async with deploy(pods=1) as deployment:
+        passed = await deployment.client.post("/detokenize", json={"model": "demo", "tokens": [1]})
+        assert passed.status_code == 404
+        assert passed.headers["x-warmroute-pod"]
