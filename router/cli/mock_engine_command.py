@@ -82,6 +82,7 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
     """One configuration per engine."""
     priors = load_priors(shipped("config") / "models")
     tokenizer = mock_tokenizer()
+    template = ChatTemplate(tokenizer)
     handoff = HandoffConfig()
     if options.pd:
         handoff = HandoffConfig(
@@ -92,7 +93,8 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
     first = MockEngineConfig(
         models=(options.model,),
         tokenizer=tokenizer,
-        render=ChatTemplate(tokenizer).render,
+        render=template.render,
+        template=template,
         speed=prior_speed(priors, CostPrior(model=options.speed_model, hardware=options.speed_hardware)),
         host=options.host,
         time_scale=options.time_scale,

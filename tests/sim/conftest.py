@@ -12,9 +12,11 @@ import httpx
 import pytest
 import xxhash
 
+from router.cli.mock_engine_command import mock_tokenizer
 from router.errors import MalformedRequest
 from router.hashing import token_array
 from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.template import ChatTemplate
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine
 from router.types import PodSpeed
@@ -72,6 +74,18 @@ def make_config(tokenizer: WordTokenizer) -> MakeConfig:
             "max_model_len": 2048,
         }
         return MockEngineConfig(**(usual | overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_agent_config(make_config: MakeConfig) -> MakeConfig:
+    """The same with the tokenizer and the template of `warmroute mock-engine`."""
+    template = ChatTemplate(mock_tokenizer())
+
+    def make(**overrides: Any) -> MockEngineConfig:
+        own = {"tokenizer": mock_tokenizer(), "render": template.render, "template": template}
+        return make_config(**(own | overrides))
 
     return make
 

@@ -83,9 +83,15 @@ class Deployment:
         return sum(sample.value for family in applied for sample in family.samples) >= published
 
     async def all_trusted(self) -> bool:
-        """Whether every pod has passed its self-test."""
+        """Whether every pod has passed its self-tests, so that no more probes reach it."""
         pods = await self.pods()
-        return bool(pods) and all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in pods)
+        converts = all(engine.config.template is not None for engine in self.engines)
+        return bool(pods) and all(
+            pod["state"] == "ready"
+            and pod["trust"] == "trusted"
+            and (bool(pod["converts"]) or not converts or pod["engine"] != "vllm")
+            for pod in pods
+        )
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]
@@ -134,6 +140,7 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
             "models": ("demo",),
             "tokenizer": tokenizer,
             "render": template.render,
+            "template": template,
             "speed": SPEED,
             "time_scale": 0.0,
         }

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
@@ -18,12 +19,45 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
+from router.sim.mock.sse import encode
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
+from router.types import Endpoint
 
 RELEASE = "0.32.0"
 """vLLM release whose HTTP interface this is."""
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
+
+
+class _Frames(Protocol):
+    """The SSE frames of one streamed response: those before the prefill, those of tokens, and the last ones."""
+
+    def opening(self) -> bytes: ...
+
+    def tokens(self, first: int, end: int) -> list[bytes]: ...
+
+    def closing(self, cached_tokens: int) -> bytes: ...
+
+
+class _Format(NamedTuple):
+    """How an API's responses are encoded."""
+
+    body: Callable[[GenerationRequest, int, int, HandoffFields], bytes]
+    frames: Callable[[GenerationRequest, int], _Frames]
+    error_frames: Callable[[EngineError], bytes]
+
+
+_CHAT_FORMAT = _Format(responses.unary_body, responses.StreamFrames, responses.error_frames)
+_FORMATS = {
+    Endpoint.MESSAGES: _Format(
+        lambda request, _, cached_tokens, handoff: messages_format.message_body(request, cached_tokens, handoff),
+        lambda request, _: messages_format.MessageFrames(request),
+        messages_format.error_frames,
+    ),
+    Endpoint.RESPONSES: _Format(
+        responses_format.response_body, responses_format.ResponseFrames, messages_format.error_frames
+    ),
+}
 
 
 @dataclass(slots=True)
@@ -67,12 +101,15 @@ class EngineApp:
         self._routes: dict[tuple[str, str], _Handler] = {
             ("POST", "/v1/chat/completions"): lambda exchange: self._generate(exchange, self._parser.chat),
             ("POST", "/v1/completions"): lambda exchange: self._generate(exchange, self._parser.completion),
+            ("POST", "/v1/messages"): lambda exchange: self._generate(exchange, self._parser.messages),
+            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
+            ("POST", "/v1/responses"): lambda exchange: self._generate(exchange, self._parser.response),
             ("POST", "/v1/embeddings"): self._embedding,
             ("GET", "/v1/models"): _json(lambda: responses.models_body(config, created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/version"): _json(lambda: responses.encode({"version": RELEASE})),
-            ("GET", "/kv_event_sources"): _json(lambda: responses.encode(event_sources())),
+            ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
+            ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
@@ -95,7 +132,9 @@ class EngineApp:
                 raise EngineError(status.phrase, status=status)
             await handler(exchange)
         except EngineError as error:
-            await exchange.respond(error.status, responses.error_body(error))
+            is_messages = exchange.path.startswith(Endpoint.MESSAGES)
+            body = messages_format.error_body(error) if is_messages else responses.error_body(error)
+            await exchange.respond(error.status, body)
         except asyncio.CancelledError:
             pass  # the client has disconnected
 
@@ -124,7 +163,7 @@ class EngineApp:
         except EngineError as error:
             if not request.stream:
                 raise
-            await exchange.write(responses.error_frames(error), more=False)
+            await exchange.write(_format_of(request).error_frames(error), more=False)
         except StreamLost:
             await exchange.close()
 
@@ -178,7 +217,8 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body = responses.unary_body(self._output_request(generation), int(time.time()), cached_tokens, fields)
+        body_of = _format_of(generation.request).body
+        body = body_of(self._output_request(generation), int(time.time()), cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
         if generation.has_fault(FaultKind.CUT):
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -193,8 +233,11 @@ class EngineApp:
         end = total = len(generation.request.output.tokens)
         if fault is not None and fault.kind is FaultKind.CUT:
             end = min(total, fault.after_chunks)
+        frames_of, created_s = _format_of(generation.request).frames, int(time.time())
+        if opening := frames_of(generation.request, created_s).opening():
+            await exchange.write(opening)
         await tokens.wait_for(min(end, 1))
-        frames = responses.StreamFrames(self._output_request(generation), int(time.time()))
+        frames = frames_of(self._output_request(generation), created_s)
         sent = 0
         while sent < end:
             ready = min(end, await tokens.wait_for(sent + 1))
@@ -251,6 +294,11 @@ class EngineApp:
         tokens = self._parser.tokenize(await exchange.body())
         await exchange.respond(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
 
+    async def _count_tokens(self, exchange: HttpExchange) -> None:
+        tokens = self._parser.count_tokens(await exchange.body())
+        context = {"original_input_tokens": tokens}
+        await exchange.respond(HTTPStatus.OK, encode({"input_tokens": tokens, "context_management": context}))
+
     # --- operations ---
 
     async def _reset_prefix_cache(self, exchange: HttpExchange) -> None:
@@ -266,6 +314,10 @@ class EngineApp:
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
         await exchange.respond(HTTPStatus.OK)
+
+
+def _format_of(request: GenerationRequest) -> _Format:
+    return _FORMATS.get(request.endpoint, _CHAT_FORMAT)
 
 
 def _json(body: Callable[[], bytes]) -> _Handler:

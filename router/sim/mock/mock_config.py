@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from router.errors import ConfigError
+from router.prompt.template import ChatTemplate
 from router.sim.pod import SimPodConfig
 from router.types import BlockHash, Link, Role
 
@@ -75,6 +76,8 @@ class MockEngineConfig(SimPodConfig):
     """Served names; the first is the base model."""
     tokenizer: TextEncoder
     render: Render
+    template: ChatTemplate | None = None
+    """The template that `render` uses; without it, conversions of other APIs refuse what depends on the template."""
     adapters: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 0

@@ -10,16 +10,20 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from router.errors import ClientError
 from router.hashing import token_array
+from router.prompt.apis.conversion import Conversion
+from router.prompt.apis.vllm_messages import VllmMessages
+from router.prompt.apis.vllm_responses import VllmResponses
 from router.prompt.conversation import Unrenderable
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.vocabulary import GeneratedText, Vocabulary
-from router.types import Endpoint
+from router.sim.mock.tool_calls import ToolCall, next_call, with_call
+from router.sim.mock.vocabulary import GeneratedText, Vocabulary, generated_call
+from router.types import CONVERTED, Endpoint
 
 _T = TypeVar("_T")
 _Prompts: TypeAlias = str | list[int | str | list[int]]
@@ -40,7 +44,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _GenerationBody(msgspec.Struct, kw_only=True):
-    """Fields of both generation endpoints. Unknown fields are ignored, as in vLLM."""
+    """Fields of all generation endpoints. Unknown fields are ignored, as in vLLM."""
 
     model: str | None = None
     n: int | None = 1
@@ -68,6 +72,18 @@ class _CompletionBody(_GenerationBody, kw_only=True):
     prompt: _Prompts
 
 
+class _MessagesBody(_GenerationBody, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_tokens: int
+
+
+class _ResponsesBody(_GenerationBody, kw_only=True):
+    input: str | list[dict[str, Any]]
+    max_output_tokens: int | None = None
+    request_id: str | None = None
+    previous_response_id: str | None = None
+
+
 class _EmbeddingBody(msgspec.Struct, kw_only=True):
     input: _Prompts
     model: str | None = None
@@ -84,6 +100,14 @@ _HANDOFF_FIELDS = (
     *("kv_transfer_params", "disaggregated_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
 )
+
+
+class _Prompt(NamedTuple):
+    """A prompt, and the call that answers it with its tokens, if it asks for one."""
+
+    tokens: array[int]
+    call: ToolCall | None = None
+    call_tokens: array[int] = token_array()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +142,8 @@ class RequestParser:
     def __init__(self, config: MockEngineConfig) -> None:
         self._config = config
         self._vocabulary = Vocabulary(config.tokenizer)
+        self._from_messages = VllmMessages(config.template)
+        self._from_responses = VllmResponses(config.template)
 
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
@@ -127,9 +153,9 @@ class RequestParser:
             raise EngineError("messages must not be empty", param="messages")
         given_tokens = self._given_tokens(chat)
         if given_tokens is None:
-            prompt = self._encode(self._render(raw), bool(chat.add_special_tokens))
+            prompt = self._chat_prompt(raw, bool(chat.add_special_tokens))
         else:
-            prompt = _token_ids(given_tokens)
+            prompt = _Prompt(_token_ids(given_tokens))
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
@@ -139,8 +165,32 @@ class RequestParser:
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
-        request_id = f"cmpl-{request_id}"
-        return self._generation(request_id, Endpoint.COMPLETIONS, completion, prompts[0], completion.max_tokens)
+        request_id, prompt = f"cmpl-{request_id}", _Prompt(prompts[0])
+        return self._generation(request_id, Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
+
+    def messages(self, body: bytes, request_id: str) -> GenerationRequest:
+        """A request of Anthropic's messages API."""
+        raw = decode_body(body, dict[str, Any])
+        asked = _convert(raw, _MessagesBody)
+        prompt = self._converted_prompt(self._from_messages, raw)
+        return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
+
+    def count_tokens(self, body: bytes) -> int:
+        """Prompt tokens of a body of the messages API."""
+        raw = decode_body(body, dict[str, Any])
+        self._model(_convert(raw, _TokenizeBody).model)
+        return len(self._converted_prompt(self._from_messages, raw).tokens)
+
+    def response(self, body: bytes, request_id: str) -> GenerationRequest:
+        """A request of the Responses API. Responses are not stored."""
+        raw = decode_body(body, dict[str, Any])
+        asked = _convert(raw, _ResponsesBody)
+        if asked.previous_response_id is not None:
+            message = f"Response with id '{asked.previous_response_id}' not found."
+            raise EngineError(message, status=HTTPStatus.NOT_FOUND, param="response_id")
+        prompt = self._converted_prompt(self._from_responses, raw)
+        request_id = asked.request_id or f"resp_{request_id}"
+        return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
 
     def garbled(self, request: GenerationRequest) -> GenerationRequest:
         """The same request with the wrong output that KV of another prompt produces."""
@@ -171,18 +221,18 @@ class RequestParser:
         request_id: str,
         endpoint: Endpoint,
         body: _GenerationBody,
-        prompt: array[int],
+        prompt: _Prompt,
         max_tokens: int | None,
     ) -> GenerationRequest:
         model, adapter = self._model(body.model)
         _check_options(body, max_tokens)
-        self._check_length(len(prompt), max_tokens or 1)
+        self._check_length(len(prompt.tokens), max_tokens or 1)
         return GenerationRequest(
             id=request_id,
             endpoint=endpoint,
             model=model,
-            prompt=prompt,
-            output=self._vocabulary.generate(prompt, max_tokens, self._config.max_model_len - len(prompt)),
+            prompt=prompt.tokens,
+            output=self._output(endpoint, body, prompt, max_tokens),
             adapter=adapter,
             salt=body.cache_salt or "",
             stream=bool(body.stream),
@@ -190,6 +240,33 @@ class RequestParser:
             return_token_ids=bool(body.return_token_ids),
             handoff={name: value for name in _HANDOFF_FIELDS if (value := getattr(body, name)) is not None},
         )
+
+    def _output(
+        self, endpoint: Endpoint, body: _GenerationBody, prompt: _Prompt, max_tokens: int | None
+    ) -> GeneratedText:
+        """The output. `max_tokens` is its exact length where clients need not limit it, so that load tests can choose
+        the length; agents' APIs have `min_tokens` for that."""
+        available = self._config.max_model_len - len(prompt.tokens)
+        limit = available if max_tokens is None else min(max_tokens, available)
+        if prompt.call is not None:
+            return generated_call(prompt.call, prompt.call_tokens, limit)
+        if endpoint in CONVERTED:
+            return self._vocabulary.generate(prompt.tokens, None, limit, body.min_tokens or 0)
+        return self._vocabulary.generate(prompt.tokens, max_tokens, available)
+
+    def _chat_prompt(self, chat: Mapping[str, Any], add_special_tokens: bool = False) -> _Prompt:
+        text = self._render(chat)
+        tokens = self._encode(text, add_special_tokens)
+        if (call := next_call(chat)) is None:
+            return _Prompt(tokens)
+        written = self._render(with_call(chat, call)).removeprefix(text)
+        return _Prompt(tokens, call, self._encode(written, False))
+
+    def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any]) -> _Prompt:
+        try:
+            return self._chat_prompt(conversion.chat(raw))
+        except Unrenderable as error:
+            raise EngineError(str(error)) from error
 
     def _given_tokens(self, chat: _ChatBody) -> object:
         """The prompt tokens that a prefill leg returned, if they are in the field that this engine reads; else None."""

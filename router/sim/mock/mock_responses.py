@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any
 
-import msgspec
 import xxhash
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters
+from router.sim.mock.sse import data_event, encode, error_type
 from router.sim.pod import SimPod
 from router.types import Endpoint
 
@@ -24,19 +23,11 @@ DONE = b"data: [DONE]\n\n"
 EMBEDDING_DIMENSIONS = 8
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-_ERROR_TYPES = {
-    HTTPStatus.BAD_REQUEST: "BadRequestError",
-    HTTPStatus.NOT_FOUND: "NotFoundError",
-    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
-}
-
-encode = msgspec.json.Encoder().encode
-
 
 def error_body(error: EngineError) -> bytes:
     """`{"error": {message, type, param, code}}`, where `code` is the HTTP status as an int."""
-    kind = _ERROR_TYPES.get(error.status, error.status.phrase)
-    return encode({"error": {"message": str(error), "type": kind, "param": error.param, "code": int(error.status)}})
+    fields = {"message": str(error), "type": error_type(error), "param": error.param, "code": int(error.status)}
+    return encode({"error": fields})
 
 
 def error_frames(error: EngineError) -> bytes:
@@ -92,7 +83,7 @@ def unary_body(
     text = "".join(output.texts)
     chat = request.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
-    choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+    choice |= {"message": _chat_message(request, text)} if chat else {"text": text}
     choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": None}
     body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice)
     if request.return_token_ids:
@@ -112,6 +103,10 @@ class StreamFrames:
         self._created_s = created_s
         self._object = "chat.completion.chunk" if self._chat else "text_completion"
 
+    def opening(self) -> bytes:
+        """What is sent before the first token: nothing."""
+        return b""
+
     def tokens(self, first: int, end: int) -> list[bytes]:
         """One frame per token in `[first, end)`; before token 0 of a chat, the frame with the role."""
         frames = [self._token(index) for index in range(first, end)]
@@ -127,33 +122,48 @@ class StreamFrames:
         frames = self._frame(empty, request.output.finish_reason, {})
         if request.include_usage:
             counts = usage(request, len(request.output.tokens), cached_tokens)
-            frames += _sse(_envelope(request, self._created_s, self._object) | {"usage": counts})
+            frames += data_event(_envelope(request, self._created_s, self._object) | {"usage": counts})
         return frames + DONE
 
     def _token(self, index: int) -> bytes:
         output = self._request.output
         text = output.texts[index]
-        choice: dict[str, Any] = {"delta": {"content": text}} if self._chat else {"text": text}
+        choice: dict[str, Any] = {"delta": self._delta(index, text)} if self._chat else {"text": text}
         if self._request.return_token_ids:
             choice["token_ids"] = (output.tokens[index],)
             if index == 0 and not self._chat:
                 choice |= self._prompt_token_ids()
         return self._frame(choice, None, {})
 
+    def _delta(self, index: int, text: str) -> dict[str, Any]:
+        if self._request.output.call is None:
+            return {"content": text}
+        if index == 0:
+            return {"tool_calls": [{"index": 0, **_call(self._request, text)}]}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+
     def _prompt_token_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": self._request.prompt.tolist()} if self._request.return_token_ids else {}
 
     def _frame(self, choice: dict[str, Any], finish_reason: str | None, extra: dict[str, Any]) -> bytes:
         choice = {"index": 0, **choice, "logprobs": None, "finish_reason": finish_reason}
-        return _sse(_envelope(self._request, self._created_s, self._object, choice) | extra)
+        return data_event(_envelope(self._request, self._created_s, self._object, choice) | extra)
+
+
+def _chat_message(request: GenerationRequest, text: str) -> dict[str, Any]:
+    if request.output.call is None:
+        return {"role": "assistant", "content": text}
+    return {"role": "assistant", "content": None, "tool_calls": [_call(request, text)]}
+
+
+def _call(request: GenerationRequest, arguments: str) -> dict[str, Any]:
+    assert request.output.call is not None
+    function = {"name": request.output.call.name, "arguments": arguments}
+    return {"id": f"call_{request.id}", "type": "function", "function": function}
 
 
 def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
     return {"id": request.id, "object": kind, "created": created_s, "model": request.model, "choices": choices}
-
-
-def _sse(body: dict[str, Any]) -> bytes:
-    return b"data: " + encode(body) + b"\n\n"
 
 
 def _card(name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int) -> dict[str, Any]:

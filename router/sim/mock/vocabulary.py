@@ -7,14 +7,16 @@ the generated tokens, and their blocks match. The words depend on a hash of the 
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from random import Random
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import xxhash
 
 from router.errors import ConfigError
 from router.sim.mock.mock_config import TextEncoder
+from router.sim.mock.tool_calls import ToolCall
 
 _LIST = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -26,19 +28,29 @@ WORDS = tuple(_LIST.split())
 
 MIN_STOP_TOKENS, MAX_STOP_TOKENS = 16, 64
 """Length range of an output without `max_tokens`."""
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "not_finished"]
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedText:
-    """A complete output; `texts[i]` is the text of token i."""
+    """A complete output; `texts[i]` is the text of token i, of a call its part of the arguments."""
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
-    finish_reason: Literal["stop", "length", "not_finished"]
+    finish_reason: FinishReason
+    call: ToolCall | None = None
 
     def first_token(self, finish_reason: Literal["length", "not_finished"]) -> GeneratedText:
         """The output cut after its first token."""
-        return GeneratedText(self.tokens[:1], self.texts[:1], finish_reason)
+        return replace(self, tokens=self.tokens[:1], texts=self.texts[:1], finish_reason=finish_reason)
+
+
+def generated_call(call: ToolCall, tokens: array[int], max_tokens: int) -> GeneratedText:
+    """The output that is a call, encoded as `tokens`, or the first `max_tokens` of them."""
+    ends = [len(call.arguments) * count // len(tokens) for count in range(len(tokens) + 1)]
+    texts = tuple(call.arguments[start:end] for start, end in pairwise(ends))
+    reason: FinishReason = "tool_calls" if len(tokens) <= max_tokens else "length"
+    return GeneratedText(tuple(tokens[:max_tokens]), texts[:max_tokens], reason, call)
 
 
 class Vocabulary:
@@ -54,22 +66,24 @@ class Vocabulary:
         if not self._following:
             raise ConfigError("mock engine: this tokenizer has none of the answer words as one token")
 
-    def generate(self, prompt: array[int], max_tokens: int | None, available_tokens: int) -> GeneratedText:
-        """The output for `prompt`: exactly `max_tokens` long where given, else of a length that depends on the prompt;
-        never longer than `available_tokens`."""
+    def generate(
+        self, prompt: array[int], tokens: int | None, available_tokens: int, least_tokens: int = 0
+    ) -> GeneratedText:
+        """The output for `prompt`: exactly `tokens` long where given, else of a length that depends on the prompt, but
+        of `least_tokens`; never longer than `available_tokens`."""
         seed = xxhash.xxh3_64_intdigest(prompt.tobytes())
-        stop_tokens = MIN_STOP_TOKENS + seed % (MAX_STOP_TOKENS - MIN_STOP_TOKENS + 1)
-        length = min(stop_tokens if max_tokens is None else max_tokens, available_tokens)
+        stop_tokens = max(MIN_STOP_TOKENS + seed % (MAX_STOP_TOKENS - MIN_STOP_TOKENS + 1), least_tokens)
+        length = min(stop_tokens if tokens is None else tokens, available_tokens)
         words = Random(seed).choices(self._following, k=length - 1)
-        tokens, texts = zip(self._opening, *words, strict=True)
-        stopped = max_tokens is None and length == stop_tokens
-        return GeneratedText(tokens, texts, "stop" if stopped else "length")
+        generated, texts = zip(self._opening, *words, strict=True)
+        stopped = tokens is None and length == stop_tokens
+        return GeneratedText(generated, texts, "stop" if stopped else "length")
 
     def garbled(self, output: GeneratedText) -> GeneratedText:
         """The output that wrong KV produces: of the same length, and wrong from its first token."""
         words = Random("".join(output.texts)).choices(self._following, k=len(output.tokens))
         tokens, texts = zip(*words, strict=True)
-        return GeneratedText(tokens, texts, output.finish_reason)
+        return replace(output, tokens=tokens, texts=texts)
 
 
 def _opening_word(tokenizer: TextEncoder) -> tuple[int, str]:
