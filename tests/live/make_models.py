@@ -1,6 +1,6 @@
 """Creates the models of the live tests.
 
-Two tiny random-weight models with real tokenizers: seeded, greedy-deterministic, a few MB of weights. Their speed and
+Three tiny random-weight models with real tokenizers: seeded, greedy-deterministic, a few MB of weights. Their speed and
 output mean nothing, but blocks, events and cached tokens are real. Runs in vLLM's environment (torch, transformers):
 `make_models.py HOME CHAT_TEMPLATE`.
 """
@@ -13,7 +13,14 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SMALL = {
     "hidden_size": 128,
@@ -61,6 +68,39 @@ def make_llama(home: Path, template: Path) -> None:
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(target)
 
 
+def make_qwen2_vl(home: Path) -> None:
+    """Qwen2-VL with Qwen3's tokenizer, which has the same special tokens, its own template and picture sizes."""
+    target = home / "model" / "tiny-qwen2-vl"
+    copy_tokenizer(home / "tokenizer" / "qwen3", target)
+    settings_path = target / "tokenizer_config.json"
+    settings = json.loads(settings_path.read_text())
+    settings.pop("chat_template", None)
+    settings_path.write_text(json.dumps(settings, ensure_ascii=False, indent=1))
+    shutil.copy(Path(__file__).with_name("qwen2_vl.jinja"), target / "chat_template.jinja")
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (target / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
+    torch.manual_seed(0)
+    text = {name: value for name, value in SMALL.items() if name not in ("head_dim", "dtype", "tie_word_embeddings")}
+    text |= {"vocab_size": 151936, "bos_token_id": 151643, "eos_token_id": 151645}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}}
+    vision = {"depth": 1, "embed_dim": 64, "hidden_size": SMALL["hidden_size"], "num_heads": 2, "mlp_ratio": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, dtype="bfloat16")
+    Qwen2VLForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(target)
+    generation = {"bos_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": False}
+    (target / "generation_config.json").write_text(json.dumps(generation))
+
+
 if __name__ == "__main__":
     make_qwen3(Path(sys.argv[1]))
     make_llama(Path(sys.argv[1]), Path(sys.argv[2]))
+    make_qwen2_vl(Path(sys.argv[1]))
