@@ -1,0 +1,213 @@
+"""How much a tenant may use in a minute, and at once.
+
+A request is counted in three steps. It begins: one request more, unless a limit is reached. It is decided: the tokens
+that its pod will have to compute, as predicted, and those that it will probably generate, if they fit. It ends: what it
+really cost replaces what was expected. A request that is refused costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeAlias
+
+import msgspec
+from pydantic import ConfigDict, Field
+
+from router.admission.meter import Dimension, Meter
+from router.admission.sharing import MeterSharing
+
+FIRST_OUTPUT_TOKENS = 256
+"""Expected length of an answer before any has ended."""
+_LENGTH_WEIGHT = 0.1
+"""Weight of the last answer in the mean length."""
+
+_Limit: TypeAlias = Annotated[int, Field(gt=0, le=10**12)] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """Limits of one tenant; None: no limit. A cached prompt token costs nothing."""
+
+    model: str = ""
+    """The model or adapter that it is for; empty: for all together."""
+    requests_per_minute: _Limit = None
+    uncached_prompt_tokens_per_minute: _Limit = None
+    output_tokens_per_minute: _Limit = None
+    concurrent_requests: _Limit = None
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    def limits(self) -> dict[Dimension, int]:
+        """Its limits that are set."""
+        found = {
+            Dimension.REQUESTS: self.requests_per_minute,
+            Dimension.PROMPT: self.uncached_prompt_tokens_per_minute,
+            Dimension.OUTPUT: self.output_tokens_per_minute,
+            Dimension.CONCURRENT: self.concurrent_requests,
+        }
+        return {dimension: limit for dimension, limit in found.items() if limit is not None}
+
+
+class Short(msgspec.Struct, frozen=True):
+    """A request that does not fit: the limit, and when it would fit (None: never). `may_fit`: another process may have
+    what it needs, so that it is worth waiting for the next exchange of shares."""
+
+    dimension: Dimension
+    limit: int
+    remaining: int
+    amount: int
+    retry_after_s: float | None
+    may_fit: bool = False
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How much of a limit is left, and in how many seconds all of it is."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class Applied:
+    """The meters of a tenant's requests to one model."""
+
+    __slots__ = ("concurrent", "counted", "mean_output", "output", "prompt", "quotas", "requests", "tokens")
+
+    def __init__(self, quotas: Sequence[Quota], meters: Sequence[Meter]) -> None:
+        self.quotas = quotas
+        by_dimension = {one: tuple(each for each in meters if each.dimension is one) for one in Dimension}
+        self.requests, self.concurrent = by_dimension[Dimension.REQUESTS], by_dimension[Dimension.CONCURRENT]
+        self.prompt, self.output = by_dimension[Dimension.PROMPT], by_dimension[Dimension.OUTPUT]
+        self.counted, self.tokens = self.requests + self.concurrent, self.prompt + self.output
+        self.mean_output = float(FIRST_OUTPUT_TOKENS)
+
+
+class Hold(msgspec.Struct, eq=False):
+    """What one request has been counted with, from its begin to its end."""
+
+    applied: Applied
+    second: int
+    """In which it began."""
+    tokens_second: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    has_ended: bool = False
+
+    def expected_output(self, max_output_tokens: int | None) -> int:
+        """Expected length of the answer: that of the tenant's recent answers, at most what the client allows."""
+        mean = int(self.applied.mean_output)
+        return mean if max_output_tokens is None else min(mean, max_output_tokens)
+
+
+class Quotas:
+    """The meters of all tenants. `sharing`: with the other processes that enforce the same limits; None if this one is
+    alone. `now_s`: of a clock that never goes back."""
+
+    def __init__(self, sharing: MeterSharing | None = None) -> None:
+        self.sharing = sharing
+        self._meters: dict[str, Meter] = {}
+        self._applied: dict[tuple[str, str, str], Applied] = {}
+
+    def begin(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str, now_s: float) -> Hold | Short:
+        """Count a request of a tenant with these quotas, to this base model and adapter, unless a limit is reached."""
+        applied = self._applied.get((tenant, model, adapter))
+        if applied is None or applied.quotas is not quotas:
+            applied = self._apply(tenant, quotas, model, adapter)
+        second = int(now_s)
+        for meter in applied.counted:
+            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+                return self._short(meter, now_s, 1)
+        for meter in applied.tokens:
+            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+                return self._short(meter, now_s, 1)
+        for meter in applied.counted:
+            meter.add(second, 1)
+        return Hold(applied, second)
+
+    def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
+        """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back."""
+        applied, second = hold.applied, int(now_s)
+        for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
+            for meter in meters:
+                if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
+                    return self._short(meter, now_s, amount)
+        hold.tokens_second, hold.prompt_tokens, hold.output_tokens = second, prompt_tokens, output_tokens
+        for meter in applied.prompt:
+            meter.add(second, prompt_tokens)
+        for meter in applied.output:
+            meter.add(second, output_tokens)
+        return None
+
+    def refuse(self, hold: Hold) -> None:
+        """Take back what a request was counted with that is not served."""
+        if not hold.has_ended:
+            for meter in hold.applied.requests:
+                meter.take_back(hold.second, 1)
+            self.end(hold, 0, 0, hold.tokens_second)
+
+    def end(self, hold: Hold, prompt_tokens: int | None, output_tokens: int | None, now_s: float) -> None:
+        """Replace the expected by the real cost; None: unknown. Idempotent."""
+        if hold.has_ended:
+            return
+        hold.has_ended = True
+        applied, second = hold.applied, int(now_s)
+        for meter in applied.concurrent:
+            meter.take_back(second, 1)
+        if prompt_tokens is not None:
+            _correct(applied.prompt, hold.tokens_second, second, prompt_tokens - hold.prompt_tokens)
+        if output_tokens is not None:
+            _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
+            if output_tokens:
+                applied.mean_output += _LENGTH_WEIGHT * (output_tokens - applied.mean_output)
+
+    # --- slow paths ---
+
+    def _apply(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
+        """The meters of these quotas that are for the model: known ones keep what they have counted."""
+        meters = [
+            self._meter(tenant, quota.model, dimension, limit)
+            for quota in quotas
+            if quota.model in ("", model, adapter)
+            for dimension, limit in quota.limits().items()
+        ]
+        applied = self._applied[tenant, model, adapter] = Applied(quotas, meters)
+        return applied
+
+    def _meter(self, tenant: str, model: str, dimension: Dimension, limit: int) -> Meter:
+        key = "\0".join((tenant, model, dimension.name))
+        meter = self._meters.get(key)
+        if meter is None:
+            changed = self.sharing.changed if self.sharing is not None else None
+            meter = self._meters[key] = Meter(key, dimension, limit, changed)
+        elif meter.limit != limit:
+            meter.limit = limit
+            meter.ceiling = limit if self.sharing is None else min(meter.ceiling, limit)
+        return meter
+
+    def _admits_away(self, meter: Meter, second: int, amount: int) -> bool:
+        """Whether the amount fits into the local share while other processes cannot be reached."""
+        return self.sharing is not None and self.sharing.admits_away(meter, second, amount)
+
+    def _short(self, meter: Meter, now_s: float, amount: int) -> Short:
+        remaining = meter.remaining(int(now_s))
+        may_fit = self.sharing is not None and not self.sharing.is_away and amount <= remaining
+        if may_fit:
+            meter.wait_for(amount)
+        return Short(meter.dimension, meter.limit, remaining, amount, meter.retry_after_s(now_s, amount), may_fit)
+
+
+def _correct(meters: Sequence[Meter], counted_second: int, second: int, more: int) -> None:
+    for meter in meters:
+        if more > 0:
+            meter.add(second, more)
+        elif more:
+            meter.take_back(counted_second, -more)
+
+
+def standing(meters: Sequence[Meter], now_s: float) -> Standing | None:
+    """Of the limit that has the smallest part left; None without one."""
+    if not meters:
+        return None
+    second = int(now_s)
+    meter = meters[0] if len(meters) == 1 else min(meters, key=lambda one: one.remaining(second) / one.limit)
+    return Standing(meter.limit, meter.remaining(second), meter.reset_s(now_s))

@@ -1,0 +1,150 @@
+"""A tenant uses what its quotas allow: no more, and what requests really cost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.admission.meter import Dimension
+from router.admission.quotas import FIRST_OUTPUT_TOKENS, Hold, Quota, Quotas, Short, standing
+
+NOW_S = 1000.25
+
+
+def begun(quotas: Quotas, limits: tuple[Quota, ...], now_s: float = NOW_S, model: str = "m", adapter: str = "") -> Hold:
+    found = quotas.begin("tenant", limits, model, adapter, now_s)
+    assert isinstance(found, Hold), found
+    return found
+
+
+def refused(quotas: Quotas, limits: tuple[Quota, ...], now_s: float = NOW_S, model: str = "m") -> Short:
+    found = quotas.begin("tenant", limits, model, "", now_s)
+    assert isinstance(found, Short), found
+    return found
+
+
+def test_requests_are_refused_above_the_limit_until_a_minute_has_passed() -> None:
+    quotas, limits = Quotas(), (Quota(requests_per_minute=2),)
+    for _ in range(2):
+        quotas.end(begun(quotas, limits), None, None, NOW_S)
+    short = refused(quotas, limits)
+    assert (short.dimension, short.limit, short.remaining, short.may_fit) == (Dimension.REQUESTS, 2, 0, False)
+    assert short.retry_after_s == 60.75
+    assert isinstance(quotas.begin("tenant", limits, "m", "", NOW_S + 60.7), Short)
+    begun(quotas, limits, NOW_S + short.retry_after_s)
+
+
+def test_tenants_do_not_share_a_quota() -> None:
+    quotas, limits = Quotas(), (Quota(requests_per_minute=1),)
+    begun(quotas, limits)
+    refused(quotas, limits)
+    assert isinstance(quotas.begin("other", limits, "m", "", NOW_S), Hold)
+
+
+def test_a_request_that_has_ended_makes_place_for_another() -> None:
+    quotas, limits = Quotas(), (Quota(concurrent_requests=1),)
+    hold = begun(quotas, limits)
+    assert refused(quotas, limits).dimension is Dimension.CONCURRENT
+    quotas.end(hold, None, None, NOW_S)
+    quotas.end(hold, None, None, NOW_S)
+    begun(quotas, limits)
+    refused(quotas, limits)
+
+
+def test_a_model_has_its_own_quota_besides_that_for_all_together() -> None:
+    """An adapter may be named, too."""
+    quotas = Quotas()
+    limits = (Quota(requests_per_minute=3), Quota(model="m", requests_per_minute=1), Quota(model="a"))
+    begun(quotas, limits)
+    assert refused(quotas, limits).limit == 1
+    begun(quotas, limits, model="n")
+    begun(quotas, limits, model="n", adapter="a")
+    assert refused(quotas, limits, model="n").limit == 3
+
+
+def test_tokens_are_charged_when_their_number_is_known() -> None:
+    quotas, limits = Quotas(), (Quota(uncached_prompt_tokens_per_minute=100),)
+    assert quotas.charge(begun(quotas, limits), 60, 0, NOW_S) is None
+    hold = begun(quotas, limits)
+    short = quotas.charge(hold, 41, 0, NOW_S + 1)
+    assert short is not None and (short.remaining, short.amount) == (40, 41)
+    assert quotas.charge(hold, 40, 0, NOW_S + 1) is None
+    assert refused(quotas, limits).dimension is Dimension.PROMPT
+
+
+def test_a_refused_request_costs_nothing() -> None:
+    quotas, limits = Quotas(), (Quota(requests_per_minute=1, concurrent_requests=1, output_tokens_per_minute=10),)
+    hold = begun(quotas, limits)
+    assert quotas.charge(hold, 5, 11, NOW_S) is not None
+    quotas.refuse(hold)
+    quotas.refuse(hold)
+    assert quotas.charge(begun(quotas, limits), 5, 10, NOW_S) is None
+
+
+def test_a_prompt_above_the_limit_never_fits() -> None:
+    quotas, limits = Quotas(), (Quota(uncached_prompt_tokens_per_minute=100),)
+    short = quotas.charge(begun(quotas, limits), 101, 0, NOW_S)
+    assert short is not None and short.retry_after_s is None
+
+
+def test_the_real_cost_replaces_the_expected_one() -> None:
+    """Less is taken back where it was counted; more counts when the request ends."""
+    limits = (Quota(uncached_prompt_tokens_per_minute=100, output_tokens_per_minute=1000),)
+    for prompt, output, used in ((20, 300, [20, 300]), (90, 800, [90, 800]), (None, None, [60, 256])):
+        quotas = Quotas()
+        hold = begun(quotas, limits)
+        quotas.charge(hold, 60, hold.expected_output(None), NOW_S)
+        quotas.end(hold, prompt, output, NOW_S + 30)
+        now = [standing(meters, NOW_S + 30) for meters in (hold.applied.prompt, hold.applied.output)]
+        assert [each and each.limit - each.remaining for each in now] == used
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
+    """But not longer than the client allows."""
+    quotas, limits = Quotas(), (Quota(output_tokens_per_minute=10**6),)
+    assert begun(quotas, limits).expected_output(None) == FIRST_OUTPUT_TOKENS
+    for _ in range(100):
+        quotas.end(begun(quotas, limits), None, 40, NOW_S)
+    assert begun(quotas, limits).expected_output(None) == 40
+    assert begun(quotas, limits).expected_output(5) == 5
+
+
+def test_new_limits_keep_what_was_counted() -> None:
+    quotas = Quotas()
+    for _ in range(3):
+        begun(quotas, limits := (Quota(requests_per_minute=3),))
+    refused(quotas, limits)
+    begun(quotas, (Quota(requests_per_minute=4),))
+    refused(quotas, (Quota(requests_per_minute=2),))
+
+
+def test_the_standing_is_that_of_the_tightest_limit() -> None:
+    quotas = Quotas()
+    hold = begun(quotas, (Quota(requests_per_minute=10), Quota(model="m", requests_per_minute=4)))
+    found = standing(hold.applied.requests, NOW_S)
+    assert found is not None and (found.limit, found.remaining, found.reset_s) == (4, 3, 60.75)
+    assert standing(hold.applied.prompt, NOW_S) is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 20), st.integers(0, 60), st.integers(0, 60), st.floats(0, 90)), max_size=40),
+    st.integers(1, 100),
+)
+def test_expected_costs_never_exceed_the_limit_in_any_minute(
+    requests: list[tuple[float, int, int, float]], limit: int
+) -> None:
+    """Where requests cost no more than expected."""
+    quotas, limits, now_s = Quotas(), (Quota(uncached_prompt_tokens_per_minute=limit),), NOW_S
+    charged: list[tuple[float, int]] = []
+    for wait_s, expected, saved, lasts_s in requests:
+        now_s += wait_s
+        hold = quotas.begin("tenant", limits, "m", "", now_s)
+        if isinstance(hold, Short):
+            continue
+        if quotas.charge(hold, expected, 0, now_s) is not None:
+            quotas.refuse(hold)
+            continue
+        quotas.end(hold, max(0, expected - saved), 0, now_s + lasts_s)
+        charged.append((now_s, max(0, expected - saved)))
+    for begin_s, _ in charged:
+        assert sum(amount for at_s, amount in charged if begin_s <= at_s < begin_s + 60) <= limit

@@ -1,0 +1,216 @@
+"""Processes that share limits keep them together, even if messages are late or lost."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.admission.quotas import Hold, Quota, Quotas, Short
+from router.admission.shares import Grants, ShareBook, ShareReport, away_ceiling
+from router.admission.sharing import TOLERANCE, MeterSharing
+
+MEMBERS = 3
+
+
+class Member:
+    """One process: its quotas and what is on its way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sharing = MeterSharing(MEMBERS)
+        self.quotas = Quotas(self.sharing)
+        self.sent: list[ShareReport] | None = None
+        self.answer: Grants | None = None
+
+
+class SharedLimits(RuleBasedStateMachine):
+    """Three processes that use one book. Exchanges take time; any rule may come in between."""
+
+    @initialize(limit=st.integers(1, 400))
+    def begin(self, limit: int) -> None:
+        self.now_s, self.book = 1000.0, ShareBook()
+        self.limits = (Quota(requests_per_minute=limit, concurrent_requests=limit),)
+        self.members = [Member(name) for name in "abc"]
+        self.admitted: list[float] = []
+        self.open: list[tuple[Member, Hold]] = []
+        for member in self.members:
+            self.complete(member)  # else they begin with their local shares
+
+    def complete(self, member: Member) -> None:
+        member.sharing.granted(
+            self.book.exchange(member.name, member.sharing.reports(self.now_s), self.now_s), self.now_s
+        )
+
+    @rule(which=st.integers(0, MEMBERS - 1), count=st.integers(1, 200))
+    def request(self, which: int, count: int) -> None:
+        member = self.members[which]
+        for _ in range(count):
+            found = member.quotas.begin("t", self.limits, "m", "", self.now_s)
+            if isinstance(found, Short):
+                break
+            self.admitted.append(self.now_s)
+            self.open.append((member, found))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        member, hold = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        member.quotas.end(hold, None, None, self.now_s)
+
+    @rule(which=st.integers(0, MEMBERS - 1))
+    def send(self, which: int) -> None:
+        member = self.members[which]
+        if member.sent is None and member.answer is None:
+            member.sent = member.sharing.reports(self.now_s)
+
+    @rule(which=st.integers(0, MEMBERS - 1))
+    def arrive(self, which: int) -> None:
+        member = self.members[which]
+        if member.sent is not None:
+            member.answer, member.sent = self.book.exchange(member.name, member.sent, self.now_s), None
+
+    @rule(which=st.integers(0, MEMBERS - 1))
+    def answer(self, which: int) -> None:
+        member = self.members[which]
+        if member.answer is not None:
+            member.sharing.granted(member.answer, self.now_s)
+            member.answer = None
+
+    @rule(wait_s=st.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0, 20.0, 61.0]))
+    def wait(self, wait_s: float) -> None:
+        """All members report in time, also those that have nothing to do."""
+        until_s = self.now_s + wait_s
+        while self.now_s < until_s:
+            self.now_s = min(self.now_s + 1, until_s)
+            for member in self.members:
+                if member.sent is None and member.answer is None:
+                    self.complete(member)
+                else:
+                    self.arrive(self.members.index(member))
+                    self.answer(self.members.index(member))
+
+    @invariant()
+    def the_limit_is_kept(self) -> None:
+        if hasattr(self, "members"):
+            limit = self.limits[0].requests_per_minute
+            assert limit is not None
+            most = limit * (1 + TOLERANCE)
+            assert sum(at_s > self.now_s - 60 for at_s in self.admitted) <= most
+            assert len(self.open) <= most
+
+
+TestSharedLimits = SharedLimits.TestCase
+TestSharedLimits.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def exchange(book: ShareBook, *members: Member, now_s: float = 0.0) -> None:
+    for member in members:
+        member.sharing.granted(book.exchange(member.name, member.sharing.reports(now_s), now_s), now_s)
+
+
+def admitted(member: Member, limits: tuple[Quota, ...], count: int, now_s: float) -> int:
+    """How many of `count` requests are admitted one after the other."""
+    found = (member.quotas.begin("t", limits, "m", "", now_s) for _ in range(count))
+    return sum(isinstance(one, Hold) for one in found)
+
+
+def test_one_process_can_use_the_whole_limit() -> None:
+    """Where the others use nothing."""
+    book, limits = ShareBook(), (Quota(requests_per_minute=100),)
+    busy, idle = Member("busy"), Member("idle")
+    exchange(book, busy, idle)
+    assert admitted(idle, limits, 1, 0) == 0
+    exchange(book, idle)
+    assert admitted(idle, limits, 1, 0) == 1
+    count = 0
+    for turn in range(400):
+        now_s = 12 + turn / 20
+        count += admitted(busy, limits, 5, now_s)
+        exchange(book, busy, idle, now_s=now_s)
+    assert 99 <= count <= 100 * (1 + TOLERANCE)
+
+
+def test_a_request_waits_only_where_another_process_may_have_a_share() -> None:
+    book, limits = ShareBook(), (Quota(requests_per_minute=10),)
+    one, other = Member("one"), Member("other")
+    exchange(book, one, other)
+    first = one.quotas.begin("t", limits, "m", "", 0)
+    assert isinstance(first, Short) and first.may_fit
+    for turn in range(100):
+        admitted(one, limits, 10, turn / 20)
+        exchange(book, one, now_s=turn / 20)
+    full = one.quotas.begin("t", limits, "m", "", 5)
+    assert isinstance(full, Short) and not full.may_fit and full.retry_after_s == 56
+
+
+def test_without_the_book_each_process_has_its_share() -> None:
+    """Never all of the limit, never nothing."""
+    book, limits = ShareBook(), (Quota(requests_per_minute=30),)
+    members = [Member(name) for name in "abc"]
+    exchange(book, *members, *members)
+    for member in members:
+        member.sharing.lost()
+    assert [admitted(member, limits, 100, 0) for member in members] == [10, 10, 10]
+
+
+def test_a_busy_process_keeps_what_it_had_when_the_book_is_lost() -> None:
+    """Requests below the limit are not refused because Redis is away."""
+    book, limits = ShareBook(), (Quota(requests_per_minute=600),)
+    members = [Member(name) for name in "abc"]
+    exchange(book, *members)
+    refused, now_s = 0, 0.0
+    for tick in range(240):
+        now_s = tick / 2
+        if tick == 120:
+            members[0].sharing.lost()
+        missing = 4 - admitted(members[0], limits, 4, now_s)
+        refused += missing if tick else 0  # the first waits for a share
+        if tick < 120:
+            exchange(book, *members, now_s=now_s)
+    assert not refused
+
+
+def test_a_small_limit_is_not_closed_by_a_lost_book() -> None:
+    limits = (Quota(requests_per_minute=1, uncached_prompt_tokens_per_minute=100),)
+    member = Member("a")
+    member.sharing.members = 50
+    hold = member.quotas.begin("t", limits, "m", "", 0)
+    assert isinstance(hold, Hold) and member.quotas.charge(hold, 100, 0, 0) is None
+    assert admitted(member, limits, 1, 0) == 0
+
+
+def test_an_empty_book_learns_what_was_used() -> None:
+    """After Redis has lost everything: less than one share is wrong."""
+    book, limits = ShareBook(), (Quota(requests_per_minute=90),)
+    members = [Member(name) for name in "abc"]
+
+    def flood(book: ShareBook, from_s: float, rounds: int) -> int:
+        count = 0
+        for turn in range(rounds):
+            for member in members:
+                count += admitted(member, limits, 3, from_s + turn / 20)
+                exchange(book, member, now_s=from_s + turn / 20)
+        return count
+
+    exchange(book, *members)
+    first = flood(book, 0, 100)
+    assert 90 <= first <= 90 * (1 + TOLERANCE)
+    for member in members:
+        member.sharing.lost()
+    again = flood(ShareBook(), 10, 100)
+    assert first + again <= 90 + 30
+
+
+def test_a_silent_process_loses_its_share() -> None:
+    book = ShareBook()
+    assert book.exchange("a", [ShareReport("m", 10, 6, 4)], 0.0).grants[0].ceiling == 10
+    assert book.exchange("b", [ShareReport("m", 10, 0, 5)], 3.0).grants[0].ceiling == 0
+    found = book.exchange("b", [ShareReport("m", 10, 0, 5)], 3.1)
+    assert (found.grants[0].ceiling, found.members) == (5, 1)
+
+
+def test_local_shares_add_up_to_the_limit_when_the_use_was_known() -> None:
+    assert [away_ceiling(90, used, 60 - used, 3) for used in (60, 0, 0)] == [70, 30, 30]
+    assert sum(away_ceiling(90, 20, 40, 3) for _ in range(3)) == 90
+    assert away_ceiling(90, 100, 0, 3) == 90
