@@ -13,6 +13,8 @@ GET    /admin/policies              the active policies, and the error if the fi
 POST   /admin/policies/reload       read the files now: 200 with the changes, or 400 with file and line
 GET    /admin/explain/{request_id}  a past decision with its costs and the outcome
 POST   /admin/preview               the decision for a chat request that is not sent
+POST   /v1/load_lora_adapter        load an adapter on all pods of a model; the body of vLLM's request, and `model`
+POST   /v1/unload_lora_adapter      unload it
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
-from router.types import Endpoint, InferenceRequest
+from router.proxy.lora_adapters import LoraAdapters, PodAnswer
+from router.types import Endpoint, InferenceRequest, PodId
 
 _PATHS_HINT = (
-    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview and "
-    "/admin/explain/ID; requests of clients go to the other port (`listen` in router.yaml)."
+    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview, "
+    "/admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port (`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
@@ -59,6 +62,7 @@ class AdminRoutes:
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
     render_metrics: Callable[[], Awaitable[bytes]]
     page: SnapshotStream
+    adapters: LoraAdapters
 
 
 def admin_app(routes: AdminRoutes) -> FastAPI:
@@ -80,7 +84,28 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
     add_policy_routes(router, routes.policies, routes.commands)
     routes.explain.add_to(router)
     app.include_router(router)
+    add_adapter_routes(app, routes.adapters)
     return app
+
+
+def add_adapter_routes(app: FastAPI, adapters: LoraAdapters) -> None:
+    @app.post("/v1/load_lora_adapter")
+    async def load(body: dict[str, Any]) -> Response:
+        return _adapter_response(await adapters.change(body, load=True))
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(body: dict[str, Any]) -> Response:
+        return _adapter_response(await adapters.change(body, load=False))
+
+
+def _adapter_response(answers: Mapping[PodId, PodAnswer]) -> Response:
+    """200 if all pods did it; else 502 with an error. Either names what became of each pod."""
+    failed = [pod for pod, answer in answers.items() if not answer.done]
+    body: dict[str, Any] = {"pods": {pod: answer.answer for pod, answer in answers.items()}}
+    if failed:
+        message = f"{len(failed)} of {len(answers)} pods failed: {', '.join(failed)}; repeat the request for these."
+        body["error"] = {"message": message, "type": "upstream_error", "param": None, "code": "adapter_not_on_all_pods"}
+    return JSONResponse(body, status_code=502 if failed else 200)
 
 
 def add_pod_routes(

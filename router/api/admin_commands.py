@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from router.config.pod_schema import PodConfig
@@ -16,8 +17,9 @@ from router.feeds.policy_feed import PolicyFeed, Reload
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import PodId, PodState
 
-POD, DRAIN, POLICIES = "pod ", "drain ", "policies"
-"""Subjects of commands. A pod's URL follows `POD`, a pod's id follows `DRAIN`."""
+POD, DRAIN, POLICIES, ADAPTERS = "pod ", "drain ", "policies", "adapters "
+"""Subjects of commands. A pod's URL follows `POD`, a pod's id follows `DRAIN` and `ADAPTERS`."""
+_NAMES = msgspec.json.Decoder(tuple[str, ...])
 
 log = structlog.get_logger()
 
@@ -61,6 +63,11 @@ class AdminCommands:
         self._publish(DRAIN + pod_id, event.value)
         return self._drain(pod_id, event)
 
+    def set_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
+        """Record which adapters a pod has loaded."""
+        self._fleet.learn_adapters(pod_id, adapters)
+        self._publish(ADAPTERS + pod_id, msgspec.json.encode(adapters).decode())
+
     async def reload(self) -> Reload:
         """Reload the policies of all workers. Publishing comes first: if two workers receive this call concurrently,
         each reads again after the other's command, so that both end with the same files."""
@@ -75,6 +82,8 @@ class AdminCommands:
             reload.add_done_callback(self._reloads.discard)
         elif subject.startswith(DRAIN) and wanted:
             self._drain(subject.removeprefix(DRAIN), PodEvent(wanted))
+        elif subject.startswith(ADAPTERS):
+            self._fleet.learn_adapters(subject.removeprefix(ADAPTERS), _NAMES.decode(wanted))
         elif subject.startswith(POD):
             self._apply_pod(subject.removeprefix(POD), wanted)
         log.info("applied admin command from peer worker", subject=subject, wanted=wanted)

@@ -21,7 +21,7 @@ from router.api.http_edge import HttpEdge
 from router.api.probes import probe_answer
 from router.api.request_target import shown
 from router.api.views import model_cards
-from router.engines.forwarded_paths import changes_engine
+from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
 
@@ -122,6 +122,8 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
 def _forwarding_hint(path: str) -> str:
     if path.startswith(("/admin", "/metrics")):
         return " The endpoints for operators are on the admin listener (`admin` in router.yaml)."
+    if path in LORA_PATHS:
+        return " Adapters are loaded on all pods of a model through the admin listener (`admin` in router.yaml)."
     operators = "`edge.control_paths`, because it changes engines" if changes_engine(path) else "`edge.extra_paths`"
     return (
         " The router forwards the OpenAI and Anthropic inference paths; "

@@ -65,7 +65,7 @@ class Edge(Strict):
     """Paths to forward by model besides those of the inference APIs, such as /tokenizer_info. Each is compared exactly.
     Engines do not authenticate paths outside /v1."""
     control_paths: tuple[ControlPath, ...] = ()
-    """Paths with which every client may change the engines, such as /v1/load_lora_adapter or /reset_prefix_cache. They
+    """Paths with which every client may change the engines, such as /reset_prefix_cache. They
     are never forwarded unless they are named here; a request changes one pod only."""
     cors_origins: tuple[CorsOrigin, ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""

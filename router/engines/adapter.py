@@ -127,6 +127,8 @@ class EngineAdapter:
     sent: some engines refuse unknown fields."""
     tokenize_fields: frozenset[str] = frozenset()
     """Fields of a chat that its /tokenize accepts; empty where the engine has no /tokenize."""
+    lora_paths: tuple[str, str] | None = None
+    """Its paths to load and to unload a LoRA adapter at run time; None if it has none. The bodies name `lora_name`."""
     conversions: Mapping[Endpoint, type[Conversion]] = {}
     """How it makes a chat of a body, for endpoints of `CONVERTED` that it has."""
 

@@ -59,6 +59,10 @@ CONTROL_WORDS = frozenset(
 )
 """A path with one of these words changes its engine for all clients. Source: the routes of the same engines."""
 
+LORA_PATHS = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter"}
+)
+"""Of the admin listener, which sends them to all pods of a model."""
 _CANONICAL = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 _OWN = re.compile(r"/(?:health|livez|readyz|metrics|v1/models|admin|ui)(?:/.*)?")
 """Paths that the router answers itself."""
@@ -73,6 +77,8 @@ def unusable_path(path: str) -> str:
     """Why the operator cannot add this path; "" if they can."""
     if not _CANONICAL.fullmatch(path):
         return "must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end"
+    if path in LORA_PATHS:
+        return "is on the admin listener, which loads adapters on all pods of a model"
     if _OWN.fullmatch(path):
         return "is answered by the router itself"
     return ""

@@ -52,6 +52,7 @@ class Sglang(EngineAdapter):
     )
     describe_paths = (MODELS_PATH, _INFO_PATH)
     tokenize_fields = frozenset({"messages", "tools"})
+    lora_paths = ("/load_lora_adapter", "/unload_lora_adapter")
     conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), SglangMessages)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:

@@ -60,6 +60,7 @@ class Vllm(EngineAdapter):
         }
     )
 
+    lora_paths = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
     conversions: Mapping[Endpoint, type[Conversion]] = {
         Endpoint.MESSAGES: VllmMessages,
         Endpoint.COUNT_TOKENS: VllmMessages,

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import structlog
 
 from router.config.schema import Probes
-from router.engines.adapter import PodFacts
+from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
 from router.feeds.http_client import Fetch
@@ -28,6 +28,8 @@ from router.types import Pod, PodId, PodState
 JOINING_INTERVAL_S = 0.1
 """Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
+ADAPTERS_INTERVAL_S = 10.0
+"""Interval at which a READY pod is asked for its adapters, which others may load and unload."""
 MAX_LOGGED_REASONS = 8
 """Reasons that are logged of a pod until it is READY: an engine could word each of its errors differently."""
 
@@ -44,6 +46,8 @@ class _Seen:
     described_epoch: int = 0
     refused: bool = False
     reasons: set[str] = field(default_factory=set)
+    listed_at_s: float = 0.0
+    """When its adapters were last read."""
 
 
 class ProbeFeed:
@@ -109,6 +113,23 @@ class ProbeFeed:
             return
         if self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
             seen.reasons.clear()
+            await self._list_adapters(pod_id, seen)
+
+    async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
+        """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`."""
+        now_s, status = time.monotonic(), self._fleet.status(pod_id)
+        if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
+            return
+        is_first, seen.listed_at_s, pod = not seen.listed_at_s, now_s, status.pod
+        if is_first:
+            return
+        try:
+            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s))
+        except UpstreamError:
+            return
+        now = self._fleet.status(pod_id)
+        if facts is not None and now is not None and now.pod.epoch == pod.epoch:
+            self._fleet.learn_adapters(pod_id, facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
         """Fetch what the pod serves and report it. False if the pod does not answer, has restarted since, or is another

@@ -182,6 +182,12 @@ class Fleet:
             )
             self._put(replace(known, pod=pod))
 
+    def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
+        """Replace the adapters that the pod has loaded."""
+        known = self._statuses.get(pod_id)
+        if known is not None and known.pod.adapters != adapters:
+            self._put(replace(known, pod=replace(known.pod, adapters=adapters)))
+
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
         """Replace the pod's load. O(1); the next snapshot costs one tuple of all pods."""
         known = self._statuses.get(pod_id)

@@ -46,6 +46,7 @@ from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.policy.spec import Policy
+from router.proxy.lora_adapters import LoraAdapters
 from router.types import Endpoint, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -199,6 +200,7 @@ class Program:
             self._readiness,
             sync.render if sync else self._metrics_page.render,
             self._snapshots,
+            LoraAdapters(self.fleet, self._pools.of, self._commands.set_adapters),
         )
         listen, limits = self._config.admin, self._config.limits
         access = AdminAccess(

@@ -30,7 +30,10 @@ from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.calibration import Calibration
+from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderList
+from router.proxy.lora_adapters import LoraAdapters
+from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodLoad, PodSpeed, PodState
 from tests.observe.test_receipts import kept
@@ -75,6 +78,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
+            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of, self.fleet.learn_adapters),
         )
         self.app = AdminAccess(admin_app(routes), "127.0.0.1", None, max_preview_bytes=10, is_ready=lambda: True)
 

@@ -93,3 +93,17 @@ async def test_policies_are_reloaded_in_every_worker() -> None:
     await asyncio.sleep(0)
     assert not two.commands._reloads
     assert b'warmroute_policy_reloads_total{result="ok"} 1.0' in two.policies._metrics.render()
+
+
+def test_the_adapters_of_a_pod_are_known_to_every_worker() -> None:
+    """The last command counts."""
+    one, two = Worker(), Worker()
+    for worker in (one, two):
+        worker.commands.add(PodConfig(url=URL))
+        worker.published.clear()
+    one.commands.set_adapters("a:8000", ("sql", "chat"))
+    one.commands.set_adapters("a:8000", ("sql",))
+    two.apply(one)
+    for worker in (one, two):
+        status = worker.fleet.status("a:8000")
+        assert status is not None and status.pod.adapters == ("sql",)

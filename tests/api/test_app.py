@@ -108,7 +108,7 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: PublicEndpoi
 
 
 @pytest.mark.parametrize(
-    ("path", "key"), [("/tokenizer_info", "edge.extra_paths"), ("/v1/load_lora_adapter", "edge.control_paths")]
+    ("path", "key"), [("/tokenizer_info", "edge.extra_paths"), ("/reset_prefix_cache", "edge.control_paths")]
 )
 async def test_an_unknown_path_names_the_key_that_adds_it(router: PublicEndpoints, path: str, key: str) -> None:
     """In OpenAI's format, with a bounded part of the path."""
@@ -116,6 +116,13 @@ async def test_an_unknown_path_names_the_key_that_adds_it(router: PublicEndpoint
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
     assert path in error_of(answer)["message"] and key in error_of(answer)["message"]
     assert len((await router.call("GET", "/" + "a" * 10_000)).content) < 1000
+
+
+async def test_loading_adapters_belongs_to_the_admin_listener(router: PublicEndpoints) -> None:
+    """The message says so."""
+    answer = await router.call("POST", "/v1/load_lora_adapter")
+    assert answer.status_code == 404
+    assert "admin listener" in error_of(answer)["message"]
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_invalid_receipts_are_refused(receipts: dict[str, object]) -> None:
         ("extra_paths", "/tokenize/", "must be a path"),
         ("extra_paths", "/metrics", "router itself"),
         ("control_paths", "/admin/pods", "router itself"),
+        ("control_paths", "/v1/load_lora_adapter", "on the admin listener"),
         ("passthrough_paths", "/tokenize", "unknown key"),
     ],
 )

@@ -17,6 +17,7 @@ from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultB
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
+from router.sim.mock.mock_adapters import MockAdapters
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
 from router.sim.mock.sse import encode
@@ -95,6 +96,8 @@ class EngineApp:
         self._handoffs = handoffs
         self._inject = inject
         self._parser = RequestParser(config)
+        names = self._parser.adapters
+        adapters = MockAdapters(names)
         self._bearer = f"Bearer {config.api_key}" if config.api_key else ""
         self._serial = count()
         created_s = int(time.time())
@@ -105,12 +108,14 @@ class EngineApp:
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
             ("POST", "/v1/responses"): lambda exchange: self._generate(exchange, self._parser.response),
             ("POST", "/v1/embeddings"): self._embedding,
-            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, created_s)),
+            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(names), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
             ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/v1/load_lora_adapter"): _text(adapters.load),
+            ("POST", "/v1/unload_lora_adapter"): _text(adapters.unload),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
             ("POST", "/_kv/lookup"): handoffs.handle_lookup,
@@ -322,6 +327,13 @@ def _format_of(request: GenerationRequest) -> _Format:
 
 def _json(body: Callable[[], bytes]) -> _Handler:
     return lambda exchange: exchange.respond(HTTPStatus.OK, body())
+
+
+def _text(answer: Callable[[bytes], bytes]) -> _Handler:
+    async def handle(exchange: HttpExchange) -> None:
+        await exchange.respond(HTTPStatus.OK, answer(await exchange.body()), b"text/plain")
+
+    return handle
 
 
 async def _pause_if_slow(exchange: HttpExchange, fault: Fault | None) -> None:

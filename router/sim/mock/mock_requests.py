@@ -141,6 +141,8 @@ class RequestParser:
 
     def __init__(self, config: MockEngineConfig) -> None:
         self._config = config
+        self.adapters = set(config.adapters)
+        """Those that are loaded now."""
         self._vocabulary = Vocabulary(config.tokenizer)
         self._from_messages = VllmMessages(config.template)
         self._from_responses = VllmResponses(config.template)
@@ -278,7 +280,7 @@ class RequestParser:
         """The model name for the response, and the adapter."""
         if name is None or name in self._config.models:
             return name or self._config.models[0], ""
-        if name in self._config.adapters:
+        if name in self.adapters:
             return name, name
         raise EngineError(f"The model `{name}` does not exist.", status=HTTPStatus.NOT_FOUND, param="model")
 

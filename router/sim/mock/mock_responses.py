@@ -6,7 +6,7 @@ Source: reference/protocols.md 4.1, 4.2, 4.3, 6.1, 6.2. Takes values and returns
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import xxhash
@@ -35,11 +35,11 @@ def error_frames(error: EngineError) -> bytes:
     return b"data: " + error_body(error) + b"\n\n" + DONE
 
 
-def models_body(config: MockEngineConfig, created_s: int) -> bytes:
+def models_body(config: MockEngineConfig, adapters: Iterable[str], created_s: int) -> bytes:
     """The `/v1/models` body: served names, then adapters. An adapter has a parent and no length."""
     base = config.models[0]
     cards = [_card(name, base, None, config.max_model_len, created_s) for name in config.models]
-    cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in config.adapters]
+    cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in adapters]
     return encode({"object": "list", "data": cards})
 
 

@@ -124,7 +124,7 @@ def test_an_error_has_its_class_and_the_status_as_an_integer() -> None:
 
 def test_model_cards_have_length_and_parent(make_config: Callable[..., MockEngineConfig]) -> None:
     """Served names have the base model's root; an adapter has a parent and no length."""
-    cards = json.loads(models_body(make_config(models=("tiny", "alias"), adapters=("lora",)), 100))["data"]
+    cards = json.loads(models_body(make_config(models=("tiny", "alias"), adapters=("lora",)), ["lora"], 100))["data"]
     assert [(c["id"], c["root"], c["parent"], c["max_model_len"]) for c in cards] == [
         ("tiny", "tiny", None, 2048),
         ("alias", "tiny", None, 2048),
