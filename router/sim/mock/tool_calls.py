@@ -47,4 +47,5 @@ def _tool_names(chat: Mapping[str, Any]) -> set[str]:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part["text"] for part in content or () if isinstance(part, dict) and part.get("type") == "text")
+    parts = [part.get("text") for part in content or () if isinstance(part, dict)]
+    return "\n".join(text for text in parts if isinstance(text, str))

@@ -23,7 +23,9 @@ ASK: dict[str, Any] = {"model": "tiny", "input": LONG}
 CALLING = {
     **ASK,
     "tools": [{"type": "function", "name": "read", "parameters": {"type": "object", "properties": {}}}],
-    "input": [{"role": "user", "content": f'{LONG}\ntool_call: read {{"page": [1, 2]}}'}],
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": f'{LONG}\ntool_call: read {{"page": [1, 2]}}'}]}
+    ],
 }
 
 
