@@ -21,7 +21,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,11 +34,11 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helm.monitoring.alerts import ALERTS
+from loadtest.gameday_findings import WATCHED_S, Finding, p99_doubled_s, table, ttft_p99_s
+from loadtest.gameday_incidents import INCIDENTS, LINK_GB_PER_S, MOCK_LINK_FACTOR, PLAN, PODS, Incident, Rig
 from loadtest.gameday_watch import Screen, Sightings, follow_page, prometheus, screen, seconds_of
 from router.cli.child_processes import (
-    JSON_CALL,
     ChildError,
-    FleetPlan,
     all_pods_trusted,
     cancel_on_sigterm,
     child,
@@ -47,8 +47,7 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.figures import percentile
-from router.cli.load_driver import Exchange, LoadDriver, RequestResult, StreamedResponse, play
+from router.cli.load_driver import Exchange, LoadDriver, StreamedResponse, play
 from router.cli.options import writable
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
@@ -57,17 +56,10 @@ from router.proxy.upstream import UpstreamPool
 from router.sim.chat_workload import SessionShape, mixed_sessions, poisson, sessions
 from tests.redis_process import RedisProcess, redis_process
 
-PODS = 6
-PLAN = FleetPlan(pods=PODS, num_blocks=8192, time_scale=2.0)
-"""Half as fast as the hardware, so that the router's own time is small against that of the engines."""
 PREFILL_PODS = 3
 SESSIONS_PER_S = 3.0
-LINK_GB_PER_S = 6.0
-"""Of the configuration; the mock engines' own link is a multiple of it."""
-MOCK_LINK_FACTOR = 137.0 / LINK_GB_PER_S / PLAN.time_scale
-WARM_S, BASELINE_S, WATCHED_S = 28.0, 20.0, 32.0
-WINDOW_S, MIN_REQUESTS = 10.0, 30
-PICTURE_S, PAGE_AIM_S = 3.0, 10.0
+WARM_S, BASELINE_S = 28.0, 20.0
+PICTURE_S = 3.0
 FLOOD_PER_S = 22.0
 FLOOD: Mapping[str, SessionShape] = {"flood": SessionShape(share=1, first_words=(2500, 3500), answer_tokens=(8, 16))}
 DOCUMENTS_PER_S = 2.0
@@ -76,130 +68,6 @@ DOCUMENTS: Mapping[str, SessionShape] = {
 }
 """Prompts that no pod holds: P/D fleets pass their KV."""
 REGULAR, FLOODS, READERS = b"regular", b"flood", b"readers"
-
-
-@dataclass(slots=True)
-class Rig:
-    """What an incident acts on. `send` starts the load of one more tenant."""
-
-    pods: Sequence[str]
-    policies: Path
-    redis: RedisProcess | None
-    send: Callable[[], object] = lambda: None
-
-    async def inject(self, pods: Sequence[str], **fault: object) -> None:
-        """Arm a fault of these mock engines."""
-        async with httpx.AsyncClient(trust_env=False) as client:
-            for url in pods:
-                (await client.post(f"{url}/_fault", json=fault, headers=JSON_CALL)).raise_for_status()
-
-
-async def _restart(rig: Rig) -> None:
-    await rig.inject(rig.pods[: PODS // 2], kind="restart")
-
-
-async def _throttle(rig: Rig) -> None:
-    await rig.inject(rig.pods[3:4], kind="throttle", factor=3.0)
-
-
-async def _lose_events(rig: Rig) -> None:
-    await rig.inject(rig.pods[2:3], kind="lose_events", count=20, replayable=False)
-
-
-async def _kill_redis(rig: Rig) -> None:
-    assert rig.redis is not None
-    await asyncio.to_thread(rig.redis.kill)
-
-
-async def _change_policy(rig: Rig) -> None:
-    """Somebody wanted 0.01."""
-    path = rig.policies / "cost_aware.yaml"
-    text = path.read_text()
-    changed = text.replace("weight: 0.01 ", "weight: 100 ")
-    assert changed != text
-    path.write_text(changed)
-
-
-async def _flood(rig: Rig) -> None:
-    rig.send()
-
-
-async def _slow_link(rig: Rig) -> None:
-    await rig.inject(rig.pods, kind="slow_link", factor=10 * MOCK_LINK_FACTOR)
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """One incident: what it is, what begins it, and the line and the alert that should show it."""
-
-    title: str
-    begin: Callable[[Rig], Awaitable[None]]
-    notice: str
-    alert: str
-    redis: bool = False
-    split: bool = False
-    """The fleet has prefill and decode pods."""
-
-
-INCIDENTS: Mapping[str, Incident] = {
-    "caches": Incident(f"{PODS // 2} of {PODS} pods restart", _restart, "restarts", "WarmrouteCachesLost"),
-    "slow-pod": Incident("one pod becomes three times slower", _throttle, "slow", "WarmroutePodSlow"),
-    "events": Incident("KV events of one pod are lost", _lose_events, "events", "WarmrouteKvEventsIncomplete"),
-    "redis": Incident("Redis is killed", _kill_redis, "index", "WarmrouteIndexStale", redis=True),
-    "policy": Incident("decode.weight 100, not 0.01", _change_policy, "policy", "WarmroutePolicyWorse"),
-    "tenant": Incident("a tenant floods with long prompts", _flood, "tenant", "WarmrouteTenantFloods"),
-    "link": Incident("P/D links at a tenth of their bandwidth", _slow_link, "link", "WarmrouteLinkSlow", split=True),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One incident's result. Times in seconds from its begin; None: not within the time watched."""
-
-    incident: str
-    title: str
-    page_s: float | None
-    line: str
-    on_screen: bool | None
-    """Whether the browser showed the line; None without one."""
-    alert: str
-    true_s: float | None
-    fires_s: float | None
-    lasts_s: float
-    """The `for` of the chart, not divided."""
-    doubled_s: float | None
-    p99_before_ms: float
-    p99_after_ms: float
-    requests: int
-    errors: int
-    others: Sequence[str]
-    """Other alerts that fired."""
-    before: Sequence[str]
-    """Lines and alerts while all was well."""
-
-    def alerted_first(self, extra_s: float = 0.0) -> bool:
-        """Whether the alert, this much later, is known to fire before the p99 doubles."""
-        known_s = WATCHED_S if self.doubled_s is None else self.doubled_s
-        return self.fires_s is not None and self.fires_s + extra_s < known_s
-
-
-def p99_doubled_s(served: Sequence[RequestResult], begin_s: float, end_s: float, limit_s: float) -> float | None:
-    """When the p99 of the last `WINDOW_S` exceeded `limit_s`, after `begin_s`, both on the driver's clock."""
-    exceeded_s = sorted(
-        one.due_s + limit_s for one in served if (one.ttft_s is None and not one.error) or (one.ttft_s or 0.0) > limit_s
-    )
-    for at_s in exceeded_s:
-        if begin_s < at_s <= end_s:
-            due = sum(at_s - WINDOW_S < one.due_s <= at_s for one in served)
-            slow = sum(at_s - WINDOW_S < slow_s - limit_s and slow_s <= at_s for slow_s in exceeded_s)
-            if due >= MIN_REQUESTS and slow > 0.01 * due:
-                return at_s - begin_s
-    return None
-
-
-def ttft_p99_s(served: Sequence[RequestResult], begin_s: float, end_s: float) -> float:
-    """Of the requests that were due in this time and have a first token."""
-    return percentile([one.ttft_s for one in served if one.ttft_s is not None and begin_s <= one.due_s < end_s], 0.99)
 
 
 # --- one incident ---
@@ -369,8 +237,6 @@ async def _watch(
 
 # --- all incidents ---
 
-COLUMNS = ("incident", "on the page", "alert", "expression true", "fires", "`for` of the chart", "TTFT p99 doubled")
-
 
 def main(
     only: Annotated[str, typer.Option(help="Incidents, separated by commas.")] = ",".join(INCIDENTS),
@@ -408,27 +274,6 @@ async def _all(names: Sequence[str], factor: float, seed: int, pictures: Path | 
         found.append(await run_incident(name, factor, seed, pictures))
         typer.echo(f"  {json.dumps(asdict(found[-1]))}", err=True)
     return found
-
-
-def table(found: Sequence[Finding], factor: float) -> list[str]:
-    """The findings as Markdown, and how many of them meet the aims."""
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    for one in found:
-        times = (_seconds(one.true_s), _seconds(one.fires_s), f"{one.lasts_s:g} s", _seconds(one.doubled_s))
-        lines.append(f"| {' | '.join((one.title, _seconds(one.page_s), one.alert, *times))} |")
-    visible = sum(one.page_s is not None and one.page_s < PAGE_AIM_S for one in found)
-    scaled = sum(one.alerted_first() for one in found)
-    whole = sum(one.alerted_first(one.lasts_s * (1 - 1 / factor)) for one in found)
-    return [
-        *lines,
-        "",
-        f"{visible} of {len(found)} on the page within {PAGE_AIM_S:g} s. Alerted before the p99 had doubled:"
-        f" {scaled} with `for` divided by {factor:g}, {whole} with the whole `for`.",
-    ]
-
-
-def _seconds(value: float | None) -> str:
-    return "never" if value is None else f"{value:.1f} s"
 
 
 if __name__ == "__main__":

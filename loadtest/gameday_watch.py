@@ -57,7 +57,7 @@ def seconds_of(duration: str) -> float:
 
 
 def scaled_rules(text: str, factor: float) -> dict[str, Any]:
-    """The rules of a file, with windows and `for` divided by `factor`."""
+    """The rules of a file, with windows, `for` and `keep_firing_for` divided by `factor`."""
 
     def scaled(duration: str) -> str:
         return f"{round(seconds_of(duration) / factor * 1000)}ms"
@@ -66,7 +66,7 @@ def scaled_rules(text: str, factor: float) -> dict[str, Any]:
     for group in found["groups"]:
         for rule in group["rules"]:
             rule["expr"] = re.sub(r"\[(\w+)\]", lambda window: f"[{scaled(window[1])}]", rule["expr"])
-            rule["for"] = scaled(rule["for"])
+            rule |= {name: scaled(rule[name]) for name in ("for", "keep_firing_for") if name in rule}
     return found
 
 

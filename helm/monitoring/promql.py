@@ -6,7 +6,7 @@ that name becomes `exported_pod`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.observe.declared.declaration import Declaration, MetricKind
 
@@ -119,8 +119,8 @@ class Source:
         return self._rate(declared, "", by, match)
 
     def increase(self, declared: Declaration, by: str = "", **match: str) -> Expr:
-        """Increase of a counter in the window."""
-        return self._rate(declared, "", by, match, "increase")
+        """Increase of a counter in the window, or the number of a histogram's values."""
+        return self._rate(declared, "_count" if declared.kind is MetricKind.HISTOGRAM else "", by, match, "increase")
 
     def mean(self, declared: Declaration, by: str = "", **match: str) -> Expr:
         """Mean of a histogram's values."""
@@ -166,4 +166,5 @@ DASHBOARD = Source(('namespace=~"$namespace"', 'pod=~"$router"'), "$__rate_inter
 PUBLISHERS = Source(('namespace=~"$namespace"',), "$__rate_interval")
 ALERT = Source((), "5m", each="namespace")
 """All routers of a namespace together."""
+SOON = replace(ALERT, window="2m")
 EACH_ROUTER = Source((), "5m", each=ROUTER)

@@ -32,7 +32,7 @@ from router.types import PodId, PodState
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
-"""Over which times of first tokens and transfers are computed."""
+"""Over which times of first tokens are computed."""
 MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """Of the latest first tokens of a pod, and how many of it and of the others are needed. Sooner than what is learnt."""
@@ -42,9 +42,8 @@ MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-MIN_TRANSFER_RATIO, MIN_TRANSFER_S = 2.0, 0.1
-SURE_TRANSFER_RATIO, SURE_TRANSFERS = 4.0, 5
-"""Fewer transfers must be slower: a busy receiver delays a single one."""
+LATEST_TRANSFERS, MIN_SLOW_SHARE = 8, 0.85
+"""How many of the latest transfers over a link are looked at, in the last minute, and how many of them must be slow."""
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -63,8 +62,8 @@ class Counted:
     at_s: float
     restarts: Mapping[str, float] = field(default_factory=dict)
     """By pod."""
-    transfers: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Number, seconds and expected seconds of transfers by kind of link."""
+    transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Number of measured transfers and of slow ones, by kind of link."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,32 +99,27 @@ class CountedHistory:
         while self._kept[0].at_s < now.at_s - MINUTE_S:
             self._kept.popleft()
 
-    def since(self, span_s: float) -> Counted:
-        """The oldest of the last `span_s`."""
-        first_s = self._kept[-1].at_s - span_s
-        return next(one for one in self._kept if one.at_s >= first_s)
-
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
-        now, recent = self._kept[-1], self.since(RECENT_S)
+        first, now = self._kept[0], self._kept[-1]
         return [
             *_pods(present),
-            *_restarts(self.since(MINUTE_S), now, present.pods),
+            *_restarts(first, now, present.pods),
             *_policies(present),
             *_index(present),
             *_flood(present),
-            *_links(recent, now),
+            *_links(self._kept),
         ]
 
 
 def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers]]]) -> Counted:
     """From the metrics of the page, of all workers. Restarts are those that this worker saw: all see the same."""
-    seconds = {labels[0]: numbers for labels, numbers in merged[of_pods.TRANSFER_S.name]}
-    expected = {labels[0]: numbers[0] for labels, numbers in merged[of_pods.TRANSFER_EXPECTED_S.name]}
+    slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
+    slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
     return Counted(
         time.monotonic(),
         {pod: count.value for (pod,), count in own.pod_restarts.items()},
-        {link: (sum(counts), total, expected.get(link, 0.0)) for link, (*counts, total) in seconds.items()},
+        {link: (sum(counts), sum(counts[slow_from:])) for link, counts in slowdowns.items()},
     )
 
 
@@ -232,16 +226,20 @@ def _flood(present: Present) -> Iterator[Notice]:
         yield Notice("tenant", f"{who} {share:.0%} of the prompt tokens being served; {waiting}.")
 
 
-def _links(before: Counted, now: Counted) -> Iterator[Notice]:
-    for link, values in now.transfers.items():
-        old = before.transfers.get(link, (0.0, 0.0, 0.0))
-        count, seconds, expected_s = (value - known for value, known in zip(values, old, strict=True))
-        if count <= 0 or expected_s <= 0 or seconds / count < MIN_TRANSFER_S:
-            continue
-        ratio = seconds / expected_s
-        if ratio > (MIN_TRANSFER_RATIO if count >= SURE_TRANSFERS else SURE_TRANSFER_RATIO):
-            text = f"Transfers of KV over links {_short(link)} take {ratio:.1f} times as long as configured."
-            yield Notice("link", text, "health")
+def _links(kept: Sequence[Counted]) -> Iterator[Notice]:
+    """By the shortest time that has `LATEST_TRANSFERS`: many good ones before an incident hide no slow ones."""
+    for link, (total, total_slow) in kept[-1].transfers.items():
+        for before in reversed(kept):
+            earlier, earlier_slow = before.transfers.get(link, (0.0, 0.0))
+            if (count := total - earlier) >= LATEST_TRANSFERS:
+                slow = total_slow - earlier_slow
+                if slow >= MIN_SLOW_SHARE * count:
+                    text = (
+                        f"{slow:.0f} of the latest {count:.0f} transfers of KV over links {_short(link)} took more than"
+                        f" {of_pods.SLOW_TRANSFER:g} times as long as configured."
+                    )
+                    yield Notice("link", text, "health")
+                break
 
 
 def _of_pods(found: Sequence[str], pods: int) -> str:

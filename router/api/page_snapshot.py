@@ -81,7 +81,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
     of_decisions.SHADOW_LATER_S: ("policy", "prices"),
     of_pods.TRANSFER_S: ("link",),
-    of_pods.TRANSFER_EXPECTED_S: ("link",),
+    of_pods.TRANSFER_SLOWDOWN: ("link",),
     of_process.LOOP_LAG_S: (),
     of_process.DEGRADED_MATCHES: (),
     of_process.INDEX_DROPPED_BLOCKS: (),

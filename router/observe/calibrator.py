@@ -19,6 +19,8 @@ MIN_INTERVAL_S = 0.01
 """Minimum interval between two observations of one class of pods: each costs 40 us."""
 HANDOFF_STEPS = 2
 """Decode steps in the measured time of a transfer: one that runs when the KV arrives, and that of the first token."""
+MIN_LINK_MS = 2.0
+"""Transfers with a shorter configured time do not show how fast the link is."""
 REGRET_EVERY = 8
 """The regret is computed for every eighth request."""
 
@@ -93,8 +95,11 @@ class Calibrator:
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
             if not remote:
-                expected_ms = link.transfer_ms(kv_bytes * (1 + concurrent)) + HANDOFF_STEPS * receiver.speed.d0_ms
-                self._metrics.observe_transfer(link.kind, kv_bytes, elapsed_ms, expected_ms)
+                link_ms = link.transfer_ms(kv_bytes * (1 + concurrent))
+                slowdown = max(elapsed_ms - HANDOFF_STEPS * receiver.speed.d0_ms, 0.0) / link_ms
+                self._metrics.observe_transfer(
+                    link.kind, kv_bytes, elapsed_ms, slowdown if link_ms > MIN_LINK_MS else None
+                )
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
         if self.on_report is not None and not remote:
             self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))

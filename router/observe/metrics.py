@@ -96,14 +96,15 @@ class Metrics:
         self.handoff_s = Histogram(r, of_pods.HANDOFF_S)
         self.pod_transfers = Gauge(r, of_pods.TRANSFERS)
         self.transfer_bytes = Counter(r, of_pods.TRANSFER_BYTES)
-        self.transfer_expected_s = Counter(r, of_pods.TRANSFER_EXPECTED_S)
+        self.transfer_slowdown = Histogram(r, of_pods.TRANSFER_SLOWDOWN)
         self.transfer_s = Histogram(r, of_pods.TRANSFER_S)
 
-    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float, expected_ms: float) -> None:
-        """Add one transfer of KV over a kind of link."""
+    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None:
+        """Add one transfer of KV over a kind of link. `slowdown`: None if it is too short to measure the link."""
         self.transfer_bytes.labels(link).inc(kv_bytes)
-        self.transfer_expected_s.labels(link).inc(expected_ms / 1000)
         self.transfer_s.labels(link).observe(max(elapsed_ms, 0.0) / 1000)
+        if slowdown is not None:
+            self.transfer_slowdown.labels(link).observe(slowdown)
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
         """Expected times, and the calibration of pods and links."""

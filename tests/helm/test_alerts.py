@@ -55,9 +55,8 @@ WELL: Mapping[str, str] = {
     f"warmroute_index_dropped_blocks_total{{{TARGET}}}": "0+0",
     f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="ok"}}': "0+100",
     f'warmroute_handoffs_total{{{TARGET},dialect="nixl",result="decode_failed"}}': "0+1",
-    f'warmroute_transfer_seconds_sum{{{TARGET},link="rack"}}': "0+40",
-    f'warmroute_transfer_seconds_count{{{TARGET},link="rack"}}': "0+60",
-    f'warmroute_transfer_expected_seconds_total{{{TARGET},link="rack"}}': "0+20",
+    f'warmroute_transfer_slowdown_ratio_bucket{{{TARGET},link="rack",le="3.0"}}': "0+36",
+    f'warmroute_transfer_slowdown_ratio_count{{{TARGET},link="rack"}}': "0+60",
     f'warmroute_retries_refused_total{{{TARGET},reason="upstream_broken"}}': "0+1",
     f'warmroute_loop_lag_seconds_bucket{{{TARGET},le="0.05"}}': "0+6000",
     f"warmroute_loop_lag_seconds_count{{{TARGET}}}": "0+6000",
@@ -122,7 +121,7 @@ INCIDENTS: Mapping[str, Incident] = {
         {"namespace": "llm", "dialect": "nixl"},
     ),
     "WarmrouteLinkSlow": Incident(
-        changed(f'warmroute_transfer_seconds_sum{{{TARGET},link="rack"}}', "0+400"),
+        changed("warmroute_transfer_slowdown_ratio_bucket", "0+6"),
         {"namespace": "llm", "link": "rack"},
     ),
     "WarmrouteRetriesRefused": Incident(

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from helm.monitoring.alerts import ALERTS
-from loadtest.gameday import INCIDENTS, WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
+from loadtest.gameday_findings import WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
+from loadtest.gameday_incidents import INCIDENTS
 from loadtest.gameday_watch import RULES, Sightings, scaled_rules, seconds_of
 from router.cli.load_driver import RequestResult
 
@@ -54,7 +55,8 @@ def test_windows_and_waits_of_rules_are_divided_and_thresholds_stay() -> None:
     was, now = rule("WarmroutePodSlow", 1.0), rule("WarmroutePodSlow", 10.0)
     assert (seconds_of(was["for"]), seconds_of(now["for"]), was["expr"]) == (120.0, 12.0, now["expr"])
     was, now = rule("WarmrouteLinkSlow", 1.0), rule("WarmrouteLinkSlow", 10.0)
-    assert "[300000ms]" in was["expr"] and now["expr"] == was["expr"].replace("[300000ms]", "[30000ms]")
+    assert "[120000ms]" in was["expr"] and now["expr"] == was["expr"].replace("[120000ms]", "[12000ms]")
+    assert (seconds_of(was["keep_firing_for"]), seconds_of(now["keep_firing_for"])) == (300.0, 30.0)
 
 
 def test_durations_are_read_as_prometheus_does() -> None:

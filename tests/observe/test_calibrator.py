@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.observe.calibrator import MIN_INTERVAL_S, REGRET_EVERY, Calibrator
+from router.observe.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, PrefillObservation, class_key
 from router.types import Link, Links, Pod, PodSpeed
@@ -102,8 +102,19 @@ def test_transfers_are_counted_by_kind_of_link() -> None:
     value = made._metrics.registry.get_sample_value
     assert value("warmroute_transfer_bytes_total", {"link": "rdma"}) == 10_000_000
     assert value("warmroute_transfer_seconds_sum", {"link": "rdma"}) == pytest.approx(0.04)
-    configured_s = LINK.transfer_ms(10_000_000) / 1000
-    assert value("warmroute_transfer_expected_seconds_total", {"link": "rdma"}) == pytest.approx(configured_s)
+    assert value("warmroute_transfer_slowdown_ratio_count", {"link": "rdma"}) == 1
+    steps_ms = HANDOFF_STEPS * pod("b").speed.d0_ms
+    slowdown = (40.0 - steps_ms) / LINK.transfer_ms(10_000_000)
+    assert value("warmroute_transfer_slowdown_ratio_sum", {"link": "rdma"}) == pytest.approx(slowdown)
+
+
+def test_a_short_transfer_says_nothing_about_the_speed_of_its_link() -> None:
+    """Its time is that of decode steps."""
+    made = calibrator()
+    made.observe_transfer(pod("a"), pod("b"), 10, elapsed_ms=40.0, concurrent=0)
+    value = made._metrics.registry.get_sample_value
+    assert value("warmroute_transfer_seconds_count", {"link": "rdma"}) == 1
+    assert value("warmroute_transfer_slowdown_ratio_count", {"link": "rdma"}) is None
 
 
 def test_a_transfer_without_kv_or_link_is_ignored() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from router.observe.declared.declaration import Join, counter, gauge, histogram
 from router.observe.declared.of_requests import SECONDS
 
+SLOW_TRANSFER = 3.0
+"""Slowdown above which a transfer is slow. A fifth are over good links, whose receiver computes prompts."""
 _POD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Fewer than of models, because there are many pods."""
 
@@ -72,10 +74,12 @@ TRANSFERS = gauge(
     "warmroute_pod_transfers", "Transfers of KV to other pods in progress, by the pod that sends.", "pod", Join.SUM
 )
 TRANSFER_BYTES = counter("warmroute_transfer_bytes", "Bytes of KV in transfers whose time was measured.", "link")
-TRANSFER_EXPECTED_S = counter(
-    "warmroute_transfer_expected_seconds",
-    "Seconds that these transfers would take by the configuration of the link, with two decode steps.",
+TRANSFER_SLOWDOWN = histogram(
+    "warmroute_transfer_slowdown_ratio",
+    "Time of a transfer of KV without two decode steps, relative to the configured time of its link; of transfers whose"
+    " configured time is above 2 ms: shorter ones measure decode steps.",
     "link",
+    buckets=(0.5, 1, 1.5, 2, SLOW_TRANSFER, 5, 10, 20),
 )
 TRANSFER_S = histogram(
     "warmroute_transfer_seconds",
