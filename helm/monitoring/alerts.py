@@ -297,7 +297,7 @@ ALERTS = (
         means="A link has lost bandwidth, or `links` of the configuration is too optimistic.",
         look="Dashboard transfers, bandwidth of one transfer and time of transfers; errors of the network interfaces.",
         act="Look for a port that fell back to a lower rate or to TCP. The router learns it meanwhile, and sends less"
-        " over the link: after five minutes without enough transfers to tell, the alert ends.",
+        " over the link: the alert ends after five minutes with too few transfers to judge.",
     ),
     Alert(
         name="WarmrouteRetriesRefused",
