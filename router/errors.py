@@ -5,7 +5,8 @@
     |   +-- MalformedRequest        400  not JSON, wrong types, contradictory fields
     |   +-- ContextTooLong          400  longer than every pod's max_model_len
     |   +-- NotAuthenticated        401  the bearer token is missing or wrong
-    |   +-- AccessDenied            403  this caller may not use the admin listener
+    |   +-- InvalidKey              401  the API key is missing, unknown or expired
+    |   +-- AccessDenied            403  this caller may not use the admin listener, this tenant not this path
     |   +-- RequestTimeout          408  not received completely in time
     |   +-- BodyTooLarge            413
     |   +-- UnsupportedContentType  415  an admin call without a JSON content type
@@ -81,8 +82,14 @@ class NotAuthenticated(ClientError):
     code = "invalid_bearer_token"
 
 
+class InvalidKey(ClientError):
+    """The API key is missing, unknown, expired or revoked."""
+
+    code = "invalid_api_key"
+
+
 class AccessDenied(ClientError):
-    """The caller may not use the admin listener."""
+    """The caller may not use the admin listener; or the tenant is suspended, or may not use the path."""
 
     code = "access_denied"
 

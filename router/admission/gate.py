@@ -1,19 +1,48 @@
-"""Decides whether a request may come in.
+"""Decides whose request it is, and whether it may come in.
 
-`api/protocol.py` calls the gate once for each request to /v1 or to a pod, when its headers are complete.
+`api/protocol.py` calls the gate once for each request to /v1 or to a pod, when its headers are complete. The tenant
+that it returns stays with the request until the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from router.errors import RouterError
+from router.admission.keys import Tenants, key_of
+from router.admission.tenant import OPEN_TENANT, Tenant
+from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError
 
 
 class AdmissionGate:
-    """Admits every request."""
+    """`tenants` returns the current ones; without it, every request is admitted as `OPEN_TENANT`. `control_paths`:
+    those that change engines."""
 
-    def refusal(self, path: str, headers: Mapping[bytes, bytes], peer: str) -> RouterError | None:
-        """The error to answer with; None admits the request. `headers`: the first value of each lower-case name;
-        `peer`: the client's address."""
-        return None
+    def __init__(self, tenants: Callable[[], Tenants] | None = None, control_paths: Collection[str] = ()) -> None:
+        self._tenants = tenants
+        self._control_paths = frozenset(control_paths)
+
+    def named(self, name: str) -> Tenant:
+        """The tenant of this name, for operators. Raises `MalformedRequest` for an unknown name."""
+        if self._tenants is None:
+            return OPEN_TENANT
+        tenant = self._tenants().by_name.get(name)
+        if tenant is None:
+            raise MalformedRequest("Name a tenant of the file `tenants` in the header `edge.tenant_header`.")
+        return tenant
+
+    def admit(self, path: str, headers: Mapping[bytes, bytes], now_s: float) -> Tenant | RouterError:
+        """The tenant, or the error to answer with. `headers`: the first value of each lower-case name; `now_s`: Unix
+        time."""
+        if self._tenants is None:
+            return OPEN_TENANT
+        key = key_of(headers)
+        if not key:
+            return InvalidKey("Send an API key: `authorization: Bearer KEY` or `x-api-key: KEY`.")
+        tenant = self._tenants().find(key, now_s)
+        if tenant is None:
+            return InvalidKey("The API key is not valid: it is unknown, has expired or was revoked.")
+        if tenant.is_suspended:
+            return AccessDenied("The account of this API key is suspended.")
+        if path in self._control_paths and not tenant.controls_engines:
+            return AccessDenied("This API key may not change engines.")
+        return tenant

@@ -1,9 +1,15 @@
-"""Who sends a request, as far as its place in the queue depends on it."""
+"""Who sends a request, what it may use, and its place in the queue.
+
+A tenant's prefixes are its own, because a shared prefix shows in the time to the first token. Every block hash and the
+engine's cache therefore depend on the tenant's salt; tenants of one `share` group have the same.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat
@@ -28,9 +34,27 @@ class Slo:
         return max(self.ttft_ms, self.idle_prefills * idle_prefill_ms)
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedNames:
+    """Names of models or adapters. One that ends with `*` allows every name with that beginning."""
+
+    exact: frozenset[str]
+    beginnings: tuple[str, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.exact or name.startswith(self.beginnings)
+
+
+def allowed_names(patterns: Iterable[str]) -> AllowedNames:
+    """The names that these allow."""
+    listed = tuple(patterns)
+    exact = frozenset(name for name in listed if not name.endswith("*"))
+    return AllowedNames(exact, tuple(name[:-1] for name in listed if name.endswith("*")))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A tenant of the queue. Of the tenants of one priority band, each gets its `weight` of the prefill time.
+    """Of the tenants of one priority band, each gets its `weight` of the prefill time.
 
     A higher `band` goes first."""
 
@@ -38,8 +62,39 @@ class Tenant:
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
     band: int = 0
     slo: Slo = Slo()
+    models: AllowedNames | None = None
+    """Base models that it may use; None: all."""
+    adapters: AllowedNames | None = None
+    """Adapters of these models that it may use; None: all."""
+    salt: str = ""
+    """What its prefixes are hashed with, here and in engines; empty: they are shared with all without a salt."""
+    is_suspended: bool = False
+    controls_engines: bool = False
+    """Whether it may use the paths of `edge.control_paths`, which change engines for all."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    def may_use(self, model: str, adapter: str) -> bool:
+        """Whether it may use this base model, and the adapter if there is one."""
+        return (self.models is None or model in self.models) and (
+            not adapter or self.adapters is None or adapter in self.adapters
+        )
+
+    def salted(self, given: str) -> str:
+        """The salt of a request whose client gave one, which may be empty. A client cannot choose another tenant's."""
+        if not self.salt or not given:
+            return self.salt or given
+        return _digest("client", self.salt, given)
 
 
 OPEN_TENANT = Tenant()
 """Every request's tenant where no tenants are configured."""
+
+
+def salt_of(tenant: str, share: str) -> str:
+    """The salt of a tenant, or of its `share` group if it has one: 32 hex digits, which every engine accepts. Equal in
+    all routers."""
+    return _digest("share", share) if share else _digest("tenant", tenant)
+
+
+def _digest(*parts: str) -> str:
+    return sha256("\0".join(("warmroute", *parts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]

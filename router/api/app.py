@@ -78,13 +78,18 @@ def bare_app(
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
+    def usable(request: Request) -> dict[str, dict[str, Any]]:
+        """The cards of the models that the tenant may use. `EdgeProtocol` sets the tenant of every request to /v1."""
+        may_use, cards = request.state.tenant.may_use, model_cards(fleet.snapshot.pods)
+        return {name: card for name, card in cards.items() if (found := fleet.resolve(name)) and may_use(*found)}
+
     @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": list(model_cards(fleet.snapshot.pods).values())}
+    async def models(request: Request) -> dict[str, Any]:
+        return {"object": "list", "data": list(usable(request).values())}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        card = model_cards(fleet.snapshot.pods).get(name)
+    async def model(request: Request, name: str) -> Response:
+        card = usable(request).get(name)
         if card is None:
             raise UnknownModel(f"The model `{name}` does not exist.", param="model")
         return JSONResponse(card)

@@ -33,6 +33,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.MalformedRequest: ErrorResponse(400, "invalid_request_error"),
     errors.ContextTooLong: ErrorResponse(400, "invalid_request_error"),
     errors.NotAuthenticated: ErrorResponse(401, "authentication_error"),
+    errors.InvalidKey: ErrorResponse(401, "invalid_request_error"),
     errors.AccessDenied: ErrorResponse(403, "permission_error"),
     errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error"),
     errors.RequestTimeout: ErrorResponse(408, "invalid_request_error"),
@@ -75,7 +76,10 @@ def response_for(error: BaseException) -> ErrorResponse:
 
 def error_headers(error: BaseException, body: bytes) -> HeaderList:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    after_s = response_for(error).retry_after_s
+    response = response_for(error)
+    if response.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+    after_s = response.retry_after_s
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
 
 

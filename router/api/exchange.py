@@ -16,6 +16,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
@@ -45,6 +46,8 @@ class ReceivedRequest(msgspec.Struct):
     body: bytes = b""
     refusal: RouterError | None = None
     """Why the request is refused, if that follows from its headers."""
+    tenant: Tenant = OPEN_TENANT
+    """Who sent it, if it was admitted."""
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
 

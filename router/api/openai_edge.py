@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from router.admission.tenant import Tenant
 from router.api.cors import CorsPolicy
 from router.api.error_responses import headers_too_large, response_for, stream_error_body
 from router.api.exchange import Exchange, ReceivedRequest
@@ -169,20 +170,20 @@ class OpenAiEdge(HttpEdge):
             if is_form:
                 model = await self._forms.model(endpoint, body, content_type)
                 if model:
-                    return self.inference(endpoint, received.named, body, request_id, model)
-            return await self.read(endpoint, received.named, body, request_id)
+                    return self.inference(endpoint, received.named, body, request_id, received.tenant, model)
+            return await self.read(endpoint, received.named, body, request_id, received.tenant)
         except RouterError as error:
             received.refusal = error
             return None
 
     async def read(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, tenant: Tenant
     ) -> InferenceRequest:
         """`inference` for a body that has not been checked."""
         if self._large_bodies.are_checked(body):
             await self._large_bodies.check(endpoint, body)
-            return await self._large_bodies.run(self.inference, endpoint, named, body, request_id)
-        return self.inference(endpoint, named, body, request_id)
+            return await self._large_bodies.run(self.inference, endpoint, named, body, request_id, tenant)
+        return self.inference(endpoint, named, body, request_id, tenant)
 
     def admit(
         self,
@@ -204,7 +205,9 @@ class OpenAiEdge(HttpEdge):
             if self._serving > self.limits.max_in_flight:
                 count = self.limits.max_in_flight
                 raise Saturated(f"{count} requests are in flight (limits.max_in_flight); retry later.")
-            request = read or self.inference(endpoint, received.named, received.body, request_id, model)
+            request = read or self.inference(
+                endpoint, received.named, received.body, request_id, received.tenant, model
+            )
         except Exception as error:
             self.refused(endpoint, error, request_id, trace)
             raise
@@ -213,7 +216,7 @@ class OpenAiEdge(HttpEdge):
         inbound = Inbound(
             request_id, received.method, received.target, received.headers, received.peer, shown_id, trace
         )
-        return RequestContext(request, inbound, phases, reader=reader_of(endpoint))
+        return RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=received.tenant)
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""
@@ -249,7 +252,13 @@ class OpenAiEdge(HttpEdge):
         send_error(client, error, (b"x-request-id", request_id.encode()), *context, names_pods=names_pods)
 
     def inference(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, given_model: str = ""
+        self,
+        endpoint: Endpoint,
+        named: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        tenant: Tenant,
+        given_model: str = "",
     ) -> InferenceRequest:
         """The request to route: `Endpoint.OTHER` by its model alone, which is `given_model` if the body has none.
         Raises `ClientError` or `NoReadyPod`."""
@@ -257,7 +266,7 @@ class OpenAiEdge(HttpEdge):
             parsed = None if given_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
-        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model())
+        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
         if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
         return InferenceRequest(
@@ -267,8 +276,8 @@ class OpenAiEdge(HttpEdge):
             adapter=adapter,
             body=body,
             stream=bool(getattr(parsed, "stream", False)),
-            tenant=_name(named, self._tenant_header),
-            session=self._session(named) or getattr(parsed, "session_id", None) or "",
+            tenant=tenant.name or _name(named, self._tenant_header),
+            session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
             salt=getattr(parsed, "cache_salt", None) or "",
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt_fields(endpoint, parsed),
@@ -281,21 +290,27 @@ class OpenAiEdge(HttpEdge):
                 return _name(named, header)
         return ""
 
-    def _resolve(self, model: str) -> tuple[str, str]:
+    def _resolve(self, model: str, tenant: Tenant) -> tuple[str, str]:
+        """Base model and adapter. One that the tenant may not use does not exist for it."""
         found = self._fleet.resolve(model)
-        if found is None and model in self._configured:
+        if found is None and model in self._configured and tenant.may_use(model, ""):
             raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
-        if found is None:
+        if found is None or not tenant.may_use(*found):
             raise UnknownModel(f"The model `{model}` does not exist.", param="model")
         return found
 
-    def _only_model(self) -> str:
+    def _only_model(self, tenant: Tenant) -> str:
+        """The model of a request that names none: the only one that the tenant may use."""
         served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
-        if len(served) != 1:
-            raise MalformedRequest(
-                "Set `model` in a JSON body or a form: this router serves several models.", param="model"
-            )
-        return served.pop()
+        usable = [model for model in served if tenant.may_use(model, "")]
+        if len(usable) != 1:
+            raise MalformedRequest("Set `model` in a JSON body or a form: several models are served.", param="model")
+        return usable[0]
+
+
+def _session_of(tenant: Tenant, given: str) -> str:
+    """The session id, apart from those of other tenants."""
+    return f"{tenant.name}/{given}" if given and tenant.name else given
 
 
 def _name(named: Mapping[bytes, bytes], header: bytes) -> str:

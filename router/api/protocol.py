@@ -7,6 +7,7 @@ request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import cache
 from itertools import islice
 from typing import Any, cast
@@ -278,7 +279,7 @@ class EdgeProtocol(HttpToolsProtocol):
         elif self._is_for_edge(received, fault):
             self._open(received, version == "1.0", self._edge.serve)
         else:
-            self._pass_to_application(cors_headers)
+            self._pass_to_application(received)
         self.headers = []  # of trailers, which are dropped
 
     def on_body(self, body: bytes) -> None:
@@ -307,7 +308,8 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- exchanges ---
 
     def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
-        """Whether a pod, or a refusal, answers the request. Sets its peer and refusal."""
+        """Whether a pod, or a refusal, answers the request. Sets its peer, and its tenant or
+        refusal."""
         path, named = received.path, received.named
         methods = self._edge.methods(path)
         if fault:
@@ -315,7 +317,11 @@ class EdgeProtocol(HttpToolsProtocol):
         elif methods or path.startswith("/v1/"):
             if b"x-forwarded-for" in named:
                 received.peer = self._forwarded_for(received.headers)
-            received.refusal = self._served.gate.refusal(path, named, received.peer)
+            admitted = self._served.gate.admit(path, named, time.time())
+            if isinstance(admitted, RouterError):
+                received.refusal = admitted
+            else:
+                received.tenant = admitted
             if methods and received.refusal is None:
                 received.refusal = self._edge.refusal(received, methods)
         return bool(methods) or received.refusal is not None
@@ -343,13 +349,15 @@ class EdgeProtocol(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _pass_to_application(self, cors_headers: HeaderList) -> None:
-        """Repeat this request's parser callbacks for uvicorn."""
+    def _pass_to_application(self, received: ReceivedRequest) -> None:
+        """Repeat this request's parser callbacks for uvicorn. The application finds the tenant in its state."""
+        cors_headers = received.cors_headers
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects_100
         self.headers += headers
         super().on_headers_complete()
+        self.scope["state"]["tenant"] = received.tenant
         self.cycle.keep_alive = self.cycle.keep_alive and not self._served.is_stopping
         if cors_headers:
             self.cycle.default_headers = [*self.cycle.default_headers, *cors_headers]

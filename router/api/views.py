@@ -13,6 +13,7 @@ import msgspec
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
+from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
@@ -85,7 +86,9 @@ def _named(picker: Picker) -> dict[str, Any]:
     return {name: picker.model_dump() for name, kind in PICKERS.items() if isinstance(picker, kind)}
 
 
-def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> tuple[bool, dict[str, Any]]:
+def describe_readiness(
+    fleet: Fleet, feed: PolicyFeed, tenants: TenantFeed | None = None, *, is_stopping: bool
+) -> tuple[bool, dict[str, Any]]:
     """Whether the router is ready, and the answer of `/readyz`."""
     states = [status.state.value for status in fleet.snapshot.pods]
     any_ready = PodState.READY.value in states
@@ -94,7 +97,7 @@ def describe_readiness(fleet: Fleet, feed: PolicyFeed, *, is_stopping: bool) -> 
         "status": "stopping" if is_stopping else "ready" if any_ready else "no pod is ready",
         "pods": {state: states.count(state) for state in set(states)},
         "policies": {"version": version} | ({"error": error} if error else {}),
-    }
+    } | ({"tenants": {"error": tenants.error}} if tenants and tenants.error else {})
 
 
 def explained_json(kept: RecordedDecision) -> bytes:

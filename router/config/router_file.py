@@ -21,6 +21,7 @@ from router.config.pod_tls import check_authority, read_tls
 from router.config.policy_files import load_classes
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
+from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
 
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_]+)*): ")
@@ -79,6 +80,9 @@ def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
     """Everything that the configuration names must exist, except tokenizers and policies."""
     with mistakes.at("classes"):
         load_classes(config.classes)
+    if config.tenants:
+        with mistakes.elsewhere():
+            TenantFile(Path(config.tenants)).read()
     with mistakes.at("priors"):
         check_names(mistakes, config, all_priors(config.priors), load_link_classes())
     check_files(mistakes, config)

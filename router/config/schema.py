@@ -27,6 +27,8 @@ from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig
 from router.types import Generation, Role
 
+KEY_HEADERS = frozenset({"authorization", "x-api-key"})
+"""Headers with the API keys of clients."""
 VERSION = 1
 """The version of the format, for files that an older or newer release reads."""
 
@@ -195,6 +197,9 @@ class RouterConfig(Strict):
     """The default policy, for all requests that no other policy of the folder matches."""
     classes: FilePath | None = None
     """A file of workload classes. Default: `config/classes.yaml`."""
+    tenants: FilePath | None = None
+    """A file of tenants with digests of their API keys, read again when it changes; `warmroute tenants key` makes keys.
+    Without it, every client is served, and no key is checked."""
     models: tuple[ModelConfig, ...] = ()
     unlisted_models: Literal["load_only", "engine"] = "load_only"
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the
@@ -254,6 +259,16 @@ class RouterConfig(Strict):
     def _listeners_need_their_own_ports(self) -> RouterConfig:
         if self.listen.port and self.listen.port == self.admin.port and not self.admin.socket:
             raise wrong_at(("admin", "port"), f"equals listen.port ({self.listen.port}); choose another")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_tenants_stay_here(self) -> RouterConfig:
+        forwarded = [name for name in self.edge.forward_headers if name in KEY_HEADERS]
+        if self.tenants and forwarded:
+            raise wrong_at(
+                ("edge", "forward_headers"),
+                f"{forwarded[0]} would send the keys of `tenants` to pods; remove it, and give pods a key with `auth`",
+            )
         return self
 
     @model_validator(mode="after")

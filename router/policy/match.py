@@ -64,7 +64,7 @@ class Match(BaseModel):
     adapter: Names | None = None
     """The LoRA adapter."""
     tenant: Names | None = None
-    """The value of `edge.tenant_header`."""
+    """The tenant of the key; without `tenants` in router.yaml, the value of `edge.tenant_header`."""
     workload_class: Annotated[Names | None, Field(alias="class")] = None
     """A class of `config/classes.yaml`."""
     headers: dict[str, Names] = Field(default_factory=dict)

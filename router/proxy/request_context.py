@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
@@ -27,6 +28,7 @@ class RequestContext(msgspec.Struct, eq=False):
     request: InferenceRequest
     inbound: Inbound
     phases: Phases = msgspec.field(default_factory=Phases)
+    tenant: Tenant = OPEN_TENANT
     prompt: PromptPrefix | None = None
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""

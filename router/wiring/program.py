@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -47,13 +47,13 @@ from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
-from router.types import Endpoint, Pod, PodId, PodState
+from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
-from router.wiring.proxy_parts import build_forwarder, build_gate, upstream_pools
+from router.wiring.proxy_parts import build_forwarder, build_gate, build_tenants, upstream_pools
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.supervisor import WorkerIdentity
@@ -116,6 +116,8 @@ class Program:
         unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
         self.tracing = build_tracing(config.tracing)
         self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
+        self._tenants = build_tenants(config)
+        self._gate = build_gate(config, self._tenants)
         self._worth = HitWorth(self.records.journal, self.metrics, self.pods.gpus_of)
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
@@ -127,7 +129,7 @@ class Program:
         own = public_app(
             self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
         )
-        self.app = App(self._edge, own, build_gate(config))
+        self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
 
     def _build_metrics_page(self) -> MetricsPage:
@@ -195,7 +197,7 @@ class Program:
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_remote, self._edge.read, self.forwarder.preview),
+            ExplainRoutes(find, self._find_remote, self._read_preview, self.forwarder.preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
             sync.render if sync else self._metrics_page.render,
@@ -210,7 +212,14 @@ class Program:
         return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
-        return describe_readiness(self.fleet, self.policies, is_stopping=self.app.is_stopping)
+        return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.app.is_stopping)
+
+    async def _read_preview(
+        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
+    ) -> InferenceRequest:
+        """A request of an operator, on behalf of the tenant in `edge.tenant_header`."""
+        name = named.get(self._config.edge.tenant_header.lower().encode(), b"").decode("latin-1")
+        return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     @asynccontextmanager
     async def _run(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -232,6 +241,7 @@ class Program:
             "workers": self._config.listen.workers,
             "models": [model.name for model in self._config.models],
             "unlisted_models": self._config.unlisted_models,
+            "tenants": len(self._tenants.current().by_name) if self._tenants else "not configured: serves every client",
             "pods": len(self.fleet.snapshot.pods),
             "policies": [policy.name for policy in self.policies.current().active],
         }
@@ -254,6 +264,7 @@ class Program:
             **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,
+            **({"tenants": self._tenants.run} if self._tenants else {}),
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,

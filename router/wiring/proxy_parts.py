@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from router.admission.gate import AdmissionGate
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
+from router.config.tenant_file import TenantFile
 from router.feeds.policy_feed import PolicyFeed
+from router.feeds.tenant_feed import TenantFeed
 from router.observe.journal import Journal
 from router.observe.log import LEVELS, RequestLog
 from router.policy.classes import Classes
@@ -18,9 +22,14 @@ from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
 
 
-def build_gate(_config: RouterConfig) -> AdmissionGate:
+def build_tenants(config: RouterConfig) -> TenantFeed | None:
+    """The feed of tenants; None if there are none. Raises `ConfigError`."""
+    return TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
+
+
+def build_gate(config: RouterConfig, tenants: TenantFeed | None) -> AdmissionGate:
     """The gate that admits requests."""
-    return AdmissionGate()
+    return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths)
 
 
 def upstream_pools(config: RouterConfig) -> UpstreamPools:

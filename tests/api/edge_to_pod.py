@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
+from router.admission.tenant import Tenant
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
@@ -102,7 +103,13 @@ class EdgeToPod(OpenAiEdge):
     """Reads no body."""
 
     def inference(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, form_model: str = ""
+        self,
+        endpoint: Endpoint,
+        named: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        tenant: Tenant,
+        given_model: str = "",
     ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
 

@@ -9,8 +9,10 @@ from typing import Any, cast
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
+from router.admission.tenant import OPEN_TENANT
 from router.api.app import App, public_app
 from router.api.http_edge import HttpEdge
 from router.config.schema import Limits
@@ -37,8 +39,12 @@ class PublicEndpoints:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         yield
 
+    async def _of_open_tenant(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application as `EdgeProtocol` calls it."""
+        await self.app({**scope, "state": {"tenant": OPEN_TENANT}}, receive, send)
+
     async def call(self, method: str, path: str, **more: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(cast(Any, self.app))
+        transport = httpx.ASGITransport(cast(Any, self._of_open_tenant))
         async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
             return await client.request(method, path, **more)
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from router.admission.tenant import OPEN_TENANT
 from router.api import openai_edge
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
@@ -112,7 +113,7 @@ async def test_a_previewed_body_is_checked_as_a_sent_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
-        await make_edge(limits=Limits(max_json_items=1_024)).read(Endpoint.CHAT, {}, body, "r")
+        await make_edge(limits=Limits(max_json_items=1_024)).read(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +129,9 @@ def test_a_body_of_another_endpoint_is_read_once(body: bytes, *, is_refused: boo
     edge = make_edge()
     if is_refused:
         with pytest.raises(MalformedRequest, match="not a valid JSON object"):
-            edge.inference(Endpoint.OTHER, {}, body, "r")
+            edge.inference(Endpoint.OTHER, {}, body, "r", OPEN_TENANT)
     else:
-        left = edge.inference(Endpoint.OTHER, {}, body, "r").body
+        left = edge.inference(Endpoint.OTHER, {}, body, "r", OPEN_TENANT).body
         assert not {"rid", "priority"} & json.loads(left.decode(errors="replace")).keys()
 
 
@@ -151,10 +152,10 @@ def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> Non
     plain = json.dumps({"model": "m", "messages": messages}).encode()
     steering = json.dumps({"model": "m", "messages": messages, "kv_transfer_params": {"remote": 1}}).encode()
     for body in (plain, steering):
-        request = edge.inference(Endpoint.CHAT, {}, body, "r")
+        request = edge.inference(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
         assert json.loads(request.body) == {"model": "m", "messages": messages}
         assert [json.loads(bytes(message)) for message in request.prompt["messages"]] == messages
-    assert edge.inference(Endpoint.CHAT, {}, plain, "r").body is plain
+    assert edge.inference(Endpoint.CHAT, {}, plain, "r", OPEN_TENANT).body is plain
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"])

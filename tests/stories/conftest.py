@@ -168,6 +168,7 @@ def deploy(
         probes: dict[str, Any] | None = None,
         receipts: Path | None = None,
         tracing: TracingConfig | None = None,
+        tenants: Path | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -183,6 +184,7 @@ def deploy(
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 tracing=tracing or TracingConfig(),
+                tenants=str(tenants) if tenants else None,
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),

@@ -1,0 +1,221 @@
+"""Reads the file of tenants, and the files of keys that it names.
+
+    tenants:
+    - name: acme
+      models: [qwen3-32b]
+      keys:
+      - 9f86d081...0f00a08                          # `warmroute tenants key acme` prints this line
+      - 60303ae2...4bc7a19 until 2027-03-01
+    key_files: [keys.txt]                           # for thousands of keys: lines `TENANT DIGEST [until DATE]`
+
+Mistakes are reported all together, with file, line and key. What stands in place of a digest is never shown: it may be
+the key itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, field_validator
+
+from router.admission.keys import Grant, Tenants
+from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
+from router.config.load import Document, FilePath, Strict, read_document, validate
+from router.config.mistakes import UNSHOWN, nearest
+from router.errors import ConfigError
+
+MAX_KEYS = 1_000_000
+LINES_AT_ONCE = 1000
+"""Lines that are read before other threads run."""
+MAX_MISTAKES = 20
+_LINE = re.compile(r"(?P<digest>[0-9a-fA-F]{64})(?:\s+until\s+(?P<until>\S+))?")
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+_FORM = "must be the SHA-256 of a key (64 hex digits), then optionally `until DATE`; `warmroute tenants key` prints it"
+
+Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+
+
+class TenantEntry(Strict):
+    """One tenant."""
+
+    name: Name
+    """Its name, a label of metrics and a value of `match.tenant` in policies."""
+    keys: tuple[Annotated[str, UNSHOWN], ...] = ()
+    """SHA-256 digests of its keys, each optionally with `until DATE`. Several keys are valid at the same time: add a
+    new one, then let the old one expire."""
+    models: tuple[str, ...] | None = None
+    """Models that it may use; null: all. A name may end with `*`. To a tenant, other models do not exist."""
+    adapters: tuple[str, ...] | None = None
+    """Adapters of these models that it may use; null: all."""
+    share: Name | None = None
+    """A group of tenants that share cached prefixes. Without one, a tenant's prefixes are its own: a shared prefix
+    shows in the time to the first token, so that tenants could find out each other's prompts."""
+    weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
+    """Its share of the prefill time, relative to others of the same band."""
+    band: int = 0
+    """Its priority: requests of a higher band go first."""
+    slo: Slo = Slo()
+    """Times that a good request meets."""
+    suspended: bool = False
+    """Refuse all its requests with 403."""
+    controls_engines: bool = False
+    """Let it use the paths of `edge.control_paths`, which change engines for all tenants."""
+
+    def build(self) -> Tenant:
+        """The tenant."""
+        return Tenant(
+            name=self.name,
+            weight=self.weight,
+            band=self.band,
+            slo=self.slo,
+            models=None if self.models is None else allowed_names(self.models),
+            adapters=None if self.adapters is None else allowed_names(self.adapters),
+            salt=salt_of(self.name, self.share or ""),
+            is_suspended=self.suspended,
+            controls_engines=self.controls_engines,
+        )
+
+
+class TenantList(Strict):
+    """The file of tenants."""
+
+    version: PositiveInt = 1
+    """Version of this format."""
+    tenants: tuple[TenantEntry, ...] = ()
+    """Who may send requests."""
+    key_files: tuple[FilePath, ...] = ()
+    """Files with more keys: lines `TENANT DIGEST [until DATE]`, where `#` begins a comment. 100,000 keys are read in
+    less than a second, in YAML they would take minutes."""
+
+    @field_validator("version")
+    @classmethod
+    def _is_known(cls, version: int) -> int:
+        if version != 1:
+            raise ValueError("must be 1, the only version that this release reads")
+        return version
+
+
+class TenantFile:
+    """The file of tenants and its files of keys."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._key_files: tuple[Path, ...] = ()
+        self.read_stamp: object = None
+        """The stamp of the files that `read` read last, also if they were invalid."""
+
+    def read(self) -> Tenants:
+        """All tenants and keys. Raises `ConfigError`."""
+        own_stamp, self.read_stamp = _stamp(self.path), self.stamp()
+        document = read_document(self.path)
+        parsed = validate(document, TenantList)
+        self._key_files = tuple(map(Path, parsed.key_files))
+        self.read_stamp = (own_stamp, *map(_stamp, self._key_files))
+        found = _KeyReader(document, parsed)
+        for path in self._key_files:
+            found.read_lines(path)
+        return found.tenants()
+
+    def stamp(self) -> object:
+        """A value that changes with any of these files. A missing one has a value, too."""
+        return tuple(map(_stamp, (self.path, *self._key_files)))
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+
+
+class _KeyReader:
+    """Collects the keys of all files, and the mistakes."""
+
+    def __init__(self, document: Document, parsed: TenantList) -> None:
+        self._mistakes: list[str] = []
+        self._by_name: dict[str, Tenant] = {}
+        self._grants: dict[bytes, Grant] = {}
+        self._kept: dict[tuple[str, str], Grant] = {}
+        """By tenant and end: most keys of a tenant end at the same time, or never."""
+        for number, entry in enumerate(parsed.tenants):
+            where = f"{document.path}:{document.line_of(('tenants', number, 'name'))}: tenants.{number}.name: "
+            if entry.name in self._by_name:
+                self._wrong(f"{where}duplicate tenant {entry.name!r}; each needs its own name")
+            self._by_name[entry.name] = entry.build()
+        for number, entry in enumerate(parsed.tenants):
+            for index, text in enumerate(entry.keys):
+                line = document.line_of(("tenants", number, "keys", index))
+                self._add(f"{document.path}:{line}: tenants.{number}.keys.{index}: ", entry.name, text)
+
+    def read_lines(self, path: Path) -> None:
+        """Read a file of keys."""
+        for number, line in _lines(path):
+            tenant, _, text = line.partition(" ")
+            self._add(f"{path}:{number}: ", tenant, text.strip())
+            if len(self._mistakes) > MAX_MISTAKES:
+                return
+
+    def tenants(self) -> Tenants:
+        """All of them. Raises `ConfigError` with the mistakes."""
+        if self._mistakes:
+            raise ConfigError("\n".join(self._mistakes[:MAX_MISTAKES]))
+        return Tenants(self._by_name, self._grants)
+
+    def _add(self, where: str, tenant: str, text: str) -> None:
+        found = _LINE.fullmatch(text)
+        if found is None:
+            self._wrong(f"{where}{_FORM} (the value is not shown, because it may contain a secret)")
+            return
+        digest, until = bytes.fromhex(found["digest"]), found["until"] or ""
+        grant = self._kept.get((tenant, until)) or self._new_grant(where, tenant, until)
+        if digest in self._grants:
+            self._wrong(f"{where}duplicate key; each belongs to one tenant, and is listed once")
+        elif len(self._grants) >= MAX_KEYS:
+            self._wrong(f"{where}more than {MAX_KEYS} keys")
+        elif grant is not None:
+            self._grants[digest] = grant
+
+    def _new_grant(self, where: str, tenant: str, until: str) -> Grant | None:
+        if tenant not in self._by_name:  # not shown: the parts may be in the wrong order
+            near = nearest(tenant, self._by_name)
+            self._wrong(f"{where}unknown tenant{near}; the line must be `TENANT DIGEST [until DATE]`")
+            return None
+        try:
+            until_s = _unix_s(until) if until else math.inf
+        except ValueError:
+            self._wrong(f"{where}`until` must be followed by a date, such as 2027-03-01 or 2027-03-01T12:00:00Z")
+            return None
+        grant = self._kept[tenant, until] = Grant(self._by_name[tenant], until_s)
+        return grant
+
+    def _wrong(self, message: str) -> None:
+        self._mistakes.append(message)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers, without comments and empty lines. Raises `ConfigError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: not UTF-8 text") from error
+    for number, line in enumerate(text.splitlines(), 1):
+        if number % LINES_AT_ONCE == 0:
+            time.sleep(0)  # the event loop runs
+        content = line.partition("#")[0].strip()
+        if content:
+            yield number, content
+
+
+def _unix_s(text: str) -> float:
+    """Of a date or a time in ISO 8601; UTC unless it says otherwise. Raises `ValueError`."""
+    parsed = datetime.fromisoformat(text)
+    return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,149 @@
+"""A router with tenants in front of mock engines: who may come in, and what each may use."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.stories.conftest import Deploy, Deployment
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "Hello"}]
+CHAT: dict[str, Any] = {"model": "demo", "messages": MESSAGES, "max_tokens": 2}
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def replace_in(file: Path, old: str, new: str) -> None:
+    """Replace a part of the file."""
+    file.write_text(file.read_text().replace(old, new))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> Path:
+    """`acme` may use the model and its adapter `lora`, `other` neither, `late` is suspended."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"""
+tenants:
+- {{name: acme, keys: [{digest("key-acme")}], models: [demo], adapters: [lora]}}
+- {{name: plain, keys: [{digest("key-plain")}], adapters: []}}
+- {{name: other, keys: [{digest("key-other")}], models: [another]}}
+- {{name: late, keys: [{digest("key-late")}], suspended: true}}
+""")
+    return file
+
+
+async def post(deployment: Deployment, key: str, **fields: Any) -> tuple[int, str]:
+    """Status and error code of a chat."""
+    answer = await deployment.client.post("/v1/chat/completions", json={**CHAT, **fields}, headers=bearer(key))
+    return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+
+async def test_a_request_needs_a_key_of_a_tenant_that_may_use_its_model(deploy: Deploy, tenants: Path) -> None:
+    """To a tenant, a model that it may not use does not exist. The tenant header of a client means nothing."""
+    async with deploy(1, tenants=tenants, engine={"adapters": ("lora",)}) as deployment:
+        found = {key: await post(deployment, f"key-{key}") for key in ("acme", "plain", "other", "late", "unknown")}
+        assert found == {
+            "acme": (200, ""),
+            "plain": (200, ""),
+            "other": (404, "model_not_found"),
+            "late": (403, "access_denied"),
+            "unknown": (401, "invalid_api_key"),
+        }
+        assert await post(deployment, "key-acme", model="lora") == (200, "")
+        assert await post(deployment, "key-plain", model="lora") == (404, "model_not_found")
+        without = await deployment.client.post("/v1/chat/completions", json=CHAT, headers={"x-tenant-id": "acme"})
+        assert (without.status_code, without.headers["www-authenticate"]) == (401, "Bearer")
+        unknown = await deployment.client.post(
+            "/v1/chat/completions", json={**CHAT, "model": "lora"}, headers=bearer("key-plain")
+        )
+        missing = await deployment.client.post(
+            "/v1/chat/completions", json={**CHAT, "model": "none"}, headers=bearer("key-plain")
+        )
+        assert unknown.text.replace("lora", "none") == missing.text
+
+
+async def test_a_tenant_sees_its_own_models(deploy: Deploy, tenants: Path) -> None:
+    """And the models only with a key."""
+    expected = {"acme": ["demo", "lora"], "plain": ["demo"], "other": []}
+    async with deploy(1, tenants=tenants, engine={"adapters": ("lora",)}) as deployment:
+        for name, models in expected.items():
+            listed = await deployment.client.get("/v1/models", headers=bearer(f"key-{name}"))
+            assert [card["id"] for card in listed.json()["data"]] == models
+            one = await deployment.client.get("/v1/models/lora", headers=bearer(f"key-{name}"))
+            assert one.status_code == (200 if "lora" in models else 404)
+        assert (await deployment.client.get("/v1/models")).status_code == 401
+        assert (await deployment.client.get("/livez")).status_code == 200
+
+
+async def test_the_clients_of_both_apis_get_their_own_exceptions(deploy: Deploy, tenants: Path) -> None:
+    """From the status and the error object."""
+    async with deploy(1, tenants=tenants) as deployment:
+        for key, raised in (("none", openai.AuthenticationError), ("key-late", openai.PermissionDeniedError)):
+            async with openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key=key, max_retries=0) as client:
+                with pytest.raises(raised):
+                    await client.chat.completions.create(**CHAT)
+        for key, failed in (("none", anthropic.AuthenticationError), ("key-late", anthropic.PermissionDeniedError)):
+            async with anthropic.AsyncAnthropic(base_url=deployment.url, api_key=key, max_retries=0) as other:
+                with pytest.raises(failed):
+                    await other.messages.create(**CHAT)
+        async with openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="key-acme") as client:
+            assert (await client.chat.completions.create(**CHAT)).choices
+
+
+@pytest.fixture
+def policies(tmp_path: Path) -> Path:
+    """A policy for `acme`."""
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        "name: mine\nabout: x\nmatch: {tenant: acme}\ncosts:\n  decode: {}\npicker:\n  lowest_cost: {}\n"
+    )
+    return folder
+
+
+async def test_a_policy_and_the_metrics_know_the_tenant(deploy: Deploy, tenants: Path, policies: Path) -> None:
+    """`match.tenant` of a policy, and the label `tenant`: by its key."""
+    async with deploy(1, tenants=tenants, policies=policies) as deployment:
+        answers = [
+            await deployment.client.post(
+                "/v1/chat/completions", json=CHAT, headers={**bearer(f"key-{name}"), "x-tenant-id": "acme"}
+            )
+            for name in ("acme", "plain")
+        ]
+        assert [answer.headers["x-warmroute-policy"] for answer in answers] == ["mine", "cost_aware"]
+        metrics = (await deployment.admin.get("/metrics")).text
+        assert 'tenant="acme"' in metrics and 'tenant="plain"' in metrics
+
+
+async def test_a_revoked_key_stops_while_the_router_runs(deploy: Deploy, tenants: Path) -> None:
+    """An invalid file changes nothing, and /readyz of the admin listener names its mistake."""
+    async with deploy(1, tenants=tenants) as deployment:
+        assert await post(deployment, "key-acme") == (200, "")
+        replace_in(tenants, "\n- {name: acme", "\n- {name: plain}\n- {name: acme")
+
+        async def is_reported() -> bool:
+            return "duplicate tenant" in (await deployment.admin.get("/readyz")).text
+
+        await deployment.until(is_reported)
+        assert await post(deployment, "key-acme") == (200, "")
+        replace_in(tenants, "- {name: plain}\n", "")
+        replace_in(tenants, digest("key-acme"), digest("key-new"))
+
+        async def is_revoked() -> bool:
+            return await post(deployment, "key-acme") == (401, "invalid_api_key")
+
+        await deployment.until(is_revoked)
+        assert await post(deployment, "key-new") == (200, "")
+        assert not await is_reported()
