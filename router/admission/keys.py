@@ -17,7 +17,7 @@ MAX_KEY_BYTES = 512
 """A longer key is unknown: its digest is not computed."""
 
 
-class Grant(NamedTuple):
+class KeyGrant(NamedTuple):
     """What a key gives. Many keys share one."""
 
     tenant: Tenant
@@ -30,7 +30,7 @@ class Tenants:
     """All tenants by name, and their keys by digest. Replaced as a whole."""
 
     by_name: Mapping[str, Tenant]
-    grants: Mapping[bytes, Grant]
+    grants: Mapping[bytes, KeyGrant]
 
     def find(self, key: bytes, now_s: float) -> Tenant | None:
         """The tenant of a key; None if the key is unknown or has expired. `now_s`: Unix time."""

@@ -73,5 +73,5 @@ class Edge(Strict):
     """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
     defaults are those of OpenCode, Codex and Claude Code."""
     tenant_header: str = "x-tenant-id"
-    """Header with the name of the tenant, where no `tenants` are configured: whoever sends it is believed. With them,
+    """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
     the key decides."""

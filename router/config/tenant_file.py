@@ -24,7 +24,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, field_validator
 
-from router.admission.keys import Grant, Tenants
+from router.admission.keys import KeyGrant, Tenants
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, validate
 from router.config.mistakes import UNSHOWN, nearest
@@ -141,8 +141,8 @@ class _KeyReader:
     def __init__(self, document: Document, parsed: TenantList) -> None:
         self._mistakes: list[str] = []
         self._by_name: dict[str, Tenant] = {}
-        self._grants: dict[bytes, Grant] = {}
-        self._kept: dict[tuple[str, str], Grant] = {}
+        self._grants: dict[bytes, KeyGrant] = {}
+        self._kept: dict[tuple[str, str], KeyGrant] = {}
         """By tenant and end: most keys of a tenant end at the same time, or never."""
         for number, entry in enumerate(parsed.tenants):
             where = f"{document.path}:{document.line_of(('tenants', number, 'name'))}: tenants.{number}.name: "
@@ -182,7 +182,7 @@ class _KeyReader:
         elif grant is not None:
             self._grants[digest] = grant
 
-    def _new_grant(self, where: str, tenant: str, until: str) -> Grant | None:
+    def _new_grant(self, where: str, tenant: str, until: str) -> KeyGrant | None:
         if tenant not in self._by_name:  # not shown: the parts may be in the wrong order
             near = nearest(tenant, self._by_name)
             self._wrong(f"{where}unknown tenant{near}; the line must be `TENANT DIGEST [until DATE]`")
@@ -192,7 +192,7 @@ class _KeyReader:
         except ValueError:
             self._wrong(f"{where}`until` must be followed by a date, such as 2027-03-01 or 2027-03-01T12:00:00Z")
             return None
-        grant = self._kept[tenant, until] = Grant(self._by_name[tenant], until_s)
+        grant = self._kept[tenant, until] = KeyGrant(self._by_name[tenant], until_s)
         return grant
 
     def _wrong(self, message: str) -> None:

@@ -10,7 +10,7 @@ from hashlib import sha256
 import pytest
 
 from router.admission.gate import AdmissionGate
-from router.admission.keys import Grant, Tenants
+from router.admission.keys import KeyGrant, Tenants
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError, Saturated
 from tests.api.test_protocol import Edge, connected, echo, post, read_answer
@@ -25,7 +25,7 @@ RELOAD = "/v1/load_lora_adapter"
 
 def gate_of(tenant: Tenant = ACME, until_s: float = math.inf) -> AdmissionGate:
     """One tenant with one key."""
-    found = Tenants({tenant.name: tenant}, {sha256(KEY).digest(): Grant(tenant, until_s)})
+    found = Tenants({tenant.name: tenant}, {sha256(KEY).digest(): KeyGrant(tenant, until_s)})
     return AdmissionGate(lambda: found, [RELOAD])
 
 
