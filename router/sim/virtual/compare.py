@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TypeAlias, TypeVar
 
@@ -81,6 +81,7 @@ class Experiment:
             knowledge=spec.knowledge,
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
+            admission=replace(spec.admission, slo=spec.slo),
         )
         return summarize(setting, world.run(traffic, on_progress), spec.slo)
 

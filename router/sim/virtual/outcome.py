@@ -34,6 +34,8 @@ class RequestOutcome:
     regret_ms: float = math.nan
     """Expected time to first token beyond that of the best pod, by the true state at the time of the decision."""
     refused: str = ""
+    waited_ms: float = 0.0
+    """Until it was sent to a pod or refused."""
     idle_prefill_ms: float = 0.0
     """Prefill of the whole prompt on an idle pod."""
 
@@ -64,11 +66,16 @@ class Run:
     """Prompt tokens that one cache without eviction would have saved."""
     backlogs_ms: Sequence[Sequence[float]] = ()
     """The prefill that waits or runs on each pod, every `Conditions.backlog_every_ms` from the start."""
+    last_start_ms: float = 0.0
+    """When the last session started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The figures of one run. Shares are 0..1. A refused request misses the SLO and counts in no other figure."""
+    """The figures of one run. Shares are 0..1. A refused request misses the SLO and counts in no other figure.
+
+    `goodput_per_s` counts requests within the SLO that arrived after the first quarter of the time in which sessions
+    start: the fleet is idle at the beginning, and nothing new comes at the end."""
 
     requests: int
     refused: int
@@ -85,6 +92,8 @@ class RunFigures:
     worst_gap_p99_ms: float
     e2e_p50_ms: float
     slo_share: float
+    accepted_slo_share: float
+    """Of the requests that were not refused."""
     goodput_per_s: float
     peak_over_mean: float
     predictions_exact_share: float
@@ -123,7 +132,8 @@ def figures(run: Run, slo: Slo) -> RunFigures:
     good = [one for one in run.outcomes if not one.refused]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
     limit_ms = _array(slo.ttft_limit_ms(one.idle_prefill_ms) for one in good)
-    met = int(np.sum((ttft_ms <= limit_ms) & (tpot_ms <= slo.tpot_ms)))
+    has_met = (ttft_ms <= limit_ms) & (tpot_ms <= slo.tpot_ms)
+    met = int(np.sum(has_met))
     regret_ms = _array(one.regret_ms for one in good if not math.isnan(one.regret_ms))
     work = [pod.computed_tokens for pod in run.pods.values()]
     return RunFigures(
@@ -142,7 +152,8 @@ def figures(run: Run, slo: Slo) -> RunFigures:
         worst_gap_p99_ms=_percentile(_array(one.worst_gap_ms for one in good), 99),
         e2e_p50_ms=_percentile(_array(one.e2e_ms for one in good), 50),
         slo_share=met / max(len(run.outcomes), 1),
-        goodput_per_s=met / run.duration_ms * 1000 if run.duration_ms else 0.0,
+        accepted_slo_share=met / max(len(good), 1),
+        goodput_per_s=_goodput_per_s(run, _array(one.arrived_ms for one in good)[has_met]),
         peak_over_mean=max(work) * len(work) / sum(work) if sum(work) else 1.0,
         predictions_exact_share=sum(one.cached_tokens == one.predicted_cached_tokens for one in good)
         / max(len(good), 1),
@@ -151,6 +162,14 @@ def figures(run: Run, slo: Slo) -> RunFigures:
         busy_share=sum(pod.busy_ms for pod in run.pods.values()) / max(len(run.pods) * run.duration_ms, 1e-9),
         cached_share_by_kind=_cached_share_by_kind(good),
     )
+
+
+def _goodput_per_s(run: Run, met_ms: Floats) -> float:
+    """`met_ms`: arrivals of the requests within the SLO."""
+    start_ms, end_ms = run.last_start_ms / 4, run.last_start_ms
+    if not end_ms:
+        return len(met_ms) / run.duration_ms * 1000 if run.duration_ms else 0.0
+    return int(np.sum((met_ms >= start_ms) & (met_ms <= end_ms))) / (end_ms - start_ms) * 1000
 
 
 def _cached_share_by_kind(good: Sequence[RequestOutcome]) -> dict[str, float]:

@@ -105,7 +105,11 @@ class RouterView:
         session: str = "",
     ) -> RouteDecision:
         """All plans for a prompt, best first. Raises as `decide()` does."""
-        return decide(self.scene(request_id, traffic, now_s, steps, session), self._policy)
+        return self.decide_on(self.scene(request_id, traffic, now_s, steps, session))
+
+    def decide_on(self, scene: Scene) -> RouteDecision:
+        """All plans for a scene, best first. Raises as `decide()` does."""
+        return decide(scene, self._policy)
 
     def scene(
         self,
@@ -114,13 +118,17 @@ class RouterView:
         now_s: float,
         steps: Mapping[PodId, StepBegan],
         session: str = "",
+        *,
+        counted: bool = True,
     ) -> Scene:
-        """What the router knows when the prompt arrives. Counts the prompt as requested."""
-        self._turn += 1
+        """What the router knows now. `counted`: count the prompt as requested."""
+        self._turn += counted
         hashes = traffic.prompt_hashes
         prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
         match = self._held(hashes, now_s)
-        self.evicted.requested(hashes, match)
+        if counted:
+            self.evicted.requested(hashes, match)
+        shared_blocks = self._shared.observe if counted else self._shared.shared
         request = InferenceRequest(
             id=request_id,
             endpoint=Endpoint.COMPLETIONS,
@@ -140,7 +148,7 @@ class RouterView:
             steps=steps,
             now_s=now_s,
             turn=self._turn,
-            shared_blocks=self._shared.observe(hashes, threshold=HEAVY_SHARE / len(self.pods)),
+            shared_blocks=shared_blocks(hashes, threshold=HEAVY_SHARE / len(self.pods)),
         )
 
     def record_send(

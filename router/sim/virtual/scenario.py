@@ -11,7 +11,6 @@ The CLI reads the file and provides the models' coefficients.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
+from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
@@ -57,8 +57,7 @@ class Conditions:
     """Delays and failures between pods and routers. The defaults are a healthy cluster with KV events.
 
     `exchange_ms` is the interval at which replicas exchange their work in flight; None for never. `restarts` are
-    (replica, at second, seconds until it has read the index again). A request whose lowest price exceeds
-    `refuse_above_ms` is refused. An engine adds `overhead_ms` to every first token.
+    (replica, at second, seconds until it has read the index again). An engine adds `overhead_ms` to every first token.
     """
 
     routers: PositiveInt = 1
@@ -69,7 +68,6 @@ class Conditions:
     scrape_ms: PositiveFloat = 1000.0
     exchange_ms: PositiveFloat | None = 40.0
     restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
-    refuse_above_ms: float = math.inf
     handoff_layers: PositiveInt = 1
     """KV of a handoff moves layer by layer during the prefill; 1 moves it all afterwards."""
     regret_every: NonNegativeInt = 0
@@ -132,6 +130,7 @@ class FleetSpec(StrictSpec):
     knowledge: Knowledge = Knowledge()
     believed: BelievedSpec = BelievedSpec()
     slo: Slo = Slo()
+    admission: Admission = Admission()
 
     @property
     def gpus(self) -> int:

@@ -10,25 +10,26 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count, cycle
 from random import Random
 from typing import Any, TypeAlias
 
-from router.decision import Lease, Pull, RouteDecision, Split
-from router.errors import ConfigError, RouterError
-from router.fleet.ledger import Ledger
+from router.decision import Pull, RouteDecision, Split
+from router.errors import ConfigError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
+from router.sim.virtual.admission_rules import Admission, FleetActions, rule_of
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 from router.sim.virtual.router_view import Knowledge, RouterView
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
+from router.sim.virtual.session_turn import SessionTurn
 from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress
 from router.sim.virtual.virtual_pod import VirtualPod, current_steps
-from router.types import BlockHash, Generation, PodId, Tier
+from router.types import BlockHash, Generation, PodId, PodLoad, Scene, Tier
 
 OnProgress: TypeAlias = Callable[[int], None]
 """Called with the number of requests that have ended."""
@@ -36,24 +37,6 @@ OnProgress: TypeAlias = Callable[[int], None]
 
 def ignore_progress(_: int) -> None:
     """The default callback."""
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One request of a session, with its leases in the ledger of the router that sent it.
-
-    Without a `decode` lease, the `prefill` pod serves it completely."""
-
-    session: Session
-    number: int
-    outcome: RequestOutcome
-    ledger: Ledger
-    prefill: Lease | None = None
-    decode: Lease | None = None
-
-    @property
-    def request(self) -> TrafficRequest:
-        return self.session.requests[self.number]
 
 
 class World:
@@ -68,6 +51,7 @@ class World:
         knowledge: Knowledge | None = None,
         block_size_tokens: int,
         seed: int = 0,
+        admission: Admission | None = None,
     ) -> None:
         _check(fleet, policy, conditions)
         knowledge = knowledge or Knowledge()
@@ -82,7 +66,13 @@ class World:
         self._speeds = {pod.true.speed for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
         self.views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
-        self._next_view = cycle(self.views)
+        self._next_router = cycle(range(conditions.routers))
+        self._now_ms = 0.0
+        self._admission = admission or Admission()
+        actions = FleetActions(
+            *(self._decide, self._dispatch, self._refuse, self._call_in, self._loads, lambda: self._now_ms)
+        )
+        self._rules = [rule_of(self._admission, actions, conditions.routers) for _ in self.views]
         self._has_events = knowledge.events
         self._transfers = LinkSharing(self._bandwidths())
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -90,7 +80,7 @@ class World:
         self._versions = dict.fromkeys(self._pods, 0)
         self._events: deque[tuple[float, PodId, Tier, bool, list[BlockHash]]] = deque()
         """KV events on their way to the routers."""
-        self._now_ms = 0.0
+        self._last_start_ms = 0.0
         self._running = 0
         self._scheduled = 0
         """Sessions and turns that will arrive."""
@@ -126,10 +116,16 @@ class World:
             pod_id: PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
             for pod_id, pod in self._pods.items()
         }
-        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens, self._backlogs_ms)
+        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens, self._backlogs_ms, self._last_start_ms)
 
     def _call_at(self, when_ms: float, callback: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self._heap, (when_ms, next(self._ids), callback, args))
+
+    def _call_in(self, after_ms: float, callback: Callable[[], None]) -> None:
+        self._call_at(self._now_ms + after_ms, callback)
+
+    def _loads(self) -> list[PodLoad]:
+        return [pod.load for pod in self._pods.values()]
 
     def _bandwidths(self) -> dict[Any, float]:
         places: dict[Any, float] = {("pcie", pod_id): pod.pcie_bytes_per_ms for pod_id, pod in self._fleet.items()}
@@ -152,33 +148,36 @@ class World:
     def _arrive(self, session: Session, number: int) -> None:
         self._scheduled -= 1
         if number == 0:
+            self._last_start_ms = self._now_ms
             self._schedule_next_session()
         request = session.requests[number]
         outcome = RequestOutcome(session.kind, self._now_ms, request.prompt_tokens, request.output_tokens)
         outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
-        view = next(self._next_view)
-        turn = _Turn(session, number, outcome, view.ledger)
         self._outcomes.append(outcome)
+        router = next(self._next_router)
+        view, tenant = self.views[router], self._admission.tenant_of(session.kind)
         self._running += 1
-        self._deliver_events()
-        steps, now_s = current_steps(self._pods, view.ledger.steps(), self._now_ms), self._now_ms / 1000
-        try:
-            decision = view.decide(str(len(self._outcomes)), request, now_s, steps, repr(session.start_s))
-        except RouterError as error:
-            self._refuse(turn, error.code)
-            return
-        if expected_ttft_ms(decision.candidates[0].cost) > self._conditions.refuse_above_ms:
-            self._refuse(turn, "too long to wait")
-            return
-        self._ideal_cached_tokens += self._ideal.serve(request)
-        self._dispatch(turn, view, decision)
+        turn = SessionTurn(str(len(self._outcomes)), session, number, tenant, outcome, view, view.ledger)
+        self._rules[router].arrive(turn)
 
-    def _refuse(self, turn: _Turn, reason: str) -> None:
+    def _decide(self, turn: SessionTurn, counted: bool) -> tuple[Scene, RouteDecision]:
+        """What the router knows, and its decision. `counted`: count the prompt as requested."""
+        self._deliver_events()
+        view, now_s = turn.view, self._now_ms / 1000
+        turn.ledger = view.ledger  # a router that restarts has a new one
+        steps = current_steps(self._pods, view.ledger.steps(), self._now_ms)
+        scene = view.scene(turn.id, turn.request, now_s, steps, repr(turn.session.start_s), counted=counted)
+        return scene, view.decide_on(scene)
+
+    def _refuse(self, turn: SessionTurn, reason: str) -> None:
         turn.outcome.refused = reason
+        turn.outcome.waited_ms = self._now_ms - turn.outcome.arrived_ms
         self._end(turn)
 
-    def _dispatch(self, turn: _Turn, view: RouterView, decision: RouteDecision) -> None:
-        best, outcome = decision.candidates[0], turn.outcome
+    def _dispatch(self, turn: SessionTurn, decision: RouteDecision) -> None:
+        self._ideal_cached_tokens += self._ideal.serve(turn.request)
+        best, outcome, view = decision.candidates[0], turn.outcome, turn.view
+        outcome.waited_ms = self._now_ms - outcome.arrived_ms
         outcome.pod, outcome.predicted_ms = best.pod.id, expected_ttft_ms(best.cost)
         outcome.predicted_cached_tokens = best.cached_tokens
         every = self._conditions.regret_every
@@ -203,13 +202,13 @@ class World:
 
     # --- pods ---
 
-    def _send(self, turn: _Turn, pod_id: PodId, pull: Pull | None) -> None:
+    def _send(self, turn: SessionTurn, pod_id: PodId, pull: Pull | None) -> None:
         self._uses[pod_id] += 1
         if pull is not None and self._pull(turn, pod_id, pull):
             return
         self._submit(turn, pod_id, 0)
 
-    def _pull(self, turn: _Turn, pod_id: PodId, pull: Pull) -> bool:
+    def _pull(self, turn: SessionTurn, pod_id: PodId, pull: Pull) -> bool:
         """Fetch the KV that the holder still has. False if it has no more than the receiver."""
         arrived = min(pull.cached_tokens, self._pods[pull.holder].held_tokens(turn.request))
         tokens = arrived - self._pods[pod_id].held_tokens(turn.request)
@@ -220,7 +219,9 @@ class World:
         self._transfer(turn, pull.holder, pod_id, kv_bytes, arrived)
         return True
 
-    def _transfer(self, turn: _Turn, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int) -> None:
+    def _transfer(
+        self, turn: SessionTurn, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int
+    ) -> None:
         """Move KV between pods, then submit the request to the receiver."""
         assert self._link is not None
         turn.ledger.pull_began(sender)
@@ -232,7 +233,7 @@ class World:
         places = (("send", sender), ("receive", receiver))
         self._transfers.start(on_arrival, places, kv_bytes, self._link.t0_ms, self._now_ms)
 
-    def _submit(self, turn: _Turn, pod_id: PodId, arrived_tokens: int) -> None:
+    def _submit(self, turn: SessionTurn, pod_id: PodId, arrived_tokens: int) -> None:
         request = turn.request
         if self._awaits_handoff(turn, pod_id):
             request = TrafficRequest(request.prompt_tokens, 1, request.blocks, request.prompt_blocks)
@@ -277,7 +278,7 @@ class World:
         self._schedule_wake(pod_id)
 
     def _on_first_token(self, job: Job, pod_id: PodId) -> None:
-        turn: _Turn = job.tag
+        turn: SessionTurn = job.tag
         assert turn.prefill is not None
         turn.ledger.first_token(turn.prefill, self._now_ms / 1000)
         if pod_id == turn.prefill.pod:
@@ -285,7 +286,7 @@ class World:
         turn.outcome.ttft_ms = self._now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
 
     def _on_finish(self, job: Job, pod_id: PodId) -> None:
-        turn: _Turn = job.tag
+        turn: SessionTurn = job.tag
         if self._awaits_handoff(turn, pod_id):
             self._hand_off(turn)
             return
@@ -294,11 +295,11 @@ class World:
         self._release(turn)
         self._end(turn)
 
-    def _awaits_handoff(self, turn: _Turn, pod_id: PodId) -> bool:
+    def _awaits_handoff(self, turn: SessionTurn, pod_id: PodId) -> bool:
         """Whether another pod decodes the answer after that pod's prefill."""
         return turn.decode is not None and turn.decode.pod != pod_id
 
-    def _hand_off(self, turn: _Turn) -> None:
+    def _hand_off(self, turn: SessionTurn) -> None:
         """Move the KV of the computed prompt to the decode pod."""
         first, second = turn.prefill, turn.decode
         assert first is not None and second is not None
@@ -308,12 +309,12 @@ class World:
         kv_bytes = missing * self._fleet[first.pod].known.kv_bytes_per_token / self._conditions.handoff_layers
         self._transfer(turn, first.pod, second.pod, kv_bytes, turn.request.prompt_tokens - 1)
 
-    def _release(self, turn: _Turn) -> None:
+    def _release(self, turn: SessionTurn) -> None:
         for lease in (turn.prefill, turn.decode):
             if lease is not None:
                 turn.ledger.release(lease, self._now_ms / 1000)
 
-    def _end(self, turn: _Turn) -> None:
+    def _end(self, turn: SessionTurn) -> None:
         self._running -= 1
         self._on_progress(len(self._outcomes) - self._running)
         session, number = turn.session, turn.number + 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.admission.tenant import Slo
 from router.policy.spec import Policy
+from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.compare import (
     QUANTILES,
     Experiment,
@@ -25,7 +26,7 @@ from router.sim.virtual.compare import (
     summarize,
 )
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
-from router.sim.virtual.scenario import Conditions, FleetSpec, PodsSpec
+from router.sim.virtual.scenario import FleetSpec, PodsSpec
 from tests.sim.virtual.conftest import prior, small_mix
 
 
@@ -154,7 +155,8 @@ def test_an_experiment_runs_its_setting(experiment: Experiment) -> None:
 
 def test_misjudged_coefficients_reach_the_router(experiment: Experiment) -> None:
     """A router that assumes ten times the compute time refuses requests that it could serve."""
-    fleet = experiment.fleet.model_copy(update={"conditions": Conditions(refuse_above_ms=1500.0)})
+    limits = {"admission": Admission(rule=Rule.EARLY_REJECTION), "slo": Slo(ttft_ms=1500.0)}
+    fleet = experiment.fleet.model_copy(update=limits)
     experiment, setting = replace(experiment, fleet=fleet), Setting("cost_aware", 1.0, 3)
     assert experiment.run(setting).figures.refused == 0
     assert experiment.run(replace(setting, compute=10.0)).figures.refused > 0

@@ -14,6 +14,7 @@ from router.config.policy_files import load_policies
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
+from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, figures
 from router.sim.virtual.router_view import Knowledge
@@ -55,9 +56,7 @@ def assert_all_ended(asked: World, run: Run, requests: int) -> None:
     assert all(pod.cache.usage == 0.0 for pod in asked._pods.values())
 
 
-HARD = Conditions(
-    routers=3, route_ms=1.0, event_loss=0.3, exchange_ms=100.0, restarts=((1, 1.0, 0.5),), refuse_above_ms=700.0
-)
+HARD = Conditions(routers=3, route_ms=1.0, event_loss=0.3, exchange_ms=100.0, restarts=((1, 1.0, 0.5),))
 
 
 @pytest.mark.parametrize("conditions", [AT_ONCE, HARD], ids=["healthy", "hard"])
@@ -67,7 +66,10 @@ def test_under_every_policy_all_requests_end_and_hits_stay_within_the_ideal(
 ) -> None:
     """With pulls if the policy plans them, too little memory, and a CPU tier."""
     sessions = list(small_mix().traffic(speedup=15.0).sessions)
-    asked, progress = world(fleet(3, small_pod(4000, 9000), LINK), policies[name], conditions), list[int]()
+    rule = Rule.NONE if conditions is AT_ONCE else Rule.QUEUE
+    admission = Admission(rule=rule, slo=Slo(ttft_ms=700.0, tpot_ms=50.0))
+    of = fleet(3, small_pod(4000, 9000), LINK)
+    asked, progress = world(of, policies[name], conditions, admission=admission), list[int]()
     run = asked.run(Traffic(BLOCK, sessions), progress.append)
     expected = sum(len(session.requests) for session in sessions)
     assert_all_ended(asked, run, expected if conditions is AT_ONCE else len(run.outcomes))
@@ -233,9 +235,10 @@ def test_backlogs_are_recorded_and_change_nothing() -> None:
 
 
 def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> None:
-    """At its cheapest pod. Later requests are served, and the ideal counts only prompts that were computed."""
+    """By early rejection. Later requests are served, and the ideal counts only prompts that were computed."""
     burst = [at(0.0, prompt(number, 4000)) for number in range(4)]
-    asked = world(fleet(1), policy("queue", "prefill"), replace(AT_ONCE, refuse_above_ms=1000.0))
+    admission = Admission(rule=Rule.EARLY_REJECTION, slo=Slo(ttft_ms=1000.0))
+    asked = world(fleet(1), policy("queue", "prefill"), admission=admission)
     run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
     assert_all_ended(asked, run, 5)
     assert [one.refused for one in run.outcomes] == ["", "", "too long to wait", "too long to wait", ""]

@@ -1,0 +1,221 @@
+"""Does this request go now, wait, or be refused?
+
+While no pod has a place for it, a request waits here and not in an engine: it can still go wherever a place comes free
+first, in fair order, or be refused at once if it would be late. One queue per model. It has no clock: the caller gives
+the time, and asks again when `next_s` says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import count, islice
+from typing import ClassVar
+
+import msgspec
+from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
+
+from router.admission.fair_order import FairOrder, Waiting
+from router.admission.pace import PrefillPace, prefill_share
+from router.admission.tenant import Tenant
+from router.decision import Candidate, RouteDecision, Split
+from router.types import PodId
+
+MIN_RECHECK_MS = 2.0
+"""A pod's queue is an estimate, so its end may pass without a place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """Bounds and margins of a queue.
+
+    `burst_ms`: prefill that may wait in an engine. `headroom`: see `prefill_share`. `error_share`: how much later than
+    predicted the first token may come. `looks`: waiting requests that are decided again when a pod has a place."""
+
+    max_requests: PositiveInt = 1000
+    max_bytes: PositiveInt = 256 << 20
+    max_wait_ms: NonNegativeFloat = 1200.0
+    burst_ms: NonNegativeFloat = 0.0
+    headroom: NonNegativeFloat = 1.8
+    error_share: NonNegativeFloat = 0.05
+    looks: PositiveInt = 8
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """A pod that could compute the prompt. `cost_ms`, `ttft_ms`: if it is sent there now. `step_ms`: a decode step of
+    the pod that answers, with this request; `decodes`: requests decode on the pod that computes the prompt, too."""
+
+    pod: PodId
+    cost_ms: float
+    ttft_ms: float
+    queue_ms: float
+    prefill_ms: float
+    step_ms: float
+    decodes: bool = True
+
+    def first_in(self, decision: RouteDecision) -> RouteDecision:
+        """The decision that has this place, with its candidate first."""
+        candidates = sorted(decision.candidates, key=lambda one: not self._is_of(one))
+        return msgspec.structs.replace(decision, candidates=tuple(candidates))
+
+    def _is_of(self, candidate: Candidate) -> bool:
+        plan = candidate.plan
+        computing = plan.prefill if isinstance(plan, Split) else plan.pod
+        return computing.id == self.pod and candidate.cost.total_ms == self.cost_ms
+
+
+class Offer(msgspec.Struct, frozen=True, gc=False):
+    """A new request. It has to get its first token in `ttft_limit_ms`."""
+
+    tenant: Tenant
+    ttft_limit_ms: float
+    body_bytes: int = 0
+
+
+class Reason(StrEnum):
+    """Why a request is refused."""
+
+    FLEET = "fleet"
+    """All pods are busy."""
+    TENANT = "tenant"
+    """The tenant has used its share."""
+
+
+class Refusal(msgspec.Struct, frozen=True, gc=False):
+    """The request would be late. It would have been in time `retry_after_s` later."""
+
+    reason: Reason
+    retry_after_s: float
+
+
+class AdmissionQueue:
+    """The queue of one model. `tpot_ms`: the strictest limit of those that are served; `workers`: the number of
+    processes that send to the same pods."""
+
+    def __init__(self, limits: QueueLimits, tpot_ms: float = math.inf, workers: int = 1) -> None:
+        self._limits = limits
+        self._tpot_ms = tpot_ms
+        self._workers = workers
+        self._order = FairOrder()
+        self._pace = PrefillPace(limits.burst_ms)
+        self._numbers = count()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bodies of the waiting requests."""
+        return self._bytes
+
+    def send_at_once(self, place: Place, ttft_limit_ms: float, now_s: float) -> bool:
+        """Whether a new request goes to its best place now: nobody waits, the pod is open, and it is in time.
+
+        Counts it as sent if so."""
+        if self._order or place.ttft_ms > ttft_limit_ms or self._wait_ms(place, now_s) > 0:
+            return False
+        self._sent(place, now_s)
+        return True
+
+    def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
+        """Queue a new request, or refuse it because it would be late or the queue is full. `places` are of any number
+        of its model's `pods`; at least one. Who waits is found by `next_to_send`, at once if a pod is open."""
+        late_ms = self._late_ms(request, places, now_s, pods, own=True)
+        if late_ms > 0:
+            is_own_work = self._late_ms(request, places, now_s, pods, own=False) <= 0
+            reason = Reason.TENANT if is_own_work and self._order.others_wait(request.tenant) else Reason.FLEET
+            return Refusal(reason, late_ms / 1000)
+        best = self._choose(places, now_s, self._limits.max_wait_ms)
+        spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._limits.max_wait_ms)
+        one = Waiting(
+            next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes, now_s
+        )
+        self._order.add(one)
+        self._bytes += one.body_bytes
+        return one
+
+    def overflow(self) -> Waiting | None:
+        """Take out the request that the queue is too full for: the last of the tenant with the most prefill for its
+        weight, in the lowest band. None if all fit. To be called after `offer`, until None."""
+        limits = self._limits
+        if len(self._order) <= limits.max_requests and self._bytes <= limits.max_bytes:
+            return None
+        last = self._order.last_of_largest()
+        if last is not None:
+            self.leave(last)
+        return last
+
+    def leave(self, one: Waiting) -> None:
+        """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
+        self._order.remove(one)
+        self._bytes -= one.body_bytes
+
+    def next_to_send(
+        self, now_s: float, places_of: Callable[[Waiting], Sequence[Place]]
+    ) -> tuple[Waiting, Place] | float:
+        """The first request in order whose best place is open, and that place; or the milliseconds until it is worth
+        asking again, if there is none. `places_of` is called for some requests, and returns at least one place."""
+        soonest_ms = math.inf
+        for one in list(islice(self._order.in_order(), self._limits.looks)):
+            places = places_of(one)
+            best = self._choose(places, now_s, (one.start_by_s - now_s) * 1000)
+            wait_ms = self._wait_ms(best, now_s)
+            if wait_ms <= 0:
+                self._order.serve(one, best.prefill_ms)
+                self._bytes -= one.body_bytes
+                self._sent(best, now_s)
+                return one, best
+            self._order.estimate(one, best.prefill_ms)
+            soonest_ms = min(soonest_ms, wait_ms)
+            least_ms = min(self._wait_ms(place, now_s) for place in places)
+            if least_ms > 0:
+                soonest_ms = min(soonest_ms, least_ms)
+                break
+        return max(soonest_ms, MIN_RECHECK_MS)
+
+    def _sent(self, place: Place, now_s: float) -> None:
+        self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s)
+
+    def _share(self, place: Place) -> float:
+        share = prefill_share(place.step_ms, self._tpot_ms, self._limits.headroom) if place.decodes else 1.0
+        return share / self._workers
+
+    def _wait_ms(self, place: Place, now_s: float) -> float:
+        """The time until the pod is open."""
+        return max(self._pace.wait_ms(place.pod, now_s), place.queue_ms - self._limits.burst_ms, 0.0)
+
+    def _choose(self, places: Sequence[Place], now_s: float, spare_ms: float) -> Place:
+        """The cheapest place that is open in time, else the one that is open first."""
+        in_time = [place for place in places if self._wait_ms(place, now_s) <= spare_ms]
+        if not in_time:
+            return min(places, key=lambda place: self._wait_ms(place, now_s))
+        return min(in_time, key=lambda place: place.cost_ms + max(self._wait_ms(place, now_s) - place.queue_ms, 0.0))
+
+    def _late_ms(self, request: Offer, places: Sequence[Place], now_s: float, pods: int, *, own: bool) -> float:
+        """How much later than allowed the first token would come, with the error of predictions."""
+        limits = self._limits
+        ahead_ms = self._order.ahead_ms(request.tenant, now_s + limits.max_wait_ms / 1000, own=own)
+        turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
+        error = 1 + limits.error_share
+
+        def late_ms(place: Place) -> float:
+            wait_ms = max(turn_ms, self._wait_ms(place, now_s))
+            ttft_ms = max(wait_ms, place.queue_ms) + place.ttft_ms - place.queue_ms
+            return max(ttft_ms * error - request.ttft_limit_ms, wait_ms * error - limits.max_wait_ms)
+
+        return min(map(late_ms, places))
+
+    def _filled_ms(self, ahead_ms: float, places: Sequence[Place], now_s: float) -> float:
+        """The time until the pods have taken `ahead_ms` of prefill at their pace, and one of them is open."""
+        share = 0.0
+        at_ms = 0.0
+        for wait_ms, more in sorted((self._wait_ms(place, now_s), self._share(place)) for place in places):
+            if share and (wait_ms - at_ms) * share >= ahead_ms:
+                break
+            ahead_ms -= (wait_ms - at_ms) * share
+            at_ms, share = wait_ms, share + more
+        return at_ms + ahead_ms / share

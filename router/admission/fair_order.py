@@ -1,0 +1,185 @@
+"""In which order are waiting requests sent?
+
+Higher bands first; in a band, tenants by weighted fair queueing in prefill milliseconds; of one tenant, the request
+that has to start first. What counts is the prefill that a request really needs, so a tenant whose prefixes are cached
+is served more often.
+Sources: VTC (2401.00588) and DLPM (2501.14312), with start-time fair queueing (Goyal et al. 1996).
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+import msgspec
+
+from router.admission.tenant import Tenant
+
+
+class Waiting(msgspec.Struct, eq=False, gc=False):
+    """A request in the queue. `prefill_ms` is the latest estimate of the prefill that it needs.
+
+    It has to be sent by `start_by_s` to get its first token in time."""
+
+    number: int
+    tenant: Tenant
+    start_by_s: float
+    prefill_ms: float
+    body_bytes: int
+    arrived_s: float
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Its order among the requests of its tenant."""
+        return self.start_by_s, self.number
+
+
+_place = attrgetter("place")
+
+
+class _Backlog:
+    """The waiting requests of one tenant, in order. `virtual_ms`: the prefill that it got, divided by its weight."""
+
+    __slots__ = ("prefill_ms", "tenant", "virtual_ms", "waiting")
+
+    def __init__(self, virtual_ms: float) -> None:
+        self.virtual_ms = virtual_ms
+        self.tenant = Tenant()
+        self.waiting: list[Waiting] = []
+        self.prefill_ms = 0.0
+
+
+class _Band:
+    """The tenants of one priority band. `virtual_ms` is that of the tenant served last, when it was served: a tenant
+    that comes back starts there, and gets nothing for the time without requests."""
+
+    def __init__(self) -> None:
+        self.virtual_ms = 0.0
+        self.tenants: dict[str, _Backlog] = {}
+
+    def virtual_of(self, name: str) -> float:
+        known = self.tenants.get(name)
+        return max(known.virtual_ms, self.virtual_ms) if known else self.virtual_ms
+
+    def in_order(self) -> Iterator[Waiting]:
+        """The order in which they would be sent if all took the prefill that is expected."""
+        heads = [(one.virtual_ms, name, 0) for name, one in self.tenants.items() if one.waiting]
+        heapq.heapify(heads)
+        while heads:
+            virtual_ms, name, at = heads[0]
+            backlog = self.tenants[name]
+            one = backlog.waiting[at]
+            yield one
+            if at + 1 < len(backlog.waiting):
+                heapq.heapreplace(heads, (virtual_ms + one.prefill_ms / backlog.tenant.weight, name, at + 1))
+            else:
+                heapq.heappop(heads)
+
+
+class FairOrder:
+    """Waiting requests in the order in which they are sent. All operations are O(tenants + log requests)."""
+
+    def __init__(self) -> None:
+        self._bands: dict[int, _Band] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, one: Waiting) -> None:
+        """Queue a request."""
+        band = self._bands.setdefault(one.tenant.band, _Band())
+        name = one.tenant.name
+        backlog = band.tenants.get(name)
+        if backlog is None or not backlog.waiting:
+            backlog = _Backlog(band.virtual_of(name))
+            band.tenants[name] = backlog
+        backlog.tenant = one.tenant
+        insort(backlog.waiting, one, key=_place)
+        backlog.prefill_ms += one.prefill_ms
+        self._count += 1
+
+    def remove(self, one: Waiting) -> None:
+        """Take a request out, without service. Raises `KeyError` if it does not wait."""
+        band = self._bands[one.tenant.band]
+        backlog = band.tenants[one.tenant.name]
+        at = bisect_left(backlog.waiting, one.place, key=_place)
+        if at == len(backlog.waiting) or backlog.waiting[at] is not one:
+            raise KeyError(one.number)
+        del backlog.waiting[at]
+        # sums of floats drift; an empty backlog is exactly empty
+        backlog.prefill_ms = backlog.prefill_ms - one.prefill_ms if backlog.waiting else 0.0
+        self._count -= 1
+        self._drop_idle(one.tenant.band)
+
+    def serve(self, one: Waiting, prefill_ms: float) -> None:
+        """Take a request out that is sent and needs `prefill_ms`. Raises `KeyError` if it does not wait."""
+        band = self._bands[one.tenant.band]
+        backlog = band.tenants[one.tenant.name]
+        band.virtual_ms = max(band.virtual_ms, backlog.virtual_ms)
+        backlog.virtual_ms += prefill_ms / one.tenant.weight
+        self.remove(one)
+
+    def estimate(self, one: Waiting, prefill_ms: float) -> None:
+        """Update the prefill that a waiting request is expected to need."""
+        self._bands[one.tenant.band].tenants[one.tenant.name].prefill_ms += prefill_ms - one.prefill_ms
+        one.prefill_ms = prefill_ms
+
+    def in_order(self) -> Iterator[Waiting]:
+        """All waiting requests, first to be sent first. Do not change the order while iterating."""
+        for number in sorted(self._bands, reverse=True):
+            yield from self._bands[number].in_order()
+
+    def ahead_ms(self, tenant: Tenant, start_by_s: float, *, own: bool = True) -> float:
+        """The prefill of all requests that would be sent before a new one. `own`: count the tenant's own requests."""
+        ahead_ms = sum(
+            backlog.prefill_ms
+            for number, band in self._bands.items()
+            if number > tenant.band
+            for backlog in band.tenants.values()
+        )
+        if (band := self._bands.get(tenant.band)) is None:
+            return ahead_ms
+        own_ms = band_own_ms(band.tenants.get(tenant.name), start_by_s) if own else 0.0
+        start_ms = band.virtual_of(tenant.name) + own_ms / tenant.weight
+        others = (backlog for name, backlog in band.tenants.items() if name != tenant.name)
+        return ahead_ms + own_ms + sum(_until(backlog, start_ms) for backlog in others)
+
+    def others_wait(self, tenant: Tenant) -> bool:
+        """Whether requests of other tenants wait, too."""
+        names = (name for band in self._bands.values() for name, one in band.tenants.items() if one.waiting)
+        return any(name != tenant.name for name in names)
+
+    def last_of_largest(self) -> Waiting | None:
+        """In the lowest band, the last request of the tenant with the most prefill for its weight; None if empty."""
+        if not self._count:
+            return None
+        band = min(number for number, one in self._bands.items() if any(b.waiting for b in one.tenants.values()))
+        backlogs = (one for one in self._bands[band].tenants.values() if one.waiting)
+        return max(backlogs, key=lambda one: one.prefill_ms / one.tenant.weight).waiting[-1]
+
+    def _drop_idle(self, number: int) -> None:
+        """Drop tenants without requests that are owed nothing and owe nothing; the band if nobody waits in it."""
+        band = self._bands[number]
+        if not any(one.waiting for one in band.tenants.values()):
+            del self._bands[number]
+            return
+        for name in [n for n, b in band.tenants.items() if not b.waiting and b.virtual_ms <= band.virtual_ms]:
+            del band.tenants[name]
+
+
+def band_own_ms(backlog: _Backlog | None, start_by_s: float) -> float:
+    """The prefill of the requests of one tenant that have to start earlier, or at the same time."""
+    if backlog is None or not backlog.waiting:
+        return 0.0
+    if backlog.waiting[-1].start_by_s <= start_by_s:
+        return backlog.prefill_ms
+    return sum(one.prefill_ms for one in backlog.waiting if one.start_by_s <= start_by_s)
+
+
+def _until(backlog: _Backlog, virtual_ms: float) -> float:
+    """The prefill that this tenant gets before it has been served to `virtual_ms`."""
+    due_ms = (virtual_ms - backlog.virtual_ms) * backlog.tenant.weight
+    return min(backlog.prefill_ms, max(due_ms, 0.0))

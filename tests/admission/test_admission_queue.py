@@ -1,0 +1,225 @@
+"""A request goes now, waits, or is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.admission.admission_queue import AdmissionQueue, Offer, Place, QueueLimits, Reason, Refusal
+from router.admission.fair_order import Waiting
+from router.admission.tenant import OPEN_TENANT, Tenant
+
+LIMITS = QueueLimits(max_wait_ms=1000.0, burst_ms=0.0, error_share=0.0)
+HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")
+
+
+def place(pod: str = "a", prefill_ms: float = 100.0, queue_ms: float = 0.0, extra_ms: float = 0.0) -> Place:
+    """`extra_ms` is cost that is no time to first token."""
+    ttft_ms = queue_ms + prefill_ms
+    return Place(pod, ttft_ms + extra_ms, ttft_ms, queue_ms, prefill_ms, 0.0)
+
+
+def offer(tenant: Tenant = OPEN_TENANT, limit_ms: float = 2000.0, body_bytes: int = 10) -> Offer:
+    return Offer(tenant, limit_ms, body_bytes)
+
+
+def busy(limits: QueueLimits = LIMITS, ms: float = 500.0, pods: Sequence[str] = "a") -> AdmissionQueue:
+    """At time 0 all pods have prompts for so long."""
+    queue = AdmissionQueue(limits)
+    for pod in pods:
+        assert queue.send_at_once(place(pod, prefill_ms=ms), 1e9, 0.0)
+    return queue
+
+
+def wait(queue: AdmissionQueue, request: Offer, places: Sequence[Place], now_s: float = 0.0) -> Waiting:
+    found = queue.offer(request, places, now_s)
+    assert isinstance(found, Waiting)
+    return found
+
+
+def run(queue: AdmissionQueue, places: Sequence[Place], now_s: float, until_s: float) -> list[tuple[float, Waiting]]:
+    """Send all that wait until then, with the time of each."""
+    sent: list[tuple[float, Waiting]] = []
+    while now_s < until_s and len(queue):
+        found = queue.next_to_send(now_s, lambda _: places)
+        if isinstance(found, float):
+            now_s += found / 1000
+        else:
+            sent.append((now_s, found[0]))
+    return sent
+
+
+def test_a_request_goes_at_once_while_nobody_waits_and_the_pod_is_open() -> None:
+    """The second on the same pod does not."""
+    queue = AdmissionQueue(LIMITS)
+    assert queue.send_at_once(place(), 2000.0, 0.0)
+    assert not queue.send_at_once(place(), 2000.0, 0.0)
+    assert queue.send_at_once(place("b"), 2000.0, 0.0)
+    assert queue.send_at_once(place(), 2000.0, 0.1)
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    """Even if a pod is open."""
+    queue = busy()
+    wait(queue, offer(), [place()])
+    assert not queue.send_at_once(place("b"), 2000.0, 0.0)
+
+
+def test_a_waiting_request_goes_where_a_place_comes_free_first() -> None:
+    """Not where it would have been sent on arrival."""
+    queue = AdmissionQueue(LIMITS)
+    assert queue.send_at_once(place("a", 300.0), 2000.0, 0.0)
+    assert queue.send_at_once(place("b", 500.0), 2000.0, 0.0)
+    one = wait(queue, offer(), [place("a"), place("b")])
+    assert queue.next_to_send(0.0, lambda _: [place("a"), place("b")]) == pytest.approx(300.0)
+    assert queue.next_to_send(0.301, lambda _: [place("a"), place("b")]) == (one, place("a"))
+
+
+def test_a_request_waits_for_a_cheaper_pod_if_that_costs_less_than_another_one() -> None:
+    """It waits 100 ms for its prefix, not 1 s. The next in order takes the open pod."""
+    queue = busy(ms=100.0)
+    first = wait(queue, offer(), [place("a", 10.0), place("b", 500.0)])
+    second = wait(queue, offer(), [place("a", 500.0), place("b", 500.0)])
+    places = {first: [place("a", 10.0), place("b", 500.0)], second: [place("a", 500.0), place("b", 500.0)]}
+    assert queue.next_to_send(0.0, places.__getitem__) == (second, place("b", 500.0))
+
+
+def test_a_request_that_would_be_late_is_refused_at_once() -> None:
+    """With the time after which it would have been in time."""
+    queue = busy(ms=900.0)
+    found = queue.offer(offer(limit_ms=600.0), [place()], 0.0)
+    assert isinstance(found, Refusal)
+    assert found.reason is Reason.FLEET
+    assert found.retry_after_s == pytest.approx(0.4)
+    assert isinstance(queue.offer(offer(limit_ms=600.0), [place()], 0.401), Waiting)
+
+
+def test_nobody_waits_longer_than_the_limit_of_the_queue() -> None:
+    """Even without an SLO."""
+    queue = busy(ms=1001.0)
+    assert isinstance(queue.offer(offer(limit_ms=float("inf")), [place()], 0.0), Refusal)
+
+
+def test_predictions_may_err() -> None:
+    """A request that would be in time by less than the error is refused."""
+    limits = QueueLimits(burst_ms=0.0, error_share=0.1)
+    assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1101.0), [place()], 0.0), Waiting)
+    assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1099.0), [place()], 0.0), Refusal)
+
+
+def test_the_refusal_names_the_tenants_share_if_others_wait_and_its_own_requests_are_the_reason() -> None:
+    """A tenant without requests is still queued."""
+    queue = busy(ms=100.0)
+    while isinstance(queue.offer(offer(HEAVY), [place()], 0.0), Waiting):
+        pass
+    wait(queue, offer(LIGHT), [place()])
+    refusal = queue.offer(offer(HEAVY), [place()], 0.0)
+    assert isinstance(refusal, Refusal) and refusal.reason is Reason.TENANT
+
+
+def test_a_higher_band_is_queued_however_many_wait_below() -> None:
+    """And goes next."""
+    queue = busy(ms=100.0)
+    while isinstance(queue.offer(offer(HEAVY), [place()], 0.0), Waiting):
+        pass
+    high = wait(queue, offer(Tenant(name="vip", band=1)), [place()])
+    assert run(queue, [place()], 0.0, 10.0)[0][1] is high
+
+
+def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
+    """What is too much is taken from the largest backlog."""
+    for limits in (QueueLimits(max_requests=3), QueueLimits(max_bytes=30)):
+        queue = busy(limits, ms=100.0)
+        heavy = [wait(queue, offer(HEAVY), [place(prefill_ms=10.0)]) for _ in range(3)]
+        assert queue.overflow() is None
+        wait(queue, offer(LIGHT), [place(prefill_ms=10.0)])
+        assert queue.overflow() is heavy[-1]
+        assert (queue.overflow(), len(queue), queue.held_bytes) == (None, 3, 30)
+
+
+def test_a_client_that_leaves_is_out_at_once() -> None:
+    """With its bytes; the next in order goes."""
+    queue = busy()
+    gone, stays = wait(queue, offer(), [place()]), wait(queue, offer(), [place()])
+    queue.leave(gone)
+    assert (len(queue), queue.held_bytes) == (1, 10)
+    assert [one for _, one in run(queue, [place()], 0.0, 10.0)] == [stays]
+    with pytest.raises(KeyError):
+        queue.leave(gone)
+
+
+def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
+    """Two processes send to the same pods, so each waits twice as long."""
+    queue = AdmissionQueue(LIMITS, workers=2)
+    queue.send_at_once(place(prefill_ms=100.0), 2000.0, 0.0)
+    assert not queue.send_at_once(place(), 2000.0, 0.19)
+    assert queue.send_at_once(place(), 2000.0, 0.21)
+
+
+def test_decoding_gets_its_part_of_the_time() -> None:
+    """Steps of 25 ms that may take 100 ms: prompts for three quarters of the time."""
+    queue = AdmissionQueue(QueueLimits(burst_ms=0.0, headroom=1.0), tpot_ms=100.0)
+    decoding = Place("a", 300.0, 300.0, 0.0, 300.0, 25.0)
+    assert queue.send_at_once(decoding, 2000.0, 0.0)
+    assert not queue.send_at_once(decoding, 2000.0, 0.399)
+    assert queue.send_at_once(decoding, 2000.0, 0.401)
+
+
+def test_a_pod_with_prompts_of_others_is_not_open() -> None:
+    """However little this queue sent there."""
+    queue = AdmissionQueue(LIMITS)
+    assert not queue.send_at_once(place(queue_ms=50.0), 2000.0, 0.0)
+    one = wait(queue, offer(), [place(queue_ms=50.0)])
+    assert queue.next_to_send(0.0, lambda _: [place(queue_ms=50.0)]) == pytest.approx(50.0)
+    assert queue.next_to_send(0.05, lambda _: [place()]) == (one, place())
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 0.3), st.floats(1.0, 800.0), st.sampled_from([HEAVY, LIGHT])), max_size=60),
+    st.integers(1, 4),
+)
+def test_no_pod_is_idle_while_a_request_waits_for_any(arrivals: list[tuple[float, float, Tenant]], pods: int) -> None:
+    """Places of equal cost: a request is sent when the first pod is open, and none is open while one waits."""
+    queue, now_s, names = AdmissionQueue(LIMITS), 0.0, [str(at) for at in range(pods)]
+    waiting: dict[Waiting, float] = {}
+
+    def places_of(one: Waiting) -> list[Place]:
+        return [place(name, waiting[one]) for name in names]
+
+    for pause_s, prefill_ms, tenant in arrivals:
+        until_s = now_s + pause_s
+        while waiting and now_s < until_s:
+            found = queue.next_to_send(now_s, places_of)
+            if isinstance(found, float):
+                assert all(queue._wait_ms(place(name), now_s) > 0 for name in names)
+                now_s += found / 1000
+            else:
+                del waiting[found[0]]
+        now_s = max(now_s, until_s)
+        places = [place(name, prefill_ms) for name in names]
+        if not queue.send_at_once(places[0], 1e9, now_s):
+            one = queue.offer(offer(tenant, 1e9), places, now_s)
+            if isinstance(one, Waiting):
+                waiting[one] = prefill_ms
+
+
+@given(st.lists(st.floats(1.0, 300.0), min_size=1, max_size=60), st.integers(1, 4))
+def test_who_is_queued_is_sent_in_time(sizes: list[float], pods: int) -> None:
+    """If nothing else comes, a prediction is wrong by at most the prompts in front of it."""
+    names = [str(at) for at in range(pods)]
+    queue = busy(ms=200.0, pods=names)
+    prefill = {}
+    for ms in sizes:
+        found = queue.offer(offer(), [place(name, ms) for name in names], 0.0)
+        if isinstance(found, Waiting):
+            prefill[found] = ms
+    now_s = 0.0
+    while len(queue):
+        found_or_ms = queue.next_to_send(now_s, lambda one: [place(name, prefill[one]) for name in names])
+        if isinstance(found_or_ms, float):
+            now_s += found_or_ms / 1000
+        else:
+            assert now_s <= found_or_ms[0].start_by_s + max(sizes) / 1000 + 0.01

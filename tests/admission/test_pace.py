@@ -1,0 +1,59 @@
+"""A pod gets prompts for a share of its time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.admission.pace import MIN_SHARE, PrefillPace, prefill_share
+
+
+def test_the_share_leaves_time_for_the_tokens_of_others() -> None:
+    """Steps of 25 ms may become 100 ms on average if prompts take three quarters of the time."""
+    assert prefill_share(25.0, 100.0, 1.0) == 0.75
+    assert prefill_share(25.0, 100.0, 2.0) == 0.5
+
+
+def test_without_a_limit_prompts_may_take_all_the_time() -> None:
+    """And without time left, a little."""
+    assert prefill_share(25.0, float("inf"), 2.0) == 1.0
+    assert prefill_share(500.0, 100.0, 1.0) == MIN_SHARE
+
+
+def test_an_idle_pod_is_open() -> None:
+    """Also one that was busy long ago: it gets no credit for it."""
+    pace = PrefillPace(burst_ms=50.0)
+    assert pace.wait_ms("a", 10.0) == 0.0
+    pace.sent("a", 100.0, 1.0, 10.0)
+    assert pace.wait_ms("a", 10.0) == pytest.approx(50.0)
+    assert pace.wait_ms("a", 100.0) == 0.0
+    pace.sent("a", 100.0, 1.0, 100.0)
+    assert pace.wait_ms("a", 100.0) == pytest.approx(50.0)
+
+
+def test_pods_that_are_gone_are_dropped() -> None:
+    """The others stay."""
+    pace = PrefillPace(burst_ms=0.0)
+    pace.sent("a", 100.0, 1.0, 0.0)
+    pace.sent("b", 100.0, 1.0, 0.0)
+    pace.keep({"b"})
+    assert pace.wait_ms("a", 0.0) == 0.0
+    assert pace.wait_ms("b", 0.0) == pytest.approx(100.0)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1.0, 1000.0), st.floats(0.0, 0.5)), min_size=1, max_size=50),
+    st.floats(0.1, 1.0),
+    st.floats(0.0, 500.0),
+)
+def test_a_pod_never_gets_more_than_its_share(
+    prompts: list[tuple[float, float]], share: float, burst_ms: float
+) -> None:
+    """Over any time: its share, the burst and the last prompt."""
+    pace, now_s, sent_ms = PrefillPace(burst_ms), 0.0, 0.0
+    for prefill_ms, pause_s in prompts:
+        now_s += pause_s + pace.wait_ms("a", now_s + pause_s) / 1000
+        pace.sent("a", prefill_ms, share, now_s)
+        assert sent_ms <= (now_s * 1000 + burst_ms) * share + 1e-6
+        sent_ms += prefill_ms
