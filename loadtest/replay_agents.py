@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -65,6 +66,13 @@ class AgentReplay:
         self._prose, self._max_tokens, self._block_tokens = AgentProse(block_tokens), max_tokens, block_tokens
         self._sessions = [(one.start_s, fitting(one.requests, pod_tokens)) for one in sessions]
         self._sent: list[TrafficRequest] = []
+        self._engines: list[list[str]] = []
+
+    @property
+    def sticky_share(self) -> float:
+        """Share of the requests, without the first of each session, that the engine of the one before answered."""
+        steps = [pair for engines in self._engines for pair in pairwise(engines)]
+        return sum(one == other for one, other in steps) / max(len(steps), 1)
 
     def workload(self, rate_per_s: float) -> Workload:
         """`rate_per_s` counts sessions."""
@@ -73,7 +81,7 @@ class AgentReplay:
 
     async def play(self, url: str, model: str, on_progress: OnProgress) -> DriveResults:
         """Send all sessions once."""
-        driver, self._sent = LoadDriver([url], on_progress), []
+        driver, self._sent, self._engines = LoadDriver([url], on_progress), [], []
         try:
             async with asyncio.TaskGroup() as group:
                 for start_s, requests in self._sessions:
@@ -88,6 +96,8 @@ class AgentReplay:
         return sum(ideal.serve(request) // ROUTER_BLOCK_TOKENS * ROUTER_BLOCK_TOKENS for request in self._sent)
 
     async def _play(self, driver: LoadDriver, model: str, ready_s: float, requests: Sequence[TrafficRequest]) -> None:
+        engines: list[str] = []
+        self._engines.append(engines)
         for request in requests:
             due_s = ready_s + request.think_s
             await driver.until(due_s)
@@ -101,6 +111,7 @@ class AgentReplay:
             result = await driver.send(Endpoint.COMPLETIONS, asked, "agent", due_s)
             if result.error:
                 return
+            engines.append(result.engine)
             ready_s = result.due_s + result.e2e_s
 
 

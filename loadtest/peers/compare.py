@@ -35,7 +35,7 @@ from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
 from loadtest.peers.environments import NotInstalled, install, program, version
 from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
 from loadtest.peers.processes import launch, process_usage
-from loadtest.peers.traffic import Traffic, TrafficOfRound, session_traffic, trace_traffic
+from loadtest.peers.traffic import Traffic, TrafficOfRound, agent_traffic_of, session_traffic, trace_traffic
 from router.cli.child_processes import (
     Child,
     ChildError,
@@ -67,6 +67,8 @@ def main(
         Path | None, typer.Option(exists=True, help="Replay this Mooncake trace instead of sessions.")
     ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace.")] = 300,
+    agents: Annotated[Path | None, typer.Option(exists=True, help="Play these coding agents instead.")] = None,
+    load: Annotated[float, typer.Option(min=0.01, help="Factor on the starts of the agents' sessions.")] = 1.0,
     speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 2.0,
     out: Annotated[
         Path | None, typer.Option(help="Write the results as JSON here, and a table as Markdown.", callback=writable)
@@ -84,6 +86,8 @@ def main(
         context = about(names)
         if trace is not None:
             traffic = trace_traffic(trace, requests, speedup, plan.model)
+        elif agents is not None:
+            traffic = agent_traffic_of(agents, load, duration_s, seed, plan)
         else:
             traffic = session_traffic(seed, duration_s, sessions_per_s, plan.model)
         found = uvloop.run(compare(names, rounds, plan, traffic))
@@ -150,6 +154,7 @@ async def play_round(name: str, place: LaunchPlan, traffic: Traffic) -> Round:
         imbalance=imbalance(pods),
         cpu_ms_per_request=(used_after.cpu_s - used_before.cpu_s) * 1000 / max(len(results.served), 1),
         rss_mib=used_after.rss_bytes / MIB,
+        sticky_share=traffic.sticky_share(),
     )
 
 

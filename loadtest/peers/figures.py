@@ -9,6 +9,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from typing import NamedTuple, Self
 
 from rich.table import Table
@@ -56,6 +57,8 @@ class Round:
     imbalance: float
     cpu_ms_per_request: float
     rss_mib: float
+    sticky_share: float = nan
+    """Share of later requests of sessions that the same engine answered as the one before; NaN where unknown."""
 
     @property
     def of_ideal(self) -> float:
@@ -91,14 +94,16 @@ COLUMNS = (
     Column("peak", lambda one: one.imbalance, "{:.2f}", min),
     Column("CPU ms/req", lambda one: one.cpu_ms_per_request, "{:.2f}", min),
     Column("RSS MiB", lambda one: one.rss_mib, "{:.0f}", min),
+    Column("stays", lambda one: one.sticky_share, "{:.1%}", max),
 )
 ERRORS = "errors"
-TITLES = ("router", *(column.title for column in COLUMNS), ERRORS)
 LEGEND = (
     "Medians over the rounds; errors are of all rounds. "
     f"cached: {GLOSSARY['cached']}; of ideal: {GLOSSARY['of ideal']}. TTFT: time to first token. "
     f"peak: {GLOSSARY['peak']}. "
-    "CPU and RSS: of the router's process tree. Bold: the best of its column, and those that are tied with it, because "
+    "CPU and RSS: of the router's process tree. "
+    "stays: requests that the pod of their session's request before answered. "
+    "Bold: the best of its column, and those that are tied with it, because "
     "their ranges over the rounds overlap."
 )
 
@@ -106,7 +111,7 @@ LEGEND = (
 def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
     """One row of text per router; the best of each column, and what is tied with it, formatted with `bold`."""
     rows = [[name] for name in rounds]
-    for column in COLUMNS:
+    for column in _columns(rounds):
         values = [[column.value(one) for one in of_one] for of_one in rounds.values()]
         medians = [statistics.median(of_one) for of_one in values]
         best = values[medians.index(column.best(medians))]
@@ -119,12 +124,24 @@ def cells(rounds: Mapping[str, Sequence[Round]], bold: str) -> list[list[str]]:
     return rows
 
 
+def _columns(rounds: Mapping[str, Sequence[Round]]) -> list[Column]:
+    """The columns whose figures are known."""
+    every = [one for of_one in rounds.values() for one in of_one]
+    return [column for column in COLUMNS if not any(isnan(column.value(one)) for one in every)]
+
+
+def titles(rounds: Mapping[str, Sequence[Round]]) -> tuple[str, ...]:
+    """The heads of the columns of `cells`."""
+    return ("router", *(column.title for column in _columns(rounds)), ERRORS)
+
+
 def table(rounds: Mapping[str, Sequence[Round]], title: str) -> Table:
     """The table for a terminal."""
-    return text_table(TITLES, cells(rounds, "[bold]{}[/bold]"), title=title, caption=LEGEND)
+    return text_table(titles(rounds), cells(rounds, "[bold]{}[/bold]"), title=title, caption=LEGEND)
 
 
 def markdown(rounds: Mapping[str, Sequence[Round]]) -> str:
     """The table as Markdown."""
-    rows = [TITLES, ["---"] * len(TITLES), *cells(rounds, "**{}**")]
+    head = titles(rounds)
+    rows = [head, ["---"] * len(head), *cells(rounds, "**{}**")]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{LEGEND}\n"

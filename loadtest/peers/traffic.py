@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
+from loadtest.replay_agents import AgentReplay
 from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
+from router.cli.child_processes import FleetPlan
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer
 from router.sim.chat_workload import sessions
+from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 
 TRACE_ROUNDED_TO_S = 3.0
 TRACE_MAX_TOKENS = 64
+AGENT_MAX_TOKENS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """`play` sends it to a URL; `ideal_cached_tokens` is what an infinite cache would have saved."""
+    """`play` sends it to a URL; `ideal_cached_tokens` is what an infinite cache would have saved; `sticky_share` how
+    many requests of the last play went to the engine of the one before, if that is measured."""
 
     play: Callable[[str], Awaitable[DriveResults]]
     ideal_cached_tokens: Callable[[DriveResults], int]
+    sticky_share: Callable[[], float] = lambda: nan
 
 
 TrafficOfRound: TypeAlias = Callable[[int], Traffic]
@@ -49,6 +56,22 @@ def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> Traf
         return replay(url, model, lambda _: None, lines, prose, due_s, TRACE_MAX_TOKENS)
 
     return lambda _: Traffic(play, lambda _: ideal)
+
+
+def agent_traffic_of(path: Path, load: float, duration_s: float, seed: int, plan: FleetPlan) -> TrafficOfRound:
+    """Recorded coding agents, closed loop: other sessions in every round."""
+    recorded, pod_tokens = read_agent_sessions(path), plan.num_blocks * plan.block_size_tokens
+
+    def of_round(number: int) -> Traffic:
+        traffic = agent_traffic(recorded, speedup=load, seed=seed + number, duration_s=duration_s)
+        replay = AgentReplay(list(traffic.sessions), traffic.block_size_tokens, AGENT_MAX_TOKENS, pod_tokens)
+        return Traffic(
+            lambda url: replay.play(url, plan.model, lambda _: None),
+            replay.ideal_tokens,
+            lambda: replay.sticky_share,
+        )
+
+    return of_round
 
 
 def ideal_of_chats(results: DriveResults) -> int:

@@ -50,6 +50,7 @@ class _StreamUsage(msgspec.Struct):
 class _StreamChunk(msgspec.Struct):
     choices: list[_StreamChoice] = []
     usage: _StreamUsage | None = None
+    system_fingerprint: str | None = None
     error: Any = None
 
 
@@ -85,6 +86,8 @@ class RequestResult:
     status: int = 0
     router: str = ""
     pod: str = ""
+    engine: str = ""
+    """What a mock engine calls itself, also behind routers that do not name the pod."""
     predicted_cached_tokens: int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -217,6 +220,7 @@ class LoadDriver:
             details = chunk.usage.prompt_tokens_details
             result.prompt_tokens, result.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
             result.cached_tokens = details.cached_tokens if details else 0
+            result.engine = chunk.system_fingerprint or ""
         text = "".join(c.text or (c.delta and c.delta.content) or "" for c in chunk.choices)
         if text and result.ttft_s is None:
             result.ttft_s = self.elapsed_s() - result.due_s

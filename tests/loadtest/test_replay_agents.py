@@ -82,3 +82,4 @@ async def test_the_next_request_follows_the_answer_and_its_pause() -> None:
     before, _, after = results.served
     assert after.due_s == pytest.approx(before.due_s + before.e2e_s + 0.2)
     assert workload.ideal(results) == 2 * BLOCK
+    assert replay.sticky_share == 1.0

@@ -6,6 +6,7 @@ vLLM's status and wording.
 
 from __future__ import annotations
 
+import uuid
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,8 @@ class GenerationRequest:
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
+    engine: str = ""
+    """Identifies the engine in chats and completions: no other router says which pod responded."""
     handoff: Mapping[str, Any] = field(default_factory=dict)
     """Handoff fields of the body, of any dialect."""
 
@@ -145,6 +148,7 @@ class RequestParser:
         self.adapters = set(config.adapters)
         """Those that are loaded now."""
         self._vocabulary = Vocabulary(config.tokenizer)
+        self._engine = f"fp_{uuid.uuid4().hex[:12]}"
         self._from_messages = VllmMessages(config.template)
         self._from_responses = VllmResponses(config.template)
 
@@ -241,6 +245,7 @@ class RequestParser:
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             return_token_ids=bool(body.return_token_ids),
+            engine=self._engine,
             handoff={name: value for name in _HANDOFF_FIELDS if (value := getattr(body, name)) is not None},
         )
 

@@ -91,6 +91,7 @@ def unary_body(
         (body if chat else choice)["prompt_token_ids"] = request.prompt.tolist()
     choice |= handoff.choice
     body |= handoff.top
+    body["system_fingerprint"] = request.engine
     return encode(body | {"usage": usage(request, len(output.tokens), cached_tokens)})
 
 
@@ -122,7 +123,8 @@ class StreamFrames:
         frames = self._frame(empty, request.output.finish_reason, {})
         if request.include_usage:
             counts = usage(request, len(request.output.tokens), cached_tokens)
-            frames += data_event(_envelope(request, self._created_s, self._object) | {"usage": counts})
+            last = _envelope(request, self._created_s, self._object)
+            frames += data_event(last | {"system_fingerprint": request.engine, "usage": counts})
         return frames + DONE
 
     def _token(self, index: int) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from loadtest.peers.figures import TITLES, PodTokens, Round, cached_share, cells, imbalance, markdown, table
+from loadtest.peers.figures import PodTokens, Round, cached_share, cells, imbalance, markdown, table, titles
 
 METRICS = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -28,6 +30,16 @@ def one(cached: float = 0.5, ideal: float = 0.8, p50_ms: float = 50.0, cpu_ms: f
         cpu_ms_per_request=cpu_ms,
         rss_mib=80.0,
     )
+
+
+TITLES = titles({"ours": [one()]})
+
+
+def test_where_sessions_stay_is_shown_where_it_is_known() -> None:
+    """Only closed-loop agents measure it."""
+    rounds = {"ours": [replace(one(), sticky_share=0.75)]}
+    assert "stays" not in TITLES
+    assert cells(rounds, "{}")[0][titles(rounds).index("stays")] == "75.0%"
 
 
 def test_a_pods_tokens_are_summed_over_its_ranks() -> None:
