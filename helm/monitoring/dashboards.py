@@ -482,7 +482,13 @@ def _chart(panel: Panel) -> Json:
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [
-            {"refId": chr(ord("A") + at), "datasource": _SOURCE, "expr": line.expr.bare, "legendFormat": line.legend}
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": _SOURCE,
+                "expr": line.expr.bare,
+                "legendFormat": line.legend,
+                **({"exemplar": True} if any(one.exemplars for one in line.expr.uses) else {}),
+            }
             for at, line in enumerate(panel.lines)
         ],
     }

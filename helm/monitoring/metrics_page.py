@@ -60,6 +60,8 @@ def _metric(declared: Declaration, used: list[str]) -> str:
     facts = [declared.kind.value, unit_of(declared), ", ".join(f"`{label}`" for label in declared.labels)]
     if declared.kind is MetricKind.HISTOGRAM:
         facts.append(f"up to {', '.join(f'{bound:g}' for bound in declared.buckets)}")
+    if declared.exemplars:
+        facts.append("OpenMetrics adds the latest recorded trace of each bucket")
     lines = [f"### {declared.series}\n", declared.help, f"\n{'; '.join(filter(None, facts))}. {_workers(declared)}"]
     if used:
         lines.append(f"\nUsed by {', '.join(used)}.")

@@ -2,7 +2,7 @@
 
 GET    /livez                       the process is alive; for everyone
 GET    /readyz                      whether the router is ready; for callers with a token, with pods and policies
-GET    /metrics                     for Prometheus
+GET    /metrics                     for Prometheus; OpenMetrics, with exemplars, if `accept` names it
 GET    /ui                          the operators' page; /ui/events is its data (`live_page.py`)
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
@@ -38,6 +38,7 @@ from router.config.pod_schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
+from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
 from router.proxy.headers import HeaderList, first_values
 from router.proxy.lora_adapters import LoraAdapters, PodAnswer
@@ -60,7 +61,7 @@ class AdminRoutes:
     explain: ExplainRoutes
     describe_pods: Callable[[], list[dict[str, Any]]]
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
-    render_metrics: Callable[[], Awaitable[bytes]]
+    render_metrics: Callable[[TextFormat], Awaitable[bytes]]
     page: SnapshotStream
     adapters: LoraAdapters
 
@@ -75,8 +76,9 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
         return JSONResponse(detail, status_code=200 if ready else 503)
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(await routes.render_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics(request: Request) -> Response:
+        text_format = accepted_format(request.headers.get("accept", ""))
+        return Response(await routes.render_metrics(text_format), media_type=text_format.content_type)
 
     add_page_routes(app, routes.page)
     router = APIRouter(prefix="/admin")

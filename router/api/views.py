@@ -18,6 +18,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
 from router.observe.calibrator import Calibrator
+from router.observe.exposition import TextFormat
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
@@ -164,6 +165,6 @@ class MetricsPage:
         if self.worth:
             await self.worth.observe()
 
-    async def render(self) -> bytes:
+    async def render(self, text_format: TextFormat) -> bytes:
         await self.observe()
-        return await self.metrics.render_in_turns()
+        return await self.metrics.render_in_turns(text_format=text_format)

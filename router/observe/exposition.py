@@ -1,13 +1,21 @@
-"""Renders metrics as text, in small pieces, so that the event loop serves requests in between."""
+"""Renders metrics as text, in small pieces, so that the event loop serves requests in between.
+
+Prometheus asks for OpenMetrics, which has exemplars: of latencies, the latest recorded trace of each bucket, in the
+worker that is scraped. There are no native histograms: they need the protobuf format, which `prometheus_client` does
+not write; Prometheus 3 stores the histograms of both texts as native ones by `convert_classic_histograms_to_nhcb`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from operator import add
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -19,10 +27,36 @@ PIECE_SAMPLES = 200
 """Samples that are rendered at once, in a millisecond or less."""
 HEADER_LINES = 2
 """HELP and TYPE of a family."""
+_REFUSED = re.compile(r"q=0(\.0*)?|version=0\..*")
 _JOINS: Mapping[Join, Callable[[float, float], float]] = {Join.SUM: add, Join.MAX: max, Join.MIN: min}
 
 Dump = Callable[[str], Mapping[Labels, Numbers]]
 """The series of another worker by name of the family. Raises `ValueError` for invalid ones."""
+
+
+class TextFormat(NamedTuple):
+    """A text format. `encode` adds `end`, which is written once, to the text of each family."""
+
+    content_type: str
+    encode: Callable[[Collector], bytes]
+    end: bytes = b""
+
+
+PLAIN = TextFormat("text/plain; version=0.0.4; charset=utf-8", generate_latest)
+OPEN_METRICS = TextFormat(
+    openmetrics.CONTENT_TYPE_LATEST,
+    partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8),  # our names need no escaping, which is slow
+    b"# EOF\n",
+)
+
+
+def accepted_format(accept: str) -> TextFormat:
+    """The format for a scraper with this `Accept` header: the plain one unless it asks for the other."""
+    for one in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        if kind == "application/openmetrics-text" and not any(_REFUSED.fullmatch(part) for part in parameters):
+            return OPEN_METRICS
+    return PLAIN
 
 
 class Registry(CollectorRegistry):
@@ -37,25 +71,26 @@ class Registry(CollectorRegistry):
         self.collectors.append(collector)
 
 
-def pieces(registry: Registry, others: Sequence[Dump] = ()) -> Iterator[bytes]:
+def pieces(registry: Registry, others: Sequence[Dump] = (), text_format: TextFormat = PLAIN) -> Iterator[bytes]:
     """The text in pieces of about `PIECE_SAMPLES` samples, some of them empty, with the series of other workers."""
     for collector in registry.collectors:
         if isinstance(collector, Labelled):
-            yield from _pieces_of(collector, others)
+            yield from _pieces_of(collector, others, text_format)
         else:
             for family in collector.collect():
                 _add_samples(family, others)
-                yield _text(family)
+                yield _text(family, text_format)
+    yield text_format.end
 
 
-def _pieces_of(metric: Labelled[Any], others: Sequence[Dump]) -> Iterator[bytes]:
+def _pieces_of(metric: Labelled[Any], others: Sequence[Dump], text_format: TextFormat) -> Iterator[bytes]:
     series, join = metric.series(), metric.declared.join
     for other in others if join is not Join.SAME else ():
         _merge(series, other(metric.declared.name), join)
         yield b""
     rows, header = iter(series.items()), b""
     step = PIECE_SAMPLES // (len(metric.declared.buckets) + 3)
-    while (text := _text(metric.family(islice(rows, step)))) != header:
+    while (text := _text(metric.family(islice(rows, step)), text_format)) != header:
         yield text.removeprefix(header)
         header = b"".join(text.splitlines(keepends=True)[:HEADER_LINES])
 
@@ -76,8 +111,8 @@ def _add_samples(family: Metric, others: Iterable[Dump]) -> None:
             family.samples.append(Sample(family.samples[0].name, dict(zip(names, labels, strict=True)), value))
 
 
-def _text(family: Metric) -> bytes:
-    return generate_latest(_OneFamily(family))
+def _text(family: Metric, text_format: TextFormat) -> bytes:
+    return text_format.encode(_OneFamily(family)).removesuffix(text_format.end)
 
 
 class _OneFamily(Collector):

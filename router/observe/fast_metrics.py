@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import accumulate
-from typing import ClassVar, Generic, Protocol, TypeVar
+from time import time
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from router.observe.declared.declaration import Declaration
@@ -58,18 +60,23 @@ class Count:
 
 
 class Buckets:
-    """Counts of values by upper bound (inclusive), and their sum."""
+    """Counts of values by upper bound (inclusive), and their sum. `exemplars`: the latest by bucket number."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] | None = None
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
+    def observe(self, value: float, trace_id: str = "") -> None:
+        """Add a value. `trace_id`: the trace of its request, if it is recorded."""
+        at = bisect_left(self.bounds, value)
+        self.counts[at] += 1
         self.total += value
+        if trace_id:
+            self.exemplars = {**(self.exemplars or {}), at: Exemplar({"trace_id": trace_id}, value, round(time(), 3))}
 
     def observe_all(self, values: Sequence[float]) -> None:
         """Add many at once, at a fifth of the cost."""
@@ -192,5 +199,9 @@ class Histogram(Labelled[Buckets]):
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
         family = HistogramMetricFamily(self.declared.name, self.declared.help, labels=self.declared.labels)
         for labels, (*counts, total) in series:
-            family.add_metric(labels, list(zip(self._bounds, accumulate(counts), strict=True)), total)
+            buckets: list[Any] = list(zip(self._bounds, accumulate(counts), strict=True))
+            child = self._children.get(labels)
+            for at, exemplar in (child.exemplars or {}).items() if child else ():
+                buckets[at] = (*buckets[at], exemplar)
+            family.add_metric(labels, buckets, total)
         return family

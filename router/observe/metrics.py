@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
-from router.observe.exposition import Registry, pieces
+from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PhaseMetrics
@@ -213,13 +213,15 @@ class Metrics:
     def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
         """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""
         model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
+        trace_id = ended.trace_id if ended.is_trace_recorded else ""
         self.requests.labels(ended.endpoint, model, ended.result).value += 1
-        self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000)
+        self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000, trace_id)
         if ttft_ms is not None and ended.served is not None:
-            self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000)
+            self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000, trace_id)
             self.pod_ttft_s.labels(ended.served.pod.id).observe(ttft_ms / 1000)
             if tokens is not None and tokens > 1 and ended.result == "ok":
-                self.tpot_s.labels(model, workload).observe((ended.e2e_ms - ttft_ms) / (tokens - 1) / 1000)
+                tpot_s = (ended.e2e_ms - ttft_ms) / (tokens - 1) / 1000
+                self.tpot_s.labels(model, workload).observe(tpot_s, trace_id)
 
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
         """Update the gauges of pods and index; called before each rendering. Removes the series of other pods, also
@@ -252,15 +254,15 @@ class Metrics:
         self.pod_kv_usage.replace({pod: load.kv_usage for pod, load in loads.items()})
         self.pod_load_age_s.replace({pod: max(0.0, now_s - load.scraped_at_s) for pod, load in loads.items()})
 
-    def render(self, dumps: Iterable[bytes] = ()) -> bytes:
+    def render(self, dumps: Iterable[bytes] = (), text_format: TextFormat = PLAIN) -> bytes:
         """The exposition text, with the series of other workers. Raises `ValueError` where one of `dumps` is none."""
-        return b"".join(pieces(self.registry, list(map(read_dump, dumps))))
+        return b"".join(pieces(self.registry, list(map(read_dump, dumps)), text_format))
 
-    async def render_in_turns(self, dumps: Iterable[bytes] = ()) -> bytes:
+    async def render_in_turns(self, dumps: Iterable[bytes] = (), text_format: TextFormat = PLAIN) -> bytes:
         """The same in pieces, one in each turn of the event loop: all metrics of 500 pods take 100 ms."""
         others = list(map(read_dump, dumps))
         texts: list[bytes] = []
-        for text in pieces(self.registry, others):
+        for text in pieces(self.registry, others, text_format):
             texts.append(text)
             await asyncio.sleep(0)
         return b"".join(texts)

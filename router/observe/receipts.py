@@ -46,6 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     endpoint: str
     result: str
     trace_id: str = ""
+    is_trace_recorded: bool = False
     prompt_tokens: int = 0
     output_tokens: int | None = None
     cached_tokens: int | None = None

@@ -132,6 +132,7 @@ def outcome_of(context: RequestContext) -> Outcome:
     return Outcome(
         id=request.id,
         trace_id=trace.trace_id if trace is not None else "",
+        is_trace_recorded=trace is not None and trace.sink is not None,
         at_s=time.time() - elapsed_s,
         model=request.model,
         endpoint=request.endpoint,

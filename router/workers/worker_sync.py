@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
+from router.observe.exposition import TextFormat
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.observe.worker_metrics import dump_metrics
@@ -76,12 +77,12 @@ class WorkerSync:
         await wait_until(lambda: self.view.remote_ready_pods, SNAPSHOT_WAIT_S)
         return self.view.remote_ready_pods
 
-    async def render(self) -> bytes:
+    async def render(self, text_format: TextFormat) -> bytes:
         """The metrics of all workers, merged."""
         self._metrics.workers.set(1 + self._bus.connected_workers)
         others = await self._bus.query(METRICS)
         await self._hooks.observe()
-        return await self._metrics.render_in_turns(others)
+        return await self._metrics.render_in_turns(others, text_format)
 
     async def page_parts(self) -> list[bytes]:
         """The other workers' parts of the operators' page."""

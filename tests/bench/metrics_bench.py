@@ -4,7 +4,7 @@
 
 500 pods, 50 tenants (20 have a label), 8 workers, 4 models, 8 classes and 4 policies; every combination of labels that
 can occur. Turns are measured in CPU time of the thread, without garbage collection, which the router does while idle.
-Prints one line of JSON.
+Prints one line of JSON for each text format; in OpenMetrics every bucket of a latency has an exemplar.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from router.observe.class_metrics import MAX_TENANT_CHARACTERS, NAMED_TENANTS
+from router.observe.exposition import OPEN_METRICS, PLAIN, TextFormat
 from router.observe.fast_metrics import OTHER, Buckets, Count, Labelled, Labels
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.observe.worker_metrics import dump_metrics
@@ -28,6 +29,7 @@ from tests.policy.scenes import pod
 
 PODS, WORKERS = 500, 8
 MAX_BODY_BYTES, MAX_TURN_MS = 3_000_000, 5.0
+FORMATS = {"plain": PLAIN, "openmetrics": OPEN_METRICS}
 POD_NAMES = [f"llm-{number:03}-decode-6f9c7d5b84" for number in range(PODS)]
 OWN_FITS = 50
 """Pods that differ from their class."""
@@ -85,7 +87,7 @@ def full_metrics() -> Metrics:
     for metric in metrics.registry.collectors:
         if isinstance(metric, Labelled):
             for labels in _labels(metric.declared.labels):
-                _fill(metric.labels(*labels))
+                _fill(metric.labels(*labels), f"{7:032x}" if metric.declared.exemplars else "")
     return metrics
 
 
@@ -102,9 +104,11 @@ def _labels(names: Labels) -> Iterator[Labels]:
     yield from product(*values)
 
 
-def _fill(child: Any) -> None:
+def _fill(child: Any, trace_id: str) -> None:
     if isinstance(child, Buckets):
-        child.observe_all([bound * 1.01 for bound in child.bounds] * 7)
+        child.observe_all([bound * 1.01 for bound in child.bounds] * 6)
+        for bound in child.bounds:
+            child.observe(bound * 1.01, trace_id)
     elif isinstance(child, Count):
         child.value = 123_456.789
 
@@ -134,24 +138,30 @@ async def _observe(metrics: Metrics, pods: FleetSnapshot) -> None:
     metrics.observe_loads(pods, 2.0)
 
 
-def render() -> tuple[bytes, list[float]]:
+def render(text_format: TextFormat = PLAIN) -> tuple[bytes, list[float]]:
     """The text of the worker that is scraped, and the CPU milliseconds of each turn in it and in one that it asks."""
     metrics, pods = full_metrics(), fleet()
     _, observed_ms = turns_of(_observe(metrics, pods))
     dump, dumped_ms = turns_of(dump_metrics(metrics.registry))
-    text, rendered_ms = turns_of(metrics.render_in_turns([dump] * (WORKERS - 1)))
+    text, rendered_ms = turns_of(metrics.render_in_turns([dump] * (WORKERS - 1), text_format))
     return text, [*observed_ms, *dumped_ms, *rendered_ms]
 
 
 def main(rounds: int) -> None:
-    """Print the figures; exit code 1 if one exceeds its bound."""
+    """Print the figures of both formats; exit code 1 if one exceeds its bound."""
     gc.disable()
+    are_bounded = [_is_bounded(name, rounds) for name in FORMATS]
+    sys.exit(not all(are_bounded))
+
+
+def _is_bounded(name: str, rounds: int) -> bool:
     longest_ms, text, turns_ms = [], b"", list[float]()
     for _ in range(rounds):
-        text, turns_ms = render()
+        text, turns_ms = render(FORMATS[name])
         longest_ms.append(max(turns_ms))
         gc.collect()
     found = {
+        "format": name,
         "body_bytes": len(text),
         "series": sum(not line.startswith(b"#") for line in text.splitlines()),
         "turns": len(turns_ms),
@@ -159,7 +169,7 @@ def main(rounds: int) -> None:
         "longest_turn_ms": [round(value, 2) for value in longest_ms],
     }
     print(json.dumps(found))
-    sys.exit(len(text) > MAX_BODY_BYTES or statistics.median(longest_ms) > MAX_TURN_MS)
+    return len(text) <= MAX_BODY_BYTES and statistics.median(longest_ms) <= MAX_TURN_MS
 
 
 if __name__ == "__main__":

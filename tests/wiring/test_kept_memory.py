@@ -25,6 +25,7 @@ from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS
+from router.observe.exposition import PLAIN
 from router.observe.journal import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.proxy.headers import first_values
@@ -198,6 +199,6 @@ async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(rout
         for _ in range(4):
             await router.send(chat(messages=messages), "/v1/chat/completions")
             messages = [*messages, {"role": "assistant", "content": "yes " * 50}, question]
-    page = (await router.program._metrics_page.render()).decode()
+    page = (await router.program._metrics_page.render(PLAIN)).decode()
     held = float(page.partition('warmroute_prompt_cache_bytes{model="demo"} ')[2].partition("\n")[0])
     assert 1.9 * CACHE_BYTES < held <= 2 * CACHE_BYTES

@@ -73,6 +73,8 @@ class Declaration(msgspec.Struct, frozen=True):
     join: Join = Join.SUM
     buckets: tuple[float, ...] = ()
     """Ascending upper bounds (inclusive) of a histogram, without infinity."""
+    exemplars: bool = False
+    """Whether its buckets name recorded traces."""
 
     @property
     def series(self) -> str:
@@ -90,6 +92,9 @@ def gauge(name: str, text: str, labels: str = "", join: Join = Join.SAME) -> Dec
     return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()), join)
 
 
-def histogram(name: str, text: str, labels: str = "", *, buckets: tuple[float, ...]) -> Declaration:
+def histogram(
+    name: str, text: str, labels: str = "", *, buckets: tuple[float, ...], exemplars: bool = False
+) -> Declaration:
     """Values counted by upper bound."""
-    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, tuple(map(float, buckets)))
+    bounds = tuple(map(float, buckets))
+    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, bounds, exemplars)

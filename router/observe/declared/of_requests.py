@@ -15,12 +15,14 @@ TTFT_S = histogram(
     "Seconds from arrival to first token of streamed requests.",
     "model class policy",
     buckets=SECONDS,
+    exemplars=True,
 )
 TPOT_S = histogram(
     "warmroute_time_per_output_token_seconds",
     "Mean seconds per output token after the first of streamed requests whose engine reported output tokens.",
     "model class",
     buckets=_TOKEN_SECONDS,
+    exemplars=True,
 )
 INTER_TOKEN_S = histogram(
     "warmroute_inter_token_seconds",
@@ -29,7 +31,11 @@ INTER_TOKEN_S = histogram(
     buckets=_TOKEN_SECONDS,
 )
 DURATION_S = histogram(
-    "warmroute_request_duration_seconds", "Seconds from arrival to end of requests.", "model class", buckets=SECONDS
+    "warmroute_request_duration_seconds",
+    "Seconds from arrival to end of requests.",
+    "model class",
+    buckets=SECONDS,
+    exemplars=True,
 )
 CANCELLATIONS = counter(
     "warmroute_cancellations", "Requests whose client disconnected, by the phase in which it did.", "phase"
