@@ -6,7 +6,8 @@ over little-endian u32 tokens and seeded by the generation:
     h[-1] = seed = XXH3-64(canonical encoding of the generation)
     h[i]  = XXH3-64(tokens of block i as u32 LE, seed = h[i-1])
 
-Prompts and KV events use the same `hash_blocks`, so equal tokens have equal hashes.
+Prompts and KV events use the same `hash_blocks`, so equal tokens have equal hashes. Where a picture begins, its
+identifier replaces the token, on both sides: all its tokens are the same placeholder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 from array import array
 from collections.abc import Iterable
 from struct import iter_unpack
+from typing import Any
 
+import msgspec
 import xxhash
 
 from router.types import BlockHash, Generation
@@ -68,6 +71,11 @@ def hash_rest(known: array[int], rest: array[int], block_size_tokens: int, seed:
     """Hashes of all full blocks: extends `known`, the first ones, with those of the tokens behind them."""
     known.extend(hash_blocks(rest, block_size_tokens, known[-1] if known else seed))
     return known
+
+
+def picture_token(identifier: Any, placeholder: int) -> int:
+    """What is hashed in place of the first token of a picture: the others are equal for all pictures."""
+    return xxhash.xxh32_intdigest(msgspec.msgpack.encode(identifier), placeholder)
 
 
 def _little_endian(tokens: array[int]) -> array[int]:

@@ -1,6 +1,6 @@
 """The values that several packages share: frozen, without behaviour beyond short readings of their own fields.
 
-This module imports only the cost model and the endpoints.
+This module imports only the cost model, the endpoints and the KV events.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from math import inf
 from typing import Any, TypeAlias
 
@@ -18,6 +18,11 @@ from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
 from router.endpoints import CONVERTED as CONVERTED
 from router.endpoints import Endpoint as Endpoint
+from router.kv_events import BlocksCleared as BlocksCleared
+from router.kv_events import BlocksRemoved as BlocksRemoved
+from router.kv_events import BlocksStored as BlocksStored
+from router.kv_events import KvEvent as KvEvent
+from router.kv_events import Tier as Tier
 
 PodId: TypeAlias = str
 BlockHash: TypeAlias = int
@@ -25,15 +30,6 @@ BlockHash: TypeAlias = int
 
 MAX_NAME_CHARACTERS = 1024
 """Longest name that a client or a pod may give: session, tenant, salt, model. Names are kept after their request."""
-
-
-class Tier(IntEnum):
-    """Where a block is stored, nearest first. The value is the index in tuples by tier."""
-
-    GPU = 0
-    CPU = 1
-    DISK = 2
-    REMOTE = 3
 
 
 class Role(StrEnum):
@@ -94,54 +90,39 @@ class Generation:
     salt: str = ""
 
 
+class PromptPicture(msgspec.Struct, frozen=True, gc=False):
+    """A picture, sound or video of a prompt."""
+
+    key: int
+    """64-bit hash of what identifies it."""
+    end_token: int | None
+    """Tokens of the prompt up to its end; None where that is unknown."""
+    token_count: int
+    """Estimated where its place is unknown."""
+
+
 class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     """A prompt as tokens (usually an `array('I')`) and hashes of its full blocks: `hashes[i]` covers tokens
-    `[0, (i + 1) * block_size_tokens)`. With pictures, a token stands for each, and hashes end in front."""
+    `[0, (i + 1) * block_size_tokens)`. One token stands for a picture whose own are unknown; hashes end in front."""
 
     generation: Generation
     tokens: Sequence[int]
     hashes: Sequence[BlockHash]
-    media_tokens: int = 0  # of its pictures, estimated; 0 without any
+    media_tokens: int = 0  # of pictures whose tokens are unknown, estimated
+    pictures: tuple[PromptPicture, ...] = ()
 
     @property
     def token_count(self) -> int:
         return len(self.tokens) + self.media_tokens
 
     @property
+    def has_media(self) -> bool:
+        """Whether it has pictures, sounds or videos."""
+        return bool(self.media_tokens or self.pictures)
+
+    @property
     def block_size_tokens(self) -> int:
         return self.generation.block_size_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlocksStored:
-    """A holder stored these blocks. `tokens` are those of all blocks, concatenated. Without tokens (and with
-    `block_size_tokens` 0) it is a tier update of hashes that the holder announced before."""
-
-    block_hashes: tuple[int, ...]
-    parent_hash: int | None = None
-    tokens: Sequence[int] = ()
-    block_size_tokens: int = 0
-    tier: Tier = Tier.GPU
-    group: int = 0
-    adapter: str = ""
-    salt: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlocksRemoved:
-    """A holder removed one physical copy of each of these blocks."""
-
-    block_hashes: tuple[int, ...]
-    tier: Tier = Tier.GPU
-    group: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksCleared:
-    """A holder cleared its whole cache."""
-
-
-KvEvent: TypeAlias = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class BlockChange(msgspec.Struct, frozen=True, gc=False):
@@ -202,6 +183,8 @@ class Pod:
     """Its Deployment, or another group that is scaled as one."""
     hardware: str = ""
     """A name as in `config/models`; pods of one model, engine and hardware share a calibration."""
+    weights: str = ""
+    """The path or name that its engine loaded its model from; empty if unknown."""
     version: str = ""
     """Version of its engine; KV is exchanged only between pods of one engine and version."""
     handoff: str = ""

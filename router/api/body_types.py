@@ -46,6 +46,8 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Any = None
+    media_io_kwargs: Any = None
+    mm_processor_kwargs: Any = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):
@@ -96,6 +98,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     reasoning: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     previous_input_messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    media_io_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    mm_processor_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 

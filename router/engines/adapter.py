@@ -15,6 +15,7 @@ import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
 from router.prompt.apis.conversion import Conversion
+from router.prompt.pictures.picture_reader import Identify
 from router.prompt.token_ids import TokenIds
 from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 
@@ -63,6 +64,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     version: str = ""
     """Of the engine; empty where it is not reported."""
+    weights: str = ""
+    """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None
     """The longest context that all base models accept."""
     block_size_tokens: int | None = None
@@ -78,6 +81,7 @@ class _ModelMeta(msgspec.Struct):
 
 class _ModelCard(msgspec.Struct):
     id: str
+    root: str | None = None
     parent: str | None = None
     owned_by: str | None = None
     max_model_len: int | None = None
@@ -131,6 +135,8 @@ class EngineAdapter:
     """Its paths to load and to unload a LoRA adapter at run time; None if it has none. The bodies name `lora_name`."""
     conversions: Mapping[Endpoint, type[Conversion]] = {}
     """How it makes a chat of a body, for endpoints of `CONVERTED` that it has."""
+    identify_picture: Identify | None = None
+    """How it identifies a picture; None where that is unknown."""
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
@@ -187,6 +193,7 @@ def parse_models(response: bytes) -> PodFacts | None:
         models=tuple(card.id for card in base),
         engine=OWNERS.get(base[0].owned_by or "", ""),
         adapters=tuple(card.id for card in cards if card.parent is not None),
+        weights=(base[0].root or "")[:MAX_NAME_CHARACTERS],
         max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),
     )
 

@@ -18,6 +18,7 @@ from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm
 from router.engines.vllm import Vllm
 from router.prompt.apis.conversion import Conversion
+from router.prompt.pictures.picture_reader import PictureIdentities
 from router.types import Endpoint, FleetSnapshot
 
 ENGINES: Mapping[str, EngineAdapter] = {
@@ -33,6 +34,16 @@ def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[
     endpoint, or if the engines differ: each would read another prompt."""
     engines = _engines(fleet, model)
     return ENGINES[engines[0]].conversions.get(endpoint) if len(engines) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def picture_identities(fleet: FleetSnapshot, model: str) -> PictureIdentities | None:
+    """How the pods that serve a model identify pictures. None if there is no pod, if the engine's way is unknown, or if
+    the pods differ."""
+    ways = {(status.pod.engine, status.pod.weights) for status in fleet.pods if status.pod.serves(model)}
+    engine, weights = ways.pop() if len(ways) == 1 else ("", "")
+    identify = ENGINES[engine].identify_picture if weights else None
+    return PictureIdentities(identify, weights) if identify else None
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,7 @@ from router.engines.prometheus import LoadGauges, samples
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
+from router.prompt.pictures.vllm_identifier import identify
 from router.types import Endpoint, Pod
 
 _NUMBER = re.compile(r"\d{1,18}")
@@ -66,6 +67,8 @@ class Vllm(EngineAdapter):
         Endpoint.COUNT_TOKENS: VllmMessages,
         Endpoint.RESPONSES: VllmResponses,
     }
+
+    identify_picture = staticmethod(identify)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from router.types import Endpoint, FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
@@ -23,6 +23,29 @@ new."""
 
 ALIKE = 0.002
 """A smaller relative change of a speed creates no new snapshot."""
+
+
+class Reported(TypedDict, total=False):
+    """What a pod reports about itself, as in `Pod`."""
+
+    models: tuple[str, ...]
+    adapters: tuple[str, ...]
+    max_model_len_tokens: int | None
+    block_size_tokens: int | None
+    capacity_tokens: int | None
+    version: str
+    weights: str
+
+
+_UNREPORTED = Reported(
+    models=(),
+    adapters=(),
+    max_model_len_tokens=None,
+    block_size_tokens=None,
+    capacity_tokens=None,
+    version="",
+    weights="",
+)
 
 
 class PodEvent(StrEnum):
@@ -157,30 +180,12 @@ class Fleet:
 
     # --- facts --------------------------------------------------------------------------------
 
-    def describe(
-        self,
-        pod_id: PodId,
-        *,
-        models: tuple[str, ...],
-        adapters: tuple[str, ...] = (),
-        max_model_len_tokens: int | None = None,
-        block_size_tokens: int | None = None,
-        capacity_tokens: int | None = None,
-        version: str = "",
-    ) -> None:
-        """Replace what the pod has reported about itself."""
+    def describe(self, pod_id: PodId, **reported: Unpack[Reported]) -> None:
+        """Replace what the pod has reported about itself: what it does not report any more is unknown."""
         known = self._statuses.get(pod_id)
         if known is not None:
-            pod = replace(
-                known.pod,
-                models=models,
-                adapters=adapters,
-                max_model_len_tokens=max_model_len_tokens,
-                block_size_tokens=block_size_tokens,
-                capacity_tokens=capacity_tokens,
-                version=version,
-            )
-            self._put(replace(known, pod=pod))
+            facts: dict[str, Any] = {**_UNREPORTED, **reported}
+            self._put(replace(known, pod=replace(known.pod, **facts)))
 
     def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
         """Replace the adapters that the pod has loaded."""
@@ -263,14 +268,10 @@ def _process(pod: Pod) -> tuple[object, ...]:
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
     """The configured pod with the reported facts, epoch and trust of the known one."""
+    facts: dict[str, Any] = {name: getattr(known, name) for name in _UNREPORTED}
     return replace(
         configured,
-        models=known.models,
-        adapters=known.adapters,
-        max_model_len_tokens=known.max_model_len_tokens,
-        block_size_tokens=known.block_size_tokens,
-        capacity_tokens=known.capacity_tokens,
-        version=known.version,
+        **facts,
         epoch=known.epoch,
         trust=known.trust,
         converts=known.converts,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
-from xxhash import xxh32_intdigest
 
+from router.hashing import picture_token
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
 U64 = (1 << 64) - 1
@@ -218,13 +218,15 @@ def _salt(extra_keys: Any, adapter: str) -> str:
 
 def _fold_media(tokens: array[int], extra_keys: Sequence[Any], block_size: int, known: Sequence[Any]) -> None:
     """Fold the extra keys of each block, which identify its pictures, into its tokens: these are equal for all pictures
-    of one size, and their blocks are not. A key changes the token where its picture begins, or the first of the block.
+    of one size, and their blocks are not. A key changes the token where its picture begins. Further blocks of the
+    picture follow that one and differ by their parent. A key without a place changes the first token of the block.
 
     `known`: keys that are not folded, because the generation has them."""
     for start, keys in zip(range(0, len(tokens), block_size or 1), extra_keys, strict=False):
         for key in keys or ():
             if key not in known:
                 identifier, offset = key if isinstance(key, list) and len(key) == 2 else (key, 0)
-                inside = offset if isinstance(offset, int) and 0 < offset < block_size else 0
-                at = start + inside
-                tokens[at] = xxh32_intdigest(msgspec.msgpack.encode(identifier), tokens[at])
+                if not isinstance(offset, int) or offset >= block_size:
+                    identifier, offset = key, 0
+                if offset >= 0:
+                    tokens[start + offset] = picture_token(identifier, tokens[start + offset])

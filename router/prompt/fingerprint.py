@@ -17,16 +17,18 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.errors import ContextTooLong, MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest
+from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
-from router.prompt.media import MediaText
+from router.prompt.media import TOKENS, MediaText
+from router.prompt.pictures.expansion import expanded, hash_pictures
+from router.prompt.pictures.picture_reader import Picture, PictureIdentities
 from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
-from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPicture, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
@@ -37,6 +39,8 @@ CHARACTERS_PER_TOKEN = 16
 """A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
+_PICTURE_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
+"""With these fields the engine changes pictures."""
 
 
 class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +52,7 @@ class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
     segments: SegmentCache
     found: FoundPrefix | None
     conversion: type[Conversion] | None = None
+    identities: PictureIdentities | None = None
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -58,9 +63,10 @@ class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
     prompt: str | array[int]
     pieces: list[str] = []
     framed: bool = False
-    exact_pieces: int | None = None
-    """Number of pieces in front of the first picture; None without one."""
-    media_tokens: int = 0
+    media: MediaText | None = None
+    """With pictures: what is known of them."""
+    exact_pieces: int = 0
+    """Number of pieces in front of the first picture whose tokens are unknown."""
 
 
 class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -70,8 +76,8 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     seed: BlockHash
     prompt: Lookup | array[int]
     framed: bool = False
-    exact_pieces: int | None = None
-    media_tokens: int = 0
+    media: MediaText | None = None
+    exact_pieces: int = 0
     """As in `RenderedPrompt`."""
 
     @property
@@ -108,6 +114,7 @@ class Fingerprinter:
         max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     ) -> None:
         self._template = template
+        self._pictures = template.pictures if template else None
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
         self.generation = replace(generation, tokenizer=tokenizer.fingerprint)
         """The generation of requests without adapter and salt."""
@@ -134,16 +141,26 @@ class Fingerprinter:
         if self.incremental is not None:
             self.incremental.clear()
 
-    def open(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> OpenedPrompt:
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether it reads pictures, if the engine's way to identify them is known."""
+        return self._pictures is not None
+
+    def open(
+        self,
+        request: InferenceRequest,
+        conversion: type[Conversion] | None = None,
+        identities: PictureIdentities | None = None,
+    ) -> OpenedPrompt:
         """Look up the cached prefix of a chat. `conversion`: how the pods' engine makes a chat of the body, for an
-        endpoint of `CONVERTED`."""
+        endpoint of `CONVERTED`; `identities`: how it identifies pictures."""
         if self._tokenizer.backend != self._backend:  # the fast backend was disabled
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
         found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
             found = self.incremental.find(request.prompt)
-        return OpenedPrompt(request, generation, seed, self.segments, found, conversion)
+        return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
 
     def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
@@ -158,7 +175,7 @@ class Fingerprinter:
             if rendered is not None:
                 self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
                 return rendered
-        prompt, framed = self._prompt(opened.request, opened.conversion)
+        prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
         if isinstance(prompt, MediaText):
             return self._rendered_media(opened, prompt, framed, context_tokens)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
@@ -168,18 +185,16 @@ class Fingerprinter:
     def _rendered_media(
         self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
     ) -> RenderedPrompt:
-        """A prompt with pictures, with a cut in front of the first one."""
-        segments, text = opened.segments, prompt.text
-        end = segments.cuts.safe_end(text, prompt.exact)
+        """A prompt with pictures, with a cut in front of the first one whose tokens are unknown."""
+        segments, text, end = opened.segments, prompt.text, prompt.exact
+        if end < len(text):
+            end = segments.cuts.safe_end(text, end)
         if framed or not end:
             raise Unrenderable(UnreadReason.MEDIA, "the tokens in front of the first picture depend on it")
         self._check_length(text, context_tokens, opened.request.endpoint)
         front = segments.pieces(text[:end])
         pieces = front + segments.pieces(text[end:])
-        tokens = prompt.media_tokens
-        return RenderedPrompt(
-            opened.generation, opened.seed, text, pieces, exact_pieces=len(front), media_tokens=tokens
-        )
+        return RenderedPrompt(opened.generation, opened.seed, text, pieces, media=prompt, exact_pieces=len(front))
 
     def look_up(self, rendered: RenderedPrompt | IncrementalPrompt) -> AnyPendingPrompt:
         """Look up the known segments of a text."""
@@ -190,7 +205,7 @@ class Fingerprinter:
         generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
             lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
-            return PendingPrompt(generation, seed, lookup, framed, rendered.exact_pieces, rendered.media_tokens)
+            return PendingPrompt(generation, seed, lookup, framed, rendered.media, rendered.exact_pieces)
         return PendingPrompt(generation, seed, prompt)
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
@@ -209,7 +224,7 @@ class Fingerprinter:
         None for a prompt of tokens or with pictures. Safe in any thread. Raises what `render` raises."""
         generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
         text = self._prompt(request)[0] if isinstance(pending, IncrementalPrompt) else pending.text
-        if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.exact_pieces is not None):
+        if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.media is not None):
             return None
         tokens = self._tokenizer.encode_slowly(text, add_special_tokens=framed)
         return text, PromptPrefix(generation, tokens, hash_blocks(tokens, generation.block_size_tokens, pending.seed))
@@ -225,11 +240,24 @@ class Fingerprinter:
         tokens.extend(prompt.tail)
         hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
         self.segments.keep(prompt, segments)
-        if pending.exact_pieces is not None:
+        if pending.media is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
-            hashes = hashes[: exact_tokens // generation.block_size_tokens]
-            return PromptPrefix(generation, tokens, hashes, pending.media_tokens)
+            return self._with_pictures(PromptPrefix(generation, tokens, hashes), pending.media, exact_tokens, seed)
         return PromptPrefix(generation, tokens, hashes)
+
+    def _with_pictures(self, text: PromptPrefix, media: MediaText, exact_tokens: int, seed: BlockHash) -> PromptPrefix:
+        """The prefix with pictures in place of their placeholders. Its hashes end in front of the first picture whose
+        tokens are unknown."""
+        tokens, hashes, placed = token_array(text.tokens), hash_array(text.hashes), list[tuple[int, Picture]]()
+        if self._pictures is not None and media.pictures:
+            tokens, exact_tokens, placed = expanded(tokens, exact_tokens, self._pictures.placeholder, media.pictures)
+        block = text.block_size_tokens
+        if placed:
+            hashes = hash_pictures(hashes, tokens[:exact_tokens], placed, block, seed)
+        seen = [PromptPicture(one.key, at + one.token_count, one.token_count) for at, one in placed]
+        seen += [PromptPicture(key, None, TOKENS) for key in media.keys[len(placed) :]]
+        unknown_tokens = (media.count - len(placed)) * TOKENS
+        return PromptPrefix(text.generation, tokens, hashes[: exact_tokens // block], unknown_tokens, tuple(seen))
 
     def fingerprint(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PromptPrefix:
         """`begin` and `finish`. Raises what `begin` raises."""
@@ -240,7 +268,10 @@ class Fingerprinter:
         return generation, generation_seed(generation)
 
     def _prompt(
-        self, request: InferenceRequest, conversion: type[Conversion] | None = None
+        self,
+        request: InferenceRequest,
+        conversion: type[Conversion] | None = None,
+        identities: PictureIdentities | None = None,
     ) -> tuple[str | MediaText | array[int], bool]:
         """(the prompt as text or tokens, whether special tokens are put around the text)."""
         body = request.prompt
@@ -251,20 +282,25 @@ class Fingerprinter:
             if self._template is None:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             if conversion is not None:
-                return self._converted_prompt(request, conversion), False
+                return self._converted_prompt(request, conversion, identities), False
             chat = with_decoded_messages(body)
-            return _rendered(self._template, chat), checked(body, "add_special_tokens", bool, False)
+            return _rendered(self._template, chat, _unchanged(body, identities)), checked(
+                body, "add_special_tokens", bool, False
+            )
         if request.endpoint is Endpoint.COMPLETIONS:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
-    def _converted_prompt(self, request: InferenceRequest, kind: type[Conversion]) -> str | MediaText:
+    def _converted_prompt(
+        self, request: InferenceRequest, kind: type[Conversion], identities: PictureIdentities | None
+    ) -> str | MediaText:
         """The text of a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is refused:
         the conversion may be that of another version of the engine."""
         assert self._template is not None
         conversion = self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
         try:
-            return _rendered(conversion.template, conversion.chat(request.prompt), keeps_empty_tools=True)
+            chat, identities = conversion.chat(request.prompt), _unchanged(request.prompt, identities)
+            return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
         except MalformedRequest as error:
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
@@ -299,7 +335,13 @@ class Fingerprinter:
             )
 
 
-def _rendered(template: ChatTemplate, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> str | MediaText:
+def _rendered(
+    template: ChatTemplate,
+    body: Mapping[str, Any],
+    identities: PictureIdentities | None,
+    *,
+    keeps_empty_tools: bool = False,
+) -> str | MediaText:
     """The prompt of a chat's body. Raises what `ChatTemplate.render` raises."""
     try:
         return template.render(body, keeps_empty_tools=keeps_empty_tools)
@@ -307,9 +349,14 @@ def _rendered(template: ChatTemplate, body: Mapping[str, Any], *, keeps_empty_to
         if error.reason is not UnreadReason.MEDIA:
             raise
     try:
-        return template.render_media(body, keeps_empty_tools=keeps_empty_tools)
+        return template.render_media(body, keeps_empty_tools=keeps_empty_tools, identities=identities)
     except MalformedRequest as error:  # what a template does with pictures may depend on the engine
         raise Unrenderable(UnreadReason.MEDIA, str(error)) from error
+
+
+def _unchanged(body: Mapping[str, Any], identities: PictureIdentities | None) -> PictureIdentities | None:
+    """How the engine identifies the pictures of a body; None where it may change them."""
+    return None if any(body.get(name) is not None for name in _PICTURE_OPTIONS) else identities
 
 
 def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:

@@ -1,14 +1,15 @@
-"""Finds the exact text in front of the first picture, sound or video of a chat.
+"""Finds the exact text in front of the first picture, sound or video of a chat whose tokens are unknown.
 
 Engines replace each of these by tokens of their own, at a place that the template or the model's class decides. The
 text in front of the first place does not depend on that. It is found by rendering the chat twice: with each part as
-templates receive it, and with a marker instead. Both texts are equal up to the first place.
+templates receive it, and with a marker instead. Both texts are equal up to the first place. Where the engine's tokens
+for a picture are known (`pictures/`), the exact text goes on to the next one.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +17,8 @@ import msgspec
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
 from router.prompt.conversation import MediaPart, Message
+from router.prompt.pictures.picture_reader import Picture, key_of, url_of
+from router.prompt.pictures.qwen_vl import PLACEHOLDER
 
 MARKER = "\uf8fd\uf8fc"
 """Starts no placeholder. In a client's text it ends the exact text early."""
@@ -32,16 +35,24 @@ _WORDS = (b"image", b"audio", b"video", b"\\u")
 
 
 TOKENS = 1024
-"""Assumed for each picture, sound or video. A picture of 1280 x 720 pixels has 1,196 in Qwen2-VL, 576 in LLaVA 1.5."""
+"""Assumed for each picture, sound or video whose tokens are unknown: a picture of 1280 x 720 pixels has 1,196 in
+Qwen2-VL, 576 in LLaVA 1.5."""
+MAX_KEYS = 256
+"""Pictures, sounds and videos of one prompt whose keys are computed."""
 
 
 class MediaText(msgspec.Struct, frozen=True, gc=False):
-    """The text of a chat with one placeholder for each picture. `exact`: characters in front of the first one."""
+    """The text of a chat with one placeholder for each picture. `exact`: characters in front of the first one whose
+    tokens are unknown."""
 
     text: str
     exact: int
-    media_tokens: int
-    """Of all pictures, estimated."""
+    count: int
+    """Of all pictures, sounds and videos."""
+    keys: tuple[int, ...]
+    """What identifies them, without those that have no URL."""
+    pictures: tuple[Picture, ...] = ()
+    """Those in the exact text."""
 
 
 def kind_of(part: Any) -> str | None:
@@ -59,10 +70,10 @@ def may_have_media(body: bytes) -> bool:
     return any(word in body for word in _WORDS)
 
 
-def media_count(messages: Any) -> int:
-    """Number of pictures, sounds and videos in a decoded chat."""
+def media_parts(messages: Any) -> list[dict[str, Any]]:
+    """The parts of a decoded chat that are pictures, sounds and videos."""
     listed = messages if isinstance(messages, list) else []
-    return sum(bool(kind_of(part)) for message in listed if isinstance(message, dict) for part in _parts(message))
+    return [part for message in listed if isinstance(message, dict) for part in _parts(message) if kind_of(part)]
 
 
 def with_media_parts(messages: Any, content_format: ContentFormat) -> Any:
@@ -89,22 +100,43 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
     return content if isinstance(content, list) else ()
 
 
-def text_in_front(conversation: list[Message], render: Callable[[list[Message]], str], count: int) -> MediaText:
-    """The text of a conversation with `MediaPart`, or with markers in strings, for `count` pictures. Raises what
-    `render` raises, and `MalformedRequest` if a picture reaches no template."""
+def text_with_pictures(
+    parts: Sequence[Mapping[str, Any]],
+    conversation: list[Message],
+    render: Callable[[list[Message]], str],
+    pictures: tuple[Picture, ...] = (),
+) -> MediaText:
+    """The text of a conversation with `MediaPart`, or with markers in strings, for these parts of the request.
+    `pictures`: the first of them, as far as their tokens are known. Raises what `render` raises, and `MalformedRequest`
+    if a picture reaches no template."""
     text = render(conversation)
-    marked = render([_marked(message) for message in conversation])
+    keys = tuple([key_of(url) for part in parts[:MAX_KEYS] if (url := url_of(part))])
+    exact = _exact_characters(text, conversation, render, len(pictures), len(parts))
+    if pictures and text.count(PLACEHOLDER, 0, exact) != len(pictures):  # the client's text has some, too
+        pictures, exact = (), text.index(PLACEHOLDER)
+    return MediaText(text.replace(MARKER, ""), exact, len(parts), keys, pictures)
+
+
+def _exact_characters(
+    text: str, conversation: list[Message], render: Callable[[list[Message]], str], known: int, count: int
+) -> int:
+    """Characters in front of the first picture behind `known` ones."""
+    if known == count:
+        return len(text)
+    numbers = iter(range(count))
+    marked = render([_marked(message, known, numbers) for message in conversation])
     if MARKER not in marked:
         raise MalformedRequest("the chat template leaves out a part that is not text", param="messages")
     exact = marked.index(MARKER)
     if not text.startswith(marked[:exact]):
         exact = bisect_left(range(exact), True, key=lambda at: text[: at + 1] != marked[: at + 1])
-    return MediaText(text.replace(MARKER, ""), exact, count * TOKENS)
+    return exact
 
 
-def _marked(message: Message) -> Message:
+def _marked(message: Message, known: int, numbers: Iterator[int]) -> Message:
     content = message["content"]
     if not isinstance(content, list):
         return message
-    parts = [{"type": "text", "text": MARKER} if isinstance(part, MediaPart) else part for part in content]
+    mark = {"type": "text", "text": MARKER}
+    parts = [mark if isinstance(part, MediaPart) and next(numbers) >= known else part for part in content]
     return {**message, "content": parts}

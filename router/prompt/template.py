@@ -14,7 +14,8 @@ from typing import Any, Literal
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
 from router.prompt.conversation import Message, normal_messages, without_developer
-from router.prompt.media import MediaText, media_count, text_in_front, with_media_parts
+from router.prompt.media import MediaText, media_parts, text_with_pictures, with_media_parts
+from router.prompt.pictures.picture_reader import Picture, PictureIdentities, PictureReader
 from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
 from router.prompt.tools import normal_tools
@@ -44,7 +45,7 @@ class _Variant:
 
 class ChatTemplate:
     """One model's chat template, compiled once. `template_text` replaces the tokenizer's own; `default_kwargs` are
-    the engine's `--default-chat-template-kwargs`. Rendering keeps no state, so any thread may do it.
+    the engine's `--default-chat-template-kwargs`; `pictures` reads those of the model's family. Any thread may render.
 
     `ConfigError` if there is no template or it does not compile."""
 
@@ -54,6 +55,7 @@ class ChatTemplate:
         template_text: str | None = None,
         content_format: Literal["auto", "string", "openai"] = "auto",
         default_kwargs: Mapping[str, Any] | None = None,
+        pictures: PictureReader | None = None,
     ) -> None:
         texts = template_text or tokenizer.chat_template or {}
         by_name: Mapping[str, str] = {"default": texts} if isinstance(texts, str) else texts
@@ -66,6 +68,7 @@ class ChatTemplate:
         """Its text, and that of the template that renders chats with tools where there are two."""
         self._special_tokens = tokenizer.special_tokens
         self.default_kwargs = dict(default_kwargs or {})
+        self.pictures = pictures
         self._default_variables = self._variables({})
 
     def render(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> str:
@@ -75,12 +78,23 @@ class ChatTemplate:
         variant, variables = self._chosen(body, keeps_empty_tools)
         return self._rendered(variant, variables, normal_messages(body.get("messages"), variant.content_format))
 
-    def render_media(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> MediaText:
-        """The prompt of a chat with pictures, sounds or videos; else as `render`."""
+    def render_media(
+        self,
+        body: Mapping[str, Any],
+        *,
+        keeps_empty_tools: bool = False,
+        identities: PictureIdentities | None = None,
+    ) -> MediaText:
+        """The prompt of a chat with pictures, sounds or videos; else as `render`. `identities`: how the engine
+        identifies pictures, if that is known."""
         variant, variables = self._chosen(body, keeps_empty_tools)
         messages = with_media_parts(body.get("messages"), variant.content_format)
-        conversation, count = normal_messages(messages, variant.content_format), media_count(body.get("messages"))
-        return text_in_front(conversation, partial(self._rendered, variant, variables), count)
+        conversation, parts = normal_messages(messages, variant.content_format), media_parts(body.get("messages"))
+        pictures: tuple[Picture, ...] = ()
+        # Where templates receive strings, which text stands for a picture is up to the model's class.
+        if self.pictures is not None and identities and variant.content_format == "openai":
+            pictures = self.pictures.leading(parts, identities)
+        return text_with_pictures(parts, conversation, partial(self._rendered, variant, variables), pictures)
 
     def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
         """The template for a body, and its variables."""

@@ -246,7 +246,7 @@ class Attempts:
         if booking.pulled_ms is not None:
             self._pulls.observe(candidate, booking.pulled_ms, booking.concurrent_transfers)
         seen = booking.observation
-        if seen is None or context.prompt is None or context.prompt.media_tokens:
+        if seen is None or context.prompt is None or context.prompt.has_media:
             return
         plan = candidate.plan
         pod = plan.prefill if isinstance(plan, Split) else plan.pod

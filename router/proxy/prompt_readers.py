@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -26,7 +26,8 @@ from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
 from router.prompt.incremental.reader import IncrementalPrompt
-from router.prompt.media import may_have_media, media_count
+from router.prompt.media import may_have_media, media_parts
+from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -62,6 +63,18 @@ ConversionLookup: TypeAlias = Callable[[InferenceRequest], type[Conversion] | No
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True, slots=True)
+class FleetLookups:
+    """What the pods of a request's model have in common. Each returns None if it is unknown."""
+
+    context_tokens: ContextLookup = lambda _: None
+    """The longest context."""
+    conversion: ConversionLookup = lambda _: None
+    """How they make a chat of the body."""
+    identities: Callable[[InferenceRequest], PictureIdentities | None] = lambda _: None
+    """How they identify pictures."""
+
+
 class PromptReader(Protocol):
     """Turns requests of one model into prefixes."""
 
@@ -89,8 +102,7 @@ class ReadThreads:
 
 
 class LocalReader:
-    """Tokenizes in this process, exactly as the engine does. `context_tokens` returns the longest context of the pods
-    that serve a request's model, or None if it is unknown; `conversion` how they make a chat of its body."""
+    """Tokenizes in this process, exactly as the engine does."""
 
     def __init__(
         self,
@@ -99,16 +111,14 @@ class LocalReader:
         unread: Unread,
         *,
         threads: ReadThreads | None = None,
-        context_tokens: ContextLookup = lambda _: None,
-        conversion: ConversionLookup = lambda _: None,
+        lookups: FleetLookups | None = None,
         on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
         self._fingerprinter = fingerprinter
         self._tokenizer = tokenizer
         self._unread = unread
         self._threads = threads or ReadThreads()
-        self._context_tokens = context_tokens
-        self._conversion = conversion
+        self._lookups = lookups or FleetLookups()
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
         """The comparison with the reference; public for tests."""
 
@@ -122,8 +132,9 @@ class LocalReader:
             return await self._read_tokenized(request)
         fingerprinter = self._fingerprinter
         try:
-            conversion = self._conversion(request) if request.endpoint in CONVERTED else None
-            opened = fingerprinter.open(request, conversion)
+            conversion = self._lookups.conversion(request) if request.endpoint in CONVERTED else None
+            identities = self._lookups.identities(request) if fingerprinter.reads_pictures else None
+            opened = fingerprinter.open(request, conversion, identities)
             rendered = fingerprinter.render(opened) if _is_short(opened) else await self._render_long(opened)
             pending = fingerprinter.look_up(rendered)
             is_fast = self._tokenizer.backend != REFERENCE
@@ -148,7 +159,7 @@ class LocalReader:
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
         new_bytes = opened.found.new_bytes if opened.found else len(request.body)
-        context_tokens = self._context_tokens(request)
+        context_tokens = self._lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
@@ -248,7 +259,7 @@ def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Convers
     prompt = tokenizable(request)
     if request.endpoint in CONVERTED:
         prompt = _converted(prompt, conversion)
-    if may_have_media(request.body) and media_count(with_decoded_messages(prompt).get("messages")):
+    if may_have_media(request.body) and media_parts(with_decoded_messages(prompt).get("messages")):
         raise Unrenderable(UnreadReason.MEDIA, "the engine's tokens are equal for different pictures")
     body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, prompt)
     return None if body is None else msgspec.json.encode(body)

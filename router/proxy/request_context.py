@@ -117,7 +117,7 @@ def result_of_status(status: int) -> str:
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
-    if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.media_tokens:
+    if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.has_media:
         return None
     first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:

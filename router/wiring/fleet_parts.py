@@ -149,6 +149,7 @@ class FleetParts:
             block_size_tokens=facts.block_size_tokens,
             capacity_tokens=facts.capacity_tokens,
             version=facts.version,
+            weights=facts.weights,
         )
         self.membership.refresh_prior(pod)
         if generation is None:

@@ -29,7 +29,7 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
-from router.engines.engine_catalog import conversion_of
+from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.supervise import Feeds, running, wait_until
@@ -47,6 +47,7 @@ from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
+from router.proxy.prompt_readers import FleetLookups
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -103,8 +104,7 @@ class Program:
             partial(ready_pods, self.fleet),
             self.metrics,
             load,
-            lambda request: context_tokens(self.fleet.snapshot, request),
-            lambda request: conversion_of(self.fleet.snapshot, request.adapter or request.model, request.endpoint),
+            _fleet_lookups(self.fleet),
         )
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
@@ -333,3 +333,16 @@ class StartupWait:
     def _unusable(self, pods: Iterable[PodId]) -> list[PodId]:
         joining = {status.pod.id for status in self._fleet.snapshot.pods if status.state is PodState.JOINING}
         return sorted(joining.union(self._untested() if self._self_test else ()).intersection(pods))
+
+
+def _fleet_lookups(fleet: Fleet) -> FleetLookups:
+    """What prompt readers ask about the fleet, by the pods of each moment."""
+
+    def model(request: InferenceRequest) -> str:
+        return request.adapter or request.model
+
+    return FleetLookups(
+        context_tokens=lambda request: context_tokens(fleet.snapshot, request),
+        conversion=lambda request: conversion_of(fleet.snapshot, model(request), request.endpoint),
+        identities=lambda request: picture_identities(fleet.snapshot, model(request)),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from random import getrandbits
 from typing import Any, Protocol
 
@@ -16,19 +17,20 @@ from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
+from router.prompt.pictures.picture_reader import PictureReader
+from router.prompt.pictures.qwen_vl import PLACEHOLDER, read_sizes
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.proxy.prompt_readers import (
-    ContextLookup,
-    ConversionLookup,
     EngineReader,
+    FleetLookups,
     LocalReader,
     PromptReader,
     ReadThreads,
 )
 from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer, read_processor
 
 log = structlog.get_logger()
 
@@ -65,11 +67,19 @@ def source_of(model: ModelConfig) -> TokenizerSource:
     return TokenizerSource(model.tokenizer, model.chat_template)
 
 
-def chat_template(model: ModelConfig, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The compiled template of a model; None if it has none."""
+def chat_template(model: ModelConfig, tokenizer: Tokenizer, *, trusts_uuids: bool = False) -> ChatTemplate | None:
+    """The compiled template of a model; None if it has none. `trusts_uuids`: as in `PictureReader`."""
     if not tokenizer.chat_template:
         return None
-    return ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
+    pictures = picture_reader(model, tokenizer, trusts_uuids=trusts_uuids, seed=getrandbits(64))
+    return ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs, pictures)
+
+
+def picture_reader(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> PictureReader | None:
+    """How the pictures of a configured model are read; None if its family is not known. `options`: further arguments of
+    `PictureReader`."""
+    sizes, placeholder = read_sizes(read_processor(source_of(model).path)), tokenizer.encode(PLACEHOLDER)
+    return PictureReader(sizes, placeholder[0], **options) if sizes and len(placeholder) == 1 else None
 
 
 def fingerprinter(
@@ -82,8 +92,7 @@ def fingerprinter(
 
 
 class Prompts:
-    """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize,
-    `context_tokens(request)` the longest context that pods report, `conversion(request)` how they make a chat of it."""
+    """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
 
     def __init__(
         self,
@@ -92,16 +101,15 @@ class Prompts:
         ready_pods: Callable[[str], list[Pod]],
         metrics: Metrics,
         load: LoadTokenizer,
-        context_tokens: ContextLookup,
-        conversion: ConversionLookup,
+        lookups: FleetLookups,
     ) -> None:
+        self._lookups = lookups
+        self._chat_template = partial(chat_template, trusts_uuids=config.edge.trust_engine_fields)
         self._index = config.index
         self._pool_of = pool_of
         self._ready_pods = ready_pods
         self._metrics = metrics
         self._load = load
-        self._context_tokens = context_tokens
-        self._conversion = conversion
         self._unlisted = config.unlisted_models
         self._names = ModelNames(config.models)
         self._threads = ReadThreads()
@@ -114,7 +122,7 @@ class Prompts:
         for model in config.models:
             if model.is_pattern and model.tokenizer != ENGINE_TOKENIZER and model.tokenizer and not model.has_folders:
                 tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
-                self._templates[model.name] = chat_template(model, tokenizer)
+                self._templates[model.name] = self._chat_template(model, tokenizer)
             elif model.tokenizer and not model.is_pattern:
                 self.readers[model.name] = self._reader(model)
 
@@ -172,7 +180,7 @@ class Prompts:
                 self._ready_pods,
                 self._count_unread,
                 threads=self._threads,
-                conversion=self._conversion,
+                conversion=self._lookups.conversion,
             )
         tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
         log.info("tokenizer loaded", model=model.name, backend=tokenizer.backend, reason=tokenizer.reason)
@@ -185,7 +193,7 @@ class Prompts:
         reading = fingerprinter(
             model,
             tokenizer,
-            self._templates.get(entry.name) if entry else None,
+            (self._templates.get(entry.name) if entry else None) or self._chat_template(model, tokenizer),
             cache_bytes=self._index.tokens_cache_bytes,
             cache_seed=getrandbits(64),
             incremental=self._index.incremental_prompts,
@@ -196,8 +204,7 @@ class Prompts:
             tokenizer,
             self._count_unread,
             threads=self._threads,
-            context_tokens=self._context_tokens,
-            conversion=self._conversion,
+            lookups=self._lookups,
             on_mismatch=report_mismatch,
         )
 

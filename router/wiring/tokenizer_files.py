@@ -103,6 +103,16 @@ def read_template(path: str) -> str:
         raise ConfigError(f"chat template {path}: not UTF-8 text") from error
 
 
+def read_processor(path: str) -> Mapping[str, Any]:
+    """The `preprocessor_config.json` of a tokenizer's model; empty if it has none. Raises `ConfigError`."""
+    place = _place(path)
+    try:
+        settings = json.loads(_file(place, "preprocessor_config.json") or b"{}")
+    except ValueError as error:
+        raise ConfigError(f"tokenizer {place}: preprocessor_config.json: {error}") from error
+    return settings if isinstance(settings, dict) else {}
+
+
 def is_local(path: str) -> bool:
     """Whether the tokenizer is loaded without a network."""
     return path.startswith((PACKAGE, "/", "./", "../")) or Path(path).is_dir()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.hashing import token_array
+from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import KvBatch, UndecodableBatch, decode_batch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
@@ -259,14 +259,18 @@ def with_picture(identifier: Any, **changes: Any) -> list[int]:
     return list(stored(**(TEXT_AND_PICTURE | {"extra_keys": keys} | changes)).tokens)
 
 
-def test_blocks_with_different_pictures_have_different_tokens() -> None:
-    """Also from blocks of text with the same tokens. Text in front of the picture keeps its own."""
+def test_blocks_with_different_pictures_have_different_hashes() -> None:
+    """Also from blocks of text with the same tokens. Only the token changes where the picture begins, so that the
+    router's blocks may have another size."""
     text = list(stored(**TEXT_AND_PICTURE).tokens)
     one, other, uuid = with_picture("5df60a7c"), with_picture("2dcdb651"), with_picture("sha256:abc")
     assert one == with_picture("5df60a7c")
-    assert one[:3] == other[:3] == text[:3]
-    for block in range(0, 12, 4):
-        assert len({tuple(tokens[block : block + 4]) for tokens in (text, one, other, uuid)}) == 4
+    assert one[:3] + one[4:] == other[:3] + other[4:] == text[:3] + text[4:]
+    for size in (2, 4):
+        hashes = [hash_blocks(token_array(tokens), size, 0) for tokens in (text, one, other, uuid)]
+        assert [len({found[block] for found in hashes}) for block in range(12 // size)][3 // size :] == [4] * (
+            12 // size - 3 // size
+        )
 
 
 def test_a_picture_without_its_place_changes_its_blocks() -> None:

@@ -13,7 +13,7 @@ from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.media import MARKER, TOKENS, may_have_media, media_count
+from router.prompt.media import MARKER, TOKENS, may_have_media, media_parts
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
@@ -149,5 +149,5 @@ def test_a_body_without_the_words_of_media_needs_no_decoding() -> None:
     """An escape may hide a word."""
     assert not may_have_media(b'{"messages":[{"content":"hi"}]}')
     assert may_have_media(b'{"messages":[{"content":[{"type":"\\u0069mage_url"}]}]}')
-    assert media_count([{"content": "x"}, 3, {"content": [{"input_audio": {}}]}]) == 1
-    assert not media_count([{"content": [{"type": "text"}, "image", {"type": ["image_url"]}]}])
+    assert len(media_parts([{"content": "x"}, 3, {"content": [{"input_audio": {}}]}])) == 1
+    assert not media_parts([{"content": [{"type": "text"}, "image", {"type": ["image_url"]}]}])

@@ -26,6 +26,7 @@ from router.proxy.prompt_readers import (
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
     READ_THREADS,
+    FleetLookups,
     LocalReader,
     ReadThreads,
 )
@@ -99,7 +100,7 @@ class Reading:
             self.fingerprinter,
             tokenizer,
             lambda _, why, details: self.unread.append(why),
-            context_tokens=lambda _: context_tokens,
+            lookups=FleetLookups(context_tokens=lambda _: context_tokens),
             on_mismatch=self._count_mismatch,
         )
 

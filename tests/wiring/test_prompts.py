@@ -16,7 +16,7 @@ from router.errors import RouterError
 from router.observe.metrics import Metrics
 from router.prompt.cuts import find_cuts
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.prompt_readers import EngineReader, LocalReader
+from router.proxy.prompt_readers import EngineReader, FleetLookups, LocalReader
 from router.proxy.upstream import UpstreamPool
 from router.types import Pod
 from router.wiring.prompts import MAX_RUNTIME_MODELS, Prompts
@@ -43,7 +43,7 @@ def no_pool(_pod: Pod) -> UpstreamPool:
 
 def prompts(*models: ModelConfig, unlisted: str = "load_only", loads: Loads | None = None) -> Prompts:
     config = RouterConfig(models=models, unlisted_models=unlisted)  # type: ignore[arg-type]
-    return Prompts(config, no_pool, lambda _: [], Metrics(), loads or Loads(), lambda _: None, lambda _: None)
+    return Prompts(config, no_pool, lambda _: [], Metrics(), loads or Loads(), FleetLookups())
 
 
 def add(found: Prompts, *names: str, served: Collection[str] = ()) -> None:

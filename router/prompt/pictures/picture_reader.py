@@ -1,0 +1,127 @@
+"""Reads the pictures of a chat: what identifies each for the engine, and its number of tokens.
+
+Only pictures that are in the body as base64 are read; nothing is fetched. Their files are not decoded. What was read is
+cached by a seeded digest of the base64, because chats repeat their pictures on every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import xxhash
+
+from router.prompt.pictures.header import PictureHeader
+from router.prompt.pictures.qwen_vl import PictureSizes
+
+Identify: TypeAlias = Callable[[str, str], tuple[str, PictureHeader] | None]
+"""(base64 of a file, weights of the model) to (the engine's identifier, header); None if it is unknown."""
+CACHED_PICTURES = 4096
+MAX_PICTURES = 1024
+"""Of one prompt: further ones are not read."""
+MAX_PICTURE_TOKENS = 1 << 20
+"""Of all pictures of one prompt: no context is longer."""
+MAX_UUID_CHARACTERS = 1024
+_TYPES = ("image_url", "input_image", None)
+
+
+class PictureIdentities(NamedTuple):
+    """How the pods of a model identify pictures, and the weights that they name."""
+
+    identify: Identify
+    weights: str
+
+
+class Picture(NamedTuple):
+    """A picture whose tokens in the prompt are known."""
+
+    identifier: str
+    token_count: int
+
+    @property
+    def key(self) -> int:
+        """64-bit hash of the identifier."""
+        return key_of(self.identifier)
+
+
+class _CachedPicture(msgspec.Struct):
+    """What was found for one picture. None until it was read, False if it is unknown."""
+
+    found: tuple[str, int] | bool | None = None
+
+
+class PictureReader:
+    """Reads pictures for one model, in any thread. `placeholder`: the token that is repeated for a picture.
+    `trusts_uuids`: a picture's `uuid`, which the client chooses, is its identifier, as in the engine."""
+
+    def __init__(self, sizes: PictureSizes, placeholder: int, *, trusts_uuids: bool = False, seed: int = 0) -> None:
+        self._sizes = sizes
+        self._seed = seed
+        self._trusts_uuids = trusts_uuids
+        self.placeholder = placeholder
+        self._cached = lru_cache(CACHED_PICTURES)(_new_entry)
+
+    def leading(self, parts: Iterable[Mapping[str, Any]], identities: PictureIdentities) -> tuple[Picture, ...]:
+        """The pictures among content parts with media, up to the first one that is unknown."""
+        pictures: list[Picture] = []
+        tokens = 0
+        for part in parts:
+            picture = self._read(part, identities) if len(pictures) < MAX_PICTURES else None
+            if picture is None or (tokens := tokens + picture.token_count) > MAX_PICTURE_TOKENS:
+                break
+            pictures.append(picture)
+        return tuple(pictures)
+
+    def _read(self, part: Mapping[str, Any], identities: PictureIdentities) -> Picture | None:
+        encoded, uuid = _encoded(part), part.get("uuid")
+        if not encoded or (uuid is not None and not self._accepts(uuid)):
+            return None
+        digest = xxhash.xxh3_128_intdigest(encoded.encode("utf-8", "surrogatepass"), self._seed)
+        entry = self._cached(digest, identities)
+        if entry.found is None:
+            entry.found = self._identified(encoded, identities) or False
+        if not isinstance(entry.found, tuple):
+            return None
+        identifier, tokens = entry.found
+        return Picture(identifier if uuid is None else str(uuid), tokens)
+
+    def _accepts(self, uuid: Any) -> bool:
+        return self._trusts_uuids and isinstance(uuid, str) and 0 < len(uuid) <= MAX_UUID_CHARACTERS
+
+    def _identified(self, encoded: str, identities: PictureIdentities) -> tuple[str, int] | None:
+        found = identities.identify(encoded, identities.weights)
+        if found is None:
+            return None
+        identifier, header = found
+        tokens = self._sizes.tokens(header.width, header.height)
+        return None if tokens is None else (identifier, tokens)
+
+
+def _new_entry(_digest: int, _identities: PictureIdentities) -> _CachedPicture:
+    return _CachedPicture()
+
+
+def key_of(text: str) -> int:
+    """64-bit hash of what identifies a picture."""
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+
+
+def url_of(part: Mapping[str, Any]) -> str:
+    """The URL of a part with a picture, sound or video; empty if it has none."""
+    for name in ("image_url", "audio_url", "video_url"):
+        given = part.get(name)
+        url = given.get("url") if isinstance(given, dict) else given
+        if isinstance(url, str):
+            return url
+    return ""
+
+
+def _encoded(part: Mapping[str, Any]) -> str:
+    """The base64 in a picture's URL; empty if it is elsewhere."""
+    if part.get("type") not in _TYPES or "image_url" not in part:
+        return ""
+    url = url_of(part)
+    head, comma, encoded = url[5:].partition(",") if url[:5].lower() == "data:" else ("", "", "")
+    return encoded if comma and head.endswith(";base64") else ""

@@ -1,0 +1,50 @@
+"""How the pods of a model identify pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router.cost_model import PodSpeed
+from router.engines.adapter import parse_models
+from router.engines.engine_catalog import picture_identities
+from router.prompt.pictures.vllm_identifier import identify
+from router.types import FleetSnapshot, Pod, PodState, PodStatus
+
+POD = Pod(
+    id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0, 1, 1), models=("m",), adapters=("l",), weights="./w"
+)
+
+
+def fleet(*pods: Pod) -> FleetSnapshot:
+    return FleetSnapshot(1, tuple(PodStatus(pod, PodState.READY) for pod in pods))
+
+
+@pytest.mark.parametrize("model", ["m", "l"])
+def test_pods_with_the_same_weights_identify_pictures_alike(model: str) -> None:
+    found = picture_identities(
+        fleet(POD, replace(POD, id="b"), replace(POD, id="c", models=("x",), adapters=())), model
+    )
+    assert found == (identify, "./w")
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        (),
+        (replace(POD, weights=""),),
+        (replace(POD, engine="sglang"),),
+        (POD, replace(POD, id="b", weights="/other/w")),
+        (POD, replace(POD, id="b", engine="sglang")),
+    ],
+)
+def test_where_pods_differ_or_do_not_say_pictures_are_not_identified(pods: tuple[Pod, ...]) -> None:
+    assert picture_identities(fleet(*pods), "m") is None
+
+
+def test_the_weights_are_the_root_of_the_base_model() -> None:
+    found = parse_models(b'{"data":[{"id":"l","root":"/l","parent":"m"},{"id":"m","root":"./w"}]}')
+    assert found is not None and found.weights == "./w"
+    unknown = parse_models(b'{"data":[{"id":"m"}]}')
+    assert unknown is not None and unknown.weights == ""
