@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import msgspec
 from pydantic import ConfigDict, NonNegativeFloat, PositiveInt
@@ -91,6 +91,13 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
     retry_after_s: float
 
 
+class Closed(NamedTuple):
+    """The place that a request waits for is open after `wait_ms`. `all_closed`: none of its places is open now."""
+
+    wait_ms: float
+    all_closed: bool
+
+
 class AdmissionQueue:
     """The queue of one model. `tpot_ms`: the strictest limit of those that are served; `workers`: the number of
     processes that send to the same pods."""
@@ -101,6 +108,7 @@ class AdmissionQueue:
         self._workers = workers
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
+        self._tenants = PrefillPace()
         self._numbers = count()
         self._bytes = 0
 
@@ -112,13 +120,19 @@ class AdmissionQueue:
         """Bodies of the waiting requests."""
         return self._bytes
 
-    def send_at_once(self, place: Place, ttft_limit_ms: float, now_s: float) -> bool:
-        """Whether a new request goes to its best place now: nobody waits, the pod is open, and it is in time.
-
-        Counts it as sent if so."""
-        if self._order or place.ttft_ms > ttft_limit_ms or self._wait_ms(place, now_s) > 0:
+    def send_at_once(self, request: Offer, place: Place, now_s: float, pods: int = 1) -> bool:
+        """Whether a new request goes to its best place now: it is in time, and either nobody waits and the pod is open,
+        or its tenant has not used its share: then those who use more wait for it. Counts it as sent if so."""
+        if place.ttft_ms > request.ttft_limit_ms:
             return False
-        self._sent(place, now_s)
+        tenant, order = request.tenant, self._order
+        if (order or self._wait_ms(place, now_s) > 0) and (
+            self._tenants.wait_ms(tenant.name, now_s) > 0
+            or place.queue_ms > self._limits.max_wait_ms
+            or not order.may_overtake(tenant)
+        ):
+            return False
+        self._sent(tenant, place, now_s, pods)
         return True
 
     def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
@@ -160,25 +174,39 @@ class AdmissionQueue:
         """The first request in order whose best place is open, and that place; or the milliseconds until it is worth
         asking again, if there is none. `places_of` is called for some requests, and returns at least one place."""
         soonest_ms = math.inf
-        for one in list(islice(self._order.in_order(), self._limits.looks)):
-            places = places_of(one)
-            best = self._choose(places, now_s, (one.start_by_s - now_s) * 1000)
-            wait_ms = self._wait_ms(best, now_s)
-            if wait_ms <= 0:
-                self._order.serve(one, best.prefill_ms)
-                self._bytes -= one.body_bytes
-                self._sent(best, now_s)
-                return one, best
-            self._order.estimate(one, best.prefill_ms)
-            soonest_ms = min(soonest_ms, wait_ms)
-            least_ms = min(self._wait_ms(place, now_s) for place in places)
-            if least_ms > 0:
-                soonest_ms = min(soonest_ms, least_ms)
+        for one in self.first():
+            found = self.try_send(one, places_of(one), now_s)
+            if isinstance(found, Place):
+                return one, found
+            soonest_ms = min(soonest_ms, found.wait_ms)
+            if found.all_closed:
                 break
         return max(soonest_ms, MIN_RECHECK_MS)
 
-    def _sent(self, place: Place, now_s: float) -> None:
-        self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s)
+    def first(self) -> list[Waiting]:
+        """The requests to try to send, in order."""
+        return list(islice(self._order.in_order(), self._limits.looks))
+
+    def try_send(self, one: Waiting, places: Sequence[Place], now_s: float) -> Place | Closed:
+        """The best of at least one place of a waiting request, if it is open: the request does not wait any more.
+
+        Raises `KeyError` if it does not wait."""
+        best = self._choose(places, now_s, (one.start_by_s - now_s) * 1000)
+        wait_ms = self._wait_ms(best, now_s)
+        if wait_ms <= 0:
+            self._order.serve(one, best.prefill_ms)
+            self._bytes -= one.body_bytes
+            self._sent(one.tenant, best, now_s, len(places))
+            return best
+        self._order.estimate(one, best.prefill_ms)
+        soonest_ms = min(self._wait_ms(place, now_s) for place in places)
+        return Closed(soonest_ms, True) if soonest_ms > 0 else Closed(wait_ms, False)
+
+    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
+        """Count a prompt for its pod, and for its tenant: its pace is its part of that of all pods."""
+        share = self._share(place)
+        self._pace.sent(place.pod, place.prefill_ms, share, now_s)
+        self._tenants.sent(tenant.name, place.prefill_ms, share * pods * self._order.part_of(tenant), now_s)
 
     def _share(self, place: Place) -> float:
         share = prefill_share(place.step_ms, self._tpot_ms, self._limits.headroom) if place.decodes else 1.0

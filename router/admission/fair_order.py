@@ -147,6 +147,18 @@ class FairOrder:
         others = (backlog for name, backlog in band.tenants.items() if name != tenant.name)
         return ahead_ms + own_ms + sum(_until(backlog, start_ms) for backlog in others)
 
+    def may_overtake(self, tenant: Tenant) -> bool:
+        """Whether no request of this tenant waits, and none of a higher band."""
+        return not any(number > tenant.band for number in self._bands) and not (
+            (band := self._bands.get(tenant.band)) and (own := band.tenants.get(tenant.name)) and own.waiting
+        )
+
+    def part_of(self, tenant: Tenant) -> float:
+        """The tenant's part of the weights of all tenants of its band that wait, and its own."""
+        band = self._bands.get(tenant.band)
+        waiting = (one.tenant for one in band.tenants.values() if one.waiting) if band else ()
+        return tenant.weight / (tenant.weight + sum(one.weight for one in waiting if one.name != tenant.name))
+
     def others_wait(self, tenant: Tenant) -> bool:
         """Whether requests of other tenants wait, too."""
         names = (name for band in self._bands.values() for name, one in band.tenants.items() if one.waiting)

@@ -6,8 +6,8 @@ decode step of d ms becomes d / (1 - s). So each pod gets prompts for a share of
 
 from __future__ import annotations
 
-from router.types import PodId
-
+MAX_NAMES = 10_000
+"""Beyond that, those that are not ahead of their pace are dropped."""
 MIN_SHARE = 0.05
 """A pod whose decode steps leave no time for prompts gets them for this share of its time."""
 
@@ -20,21 +20,19 @@ def prefill_share(step_ms: float, tpot_ms: float, headroom: float) -> float:
 
 
 class PrefillPace:
-    """The time at which each pod has computed its prompts at its pace, as in GCRA (ITU-T I.371): a pod is open until it
-    is `burst_ms` ahead of its pace."""
+    """Prefill by name, of a pod or of a tenant: the time at which its prompts are computed at its pace, as in GCRA
+    (ITU-T I.371). It may be `burst_ms` ahead of its pace."""
 
-    def __init__(self, burst_ms: float) -> None:
+    def __init__(self, burst_ms: float = 0.0) -> None:
         self._burst_s = burst_ms / 1000
-        self._even_s: dict[PodId, float] = {}
+        self._even_s: dict[str, float] = {}
 
-    def wait_ms(self, pod: PodId, now_s: float) -> float:
-        """The time until the pod is open; 0 if it is."""
-        return max(self._even_s.get(pod, now_s) - now_s - self._burst_s, 0.0) * 1000
+    def wait_ms(self, name: str, now_s: float) -> float:
+        """The time until the next prompt is due; 0 if it is."""
+        return max(self._even_s.get(name, now_s) - now_s - self._burst_s, 0.0) * 1000
 
-    def sent(self, pod: PodId, prefill_ms: float, share: float, now_s: float) -> None:
-        """The pod gets a prompt, and computes prompts for `share` of its time."""
-        self._even_s[pod] = max(self._even_s.get(pod, now_s), now_s) + prefill_ms / share / 1000
-
-    def keep(self, pods: set[PodId]) -> None:
-        """Drop all other pods."""
-        self._even_s = {pod: at_s for pod, at_s in self._even_s.items() if pod in pods}
+    def sent(self, name: str, prefill_ms: float, pace: float, now_s: float) -> None:
+        """A prompt was sent. `pace`: milliseconds of prefill in a millisecond."""
+        if len(self._even_s) >= MAX_NAMES:
+            self._even_s = {one: at_s for one, at_s in self._even_s.items() if at_s > now_s}
+        self._even_s[name] = max(self._even_s.get(name, now_s), now_s) + prefill_ms / pace / 1000

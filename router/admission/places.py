@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from router.admission.admission_queue import Place
 from router.decision import Candidate, Cost, RouteDecision, Split
-from router.types import InFlight, Role, Scene
+from router.types import InFlight, PodId, Role
 
 _IDLE = InFlight()
 
 
 def places_of(
-    decision: RouteDecision, scene: Scene, prompt_tokens: int, expected_ttft_ms: Callable[[Cost], float]
+    decision: RouteDecision,
+    inflight: Mapping[PodId, InFlight],
+    now_s: float,
+    prompt_tokens: int,
+    expected_ttft_ms: Callable[[Cost], float],
 ) -> list[Place]:
     """A place for each candidate, in their order. `expected_ttft_ms`: the time to first token in a cost."""
-    return [place_of(one, scene, prompt_tokens, expected_ttft_ms(one.cost)) for one in decision.candidates]
+    return [place_of(one, inflight, now_s, prompt_tokens, expected_ttft_ms(one.cost)) for one in decision.candidates]
 
 
-def place_of(candidate: Candidate, scene: Scene, prompt_tokens: int, ttft_ms: float) -> Place:
+def place_of(
+    candidate: Candidate, inflight: Mapping[PodId, InFlight], now_s: float, prompt_tokens: int, ttft_ms: float
+) -> Place:
     """The place of one candidate. The decode step counts all requests that are on the pod now, since those without a
     first token will decode when this prompt is computed (Mooncake, 2407.00079). It does not count this request: in an
     overload waits are close to the limit, and a difference of a few percent would refuse most of the long prompts."""
     plan, answering = candidate.plan, candidate.plan.pod
     computing = plan.prefill if isinstance(plan, Split) else answering
-    there = scene.inflight.get(answering.id, _IDLE)
-    ahead = scene.inflight.get(computing.id, _IDLE)
+    there = inflight.get(answering.id, _IDLE)
+    ahead = inflight.get(computing.id, _IDLE)
     return Place(
         pod=computing.id,
         cost_ms=candidate.cost.total_ms,
         ttft_ms=ttft_ms,
-        queue_ms=ahead.queue_ms(scene.now_s) if ahead.prefill_requests else 0.0,
+        queue_ms=ahead.queue_ms(now_s) if ahead.prefill_requests else 0.0,
         prefill_ms=computing.speed.compute_ms(candidate.cached_tokens, prompt_tokens),
         step_ms=answering.speed.step_ms(there.requests, there.context_tokens),
         decodes=computing.role is not Role.PREFILL,

@@ -30,7 +30,7 @@ def busy(limits: QueueLimits = LIMITS, ms: float = 500.0, pods: Sequence[str] = 
     """At time 0 all pods have prompts for so long."""
     queue = AdmissionQueue(limits)
     for pod in pods:
-        assert queue.send_at_once(place(pod, prefill_ms=ms), 1e9, 0.0)
+        assert queue.send_at_once(offer(limit_ms=1e9), place(pod, prefill_ms=ms), 0.0)
     return queue
 
 
@@ -55,24 +55,24 @@ def run(queue: AdmissionQueue, places: Sequence[Place], now_s: float, until_s: f
 def test_a_request_goes_at_once_while_nobody_waits_and_the_pod_is_open() -> None:
     """The second on the same pod does not."""
     queue = AdmissionQueue(LIMITS)
-    assert queue.send_at_once(place(), 2000.0, 0.0)
-    assert not queue.send_at_once(place(), 2000.0, 0.0)
-    assert queue.send_at_once(place("b"), 2000.0, 0.0)
-    assert queue.send_at_once(place(), 2000.0, 0.1)
+    assert queue.send_at_once(offer(), place(), 0.0)
+    assert not queue.send_at_once(offer(), place(), 0.0)
+    assert queue.send_at_once(offer(), place("b"), 0.0)
+    assert queue.send_at_once(offer(), place(), 0.1)
 
 
 def test_nobody_overtakes_those_who_wait() -> None:
     """Even if a pod is open."""
     queue = busy()
     wait(queue, offer(), [place()])
-    assert not queue.send_at_once(place("b"), 2000.0, 0.0)
+    assert not queue.send_at_once(offer(), place("b"), 0.0)
 
 
 def test_a_waiting_request_goes_where_a_place_comes_free_first() -> None:
     """Not where it would have been sent on arrival."""
     queue = AdmissionQueue(LIMITS)
-    assert queue.send_at_once(place("a", 300.0), 2000.0, 0.0)
-    assert queue.send_at_once(place("b", 500.0), 2000.0, 0.0)
+    assert queue.send_at_once(offer(), place("a", 300.0), 0.0)
+    assert queue.send_at_once(offer(), place("b", 500.0), 0.0)
     one = wait(queue, offer(), [place("a"), place("b")])
     assert queue.next_to_send(0.0, lambda _: [place("a"), place("b")]) == pytest.approx(300.0)
     assert queue.next_to_send(0.301, lambda _: [place("a"), place("b")]) == (one, place("a"))
@@ -120,6 +120,26 @@ def test_the_refusal_names_the_tenants_share_if_others_wait_and_its_own_requests
     assert isinstance(refusal, Refusal) and refusal.reason is Reason.TENANT
 
 
+def test_a_tenant_within_its_share_does_not_wait_for_those_who_use_more() -> None:
+    """Until it has used its share, half of the pod here. The others wait for what it used."""
+    queue = AdmissionQueue(LIMITS)
+    assert queue.send_at_once(offer(HEAVY), place(), 0.0)
+    heavy = [wait(queue, offer(HEAVY), [place()]) for _ in range(2)]
+    assert queue.send_at_once(offer(LIGHT), place(), 0.0)
+    assert not queue.send_at_once(offer(LIGHT), place(), 0.1)
+    sent = run(queue, [place()], 0.1, 10.0)
+    assert [one for _, one in sent] == heavy
+    assert sent[0][0] == pytest.approx(0.2)
+
+
+def test_a_tenant_within_its_share_waits_for_a_higher_band_and_for_a_place_in_the_engine() -> None:
+    """A pod may be busy with prompts of another router."""
+    queue = busy()
+    wait(queue, offer(Tenant(name="vip", band=1)), [place()])
+    assert not queue.send_at_once(offer(LIGHT), place(), 0.0)
+    assert not AdmissionQueue(LIMITS).send_at_once(offer(LIGHT), place(queue_ms=1001.0), 0.0)
+
+
 def test_a_higher_band_is_queued_however_many_wait_below() -> None:
     """And goes next."""
     queue = busy(ms=100.0)
@@ -154,24 +174,24 @@ def test_a_client_that_leaves_is_out_at_once() -> None:
 def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
     """Two processes send to the same pods, so each waits twice as long."""
     queue = AdmissionQueue(LIMITS, workers=2)
-    queue.send_at_once(place(prefill_ms=100.0), 2000.0, 0.0)
-    assert not queue.send_at_once(place(), 2000.0, 0.19)
-    assert queue.send_at_once(place(), 2000.0, 0.21)
+    queue.send_at_once(offer(), place(prefill_ms=100.0), 0.0)
+    assert not queue.send_at_once(offer(), place(), 0.19)
+    assert queue.send_at_once(offer(), place(), 0.21)
 
 
 def test_decoding_gets_its_part_of_the_time() -> None:
     """Steps of 25 ms that may take 100 ms: prompts for three quarters of the time."""
     queue = AdmissionQueue(QueueLimits(burst_ms=0.0, headroom=1.0), tpot_ms=100.0)
     decoding = Place("a", 300.0, 300.0, 0.0, 300.0, 25.0)
-    assert queue.send_at_once(decoding, 2000.0, 0.0)
-    assert not queue.send_at_once(decoding, 2000.0, 0.399)
-    assert queue.send_at_once(decoding, 2000.0, 0.401)
+    assert queue.send_at_once(offer(), decoding, 0.0)
+    assert not queue.send_at_once(offer(), decoding, 0.399)
+    assert queue.send_at_once(offer(), decoding, 0.401)
 
 
 def test_a_pod_with_prompts_of_others_is_not_open() -> None:
     """However little this queue sent there."""
-    queue = AdmissionQueue(LIMITS)
-    assert not queue.send_at_once(place(queue_ms=50.0), 2000.0, 0.0)
+    queue = busy(pods="b")
+    assert not queue.send_at_once(offer(), place(queue_ms=50.0), 0.0)
     one = wait(queue, offer(), [place(queue_ms=50.0)])
     assert queue.next_to_send(0.0, lambda _: [place(queue_ms=50.0)]) == pytest.approx(50.0)
     assert queue.next_to_send(0.05, lambda _: [place()]) == (one, place())
@@ -200,7 +220,7 @@ def test_no_pod_is_idle_while_a_request_waits_for_any(arrivals: list[tuple[float
                 del waiting[found[0]]
         now_s = max(now_s, until_s)
         places = [place(name, prefill_ms) for name in names]
-        if not queue.send_at_once(places[0], 1e9, now_s):
+        if not queue.send_at_once(offer(tenant, 1e9), places[0], now_s):
             one = queue.offer(offer(tenant, 1e9), places, now_s)
             if isinstance(one, Waiting):
                 waiting[one] = prefill_ms

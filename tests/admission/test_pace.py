@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.pace import MIN_SHARE, PrefillPace, prefill_share
+from router.admission.pace import MAX_NAMES, MIN_SHARE, PrefillPace, prefill_share
 
 
 def test_the_share_leaves_time_for_the_tokens_of_others() -> None:
@@ -32,14 +32,12 @@ def test_an_idle_pod_is_open() -> None:
     assert pace.wait_ms("a", 100.0) == pytest.approx(50.0)
 
 
-def test_pods_that_are_gone_are_dropped() -> None:
-    """The others stay."""
-    pace = PrefillPace(burst_ms=0.0)
-    pace.sent("a", 100.0, 1.0, 0.0)
-    pace.sent("b", 100.0, 1.0, 0.0)
-    pace.keep({"b"})
-    assert pace.wait_ms("a", 0.0) == 0.0
-    assert pace.wait_ms("b", 0.0) == pytest.approx(100.0)
+def test_memory_is_bounded_by_those_who_are_ahead() -> None:
+    """Pods and tenants come and go."""
+    pace = PrefillPace()
+    for at in range(2 * MAX_NAMES):
+        pace.sent(str(at), 1.0, 1.0, float(at))
+    assert len(pace._even_s) <= MAX_NAMES
 
 
 @given(

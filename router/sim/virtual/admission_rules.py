@@ -143,10 +143,11 @@ class QueueRule(AdmitAll):
 
     def _admit(self, turn: SessionTurn, scene: Scene, decision: RouteDecision) -> None:
         places, now_s = _places(turn, scene, decision), scene.now_s
-        if self._queue.send_at_once(places[0], turn.ttft_limit_ms, now_s):
+        request, pods = Offer(turn.tenant, turn.ttft_limit_ms), len(scene.fleet.pods)
+        if self._queue.send_at_once(request, places[0], now_s, pods):
             self._fleet.dispatch(turn, decision)
             return
-        found = self._queue.offer(Offer(turn.tenant, turn.ttft_limit_ms), places, now_s, len(scene.fleet.pods))
+        found = self._queue.offer(request, places, now_s, pods)
         if isinstance(found, Refusal):
             self._fleet.refuse(turn, found.reason)
             return
@@ -174,7 +175,7 @@ class QueueRule(AdmitAll):
 
 
 def _places(turn: SessionTurn, scene: Scene, decision: RouteDecision) -> list[Place]:
-    return places_of(decision, scene, turn.request.prompt_tokens, expected_ttft_ms)
+    return places_of(decision, scene.inflight, scene.now_s, turn.request.prompt_tokens, expected_ttft_ms)
 
 
 def rule_of(admission: Admission, fleet: FleetActions, routers: int) -> AdmitAll:
