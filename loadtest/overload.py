@@ -5,7 +5,7 @@
     python loadtest/overload.py --fairness --seeds 2,3,4
 
 Plays traffic at multiples of the load at which the fleet saturates, in virtual time, under each admission rule. A
-client that is refused ends its session. "late": of the refused, told after more than 50 ms. With `--fairness`, two
+client that is refused ends its session. "late": of the refusals, those after more than 50 ms. With `--fairness`, two
 tenants with equal weights share a fleet, and one of them sends 20 times as much.
 """
 
@@ -42,7 +42,7 @@ from router.sim.virtual.world import World
 CaseT = TypeVar("CaseT")
 RowT = TypeVar("RowT")
 SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
-TOLD_WITHIN_MS = 50.0
+REFUSED_WITHIN_MS = 50.0
 MIX_S = 300.0
 POLICY = "cost_aware"
 COLUMNS = (
@@ -61,14 +61,14 @@ class Overload:
     ttft_p99_ms: float
     cached: float
     refused_late: float
-    """Share of the refused requests that were told after more than `TOLD_WITHIN_MS`."""
+    """Share of the refusals that came after more than `REFUSED_WITHIN_MS`."""
 
 
 def overload_of(run: Run) -> Overload:
     """The figures of one run."""
     found = figures(run, SLO)
     refused = [one for one in run.outcomes if one.refused]
-    late = sum(one.waited_ms > TOLD_WITHIN_MS for one in refused)
+    late = sum(one.waited_ms > REFUSED_WITHIN_MS for one in refused)
     return Overload(
         found.goodput_per_s,
         1 - found.refused / max(found.requests, 1),
