@@ -18,6 +18,8 @@ class Endpoint(StrEnum):
     """OpenAI's successor of chats; read as the chat that the pods' engine makes of it."""
     TOKENIZE = "/tokenize"
     """The tokens of a chat or a text; read as such."""
+    REALTIME = "/v1/realtime"
+    """A websocket, whose messages are not read."""
     OTHER = "other"
     """Any other endpoint: forwarded unread, without a prefix."""
 

@@ -14,6 +14,7 @@ from router.api.error_responses import error_body, error_headers, response_for
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.config.schema import Limits
 from router.errors import RouterError
+from router.proxy.websockets import WebSocketClient
 
 
 class HttpEdge:
@@ -25,6 +26,8 @@ class HttpEdge:
         """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self.cors: CorsPolicy | None = None
+        self.websocket_paths: frozenset[str] = frozenset()
+        """Paths of GET requests that become websockets."""
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its body is read; None if it is not."""
@@ -40,9 +43,18 @@ class HttpEdge:
 
     def standalone_error(self, error: RouterError) -> bytes:
         """The whole response to a request that cannot be parsed; it closes the connection."""
-        body = error_body(error)
-        headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-        return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
+        return whole_error(error)
+
+    async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
+        """Serve one websocket of `websocket_paths`."""
+        raise NotImplementedError
+
+
+def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
+    """A whole response, after which the connection is closed."""
+    body = error_body(error, names_pods=names_pods)
+    headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
+    return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
 
 
 def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:

@@ -16,11 +16,12 @@ from typing import Any
 import structlog
 
 from router.admission.tenant import Tenant
+from router.api.client_websocket import model_in_query
 from router.api.cors import CorsPolicy
 from router.api.error_responses import headers_too_large, response_for, stream_error_body
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.form_fields import Forms, declares_form
-from router.api.http_edge import HttpEdge, send_error
+from router.api.http_edge import HttpEdge, send_error, whole_error
 from router.api.large_bodies import LargeBodies
 from router.api.parse import (
     has_engine_fields,
@@ -56,6 +57,7 @@ from router.proxy.headers import Inbound
 from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
 from router.proxy.response_reader import reader_of
+from router.proxy.websockets import WebSocketClient
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
@@ -82,6 +84,7 @@ class OpenAiEdge(HttpEdge):
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__(limits, ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods)
+        self.websocket_paths = frozenset({Endpoint.REALTIME.value})
         self._forwarder = forwarder
         self._fleet = fleet
         self._unrouted = unrouted
@@ -140,6 +143,24 @@ class OpenAiEdge(HttpEdge):
         finally:
             self._serving -= 1
             client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+
+    async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
+        """Serve one websocket until it is closed. Cancelled when the router stops."""
+        request_id = checked_id(received.named)
+        self._serving += 1
+        try:
+            model = model_in_query(received.target)
+            context = self.admit(received, request_id, model=model)
+            await self._forwarder.forward_websocket(context, client)
+        except Exception as error:
+            if not isinstance(error, RouterError):
+                log.exception("websocket failed", request_id=request_id)
+            if not client.started:
+                client.writer.write(whole_error(error, names_pods=self._edge.route_headers))
+        finally:
+            self._serving -= 1
+            received.refusal = None
+            await client.close()
 
     async def _stored(
         self, received: ReceivedRequest, request_id: str, trace: RequestTrace | None
@@ -262,7 +283,7 @@ class OpenAiEdge(HttpEdge):
     ) -> InferenceRequest:
         """The request to route: `Endpoint.OTHER` by its model alone, which is `given_model` if the body has none.
         Raises `ClientError` or `NoReadyPod`."""
-        if endpoint is Endpoint.OTHER:
+        if endpoint in (Endpoint.OTHER, Endpoint.REALTIME):
             parsed = None if given_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)

@@ -75,6 +75,7 @@ _DECODERS = {
     Endpoint.COMPLETIONS: _decoder(CompletionBody),
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
     Endpoint.TOKENIZE: _decoder(TokenizeBody),
+    Endpoint.REALTIME: _decoder(OtherBody),
     **{endpoint: _decoder(body) for endpoint, body in _CONVERTED_BODIES.items()},
     Endpoint.OTHER: _decoder(OtherBody),
 }

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import cache
 from itertools import islice
 from typing import Any, cast
 
 import httptools
 from uvicorn import Config
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.api.client_websocket import asks_for_websocket, taken_over, websocket_refusal
 from router.api.cors import answer_preflight, is_preflight
 from router.api.error_responses import headers_too_large, too_many_headers
 from router.api.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
+from router.api.forwarded_for import forwarded_for, trusted_proxies
 from router.api.request_head import check_head, head_without_upgrade, parse_refusal
 from router.api.request_target import read_target
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
-from router.proxy.headers import HeaderList, first_values
+from router.proxy.headers import first_values
 
 IPV4_IN_IPV6 = "::ffff:"
 MAX_COMPARED = 128
@@ -35,7 +35,7 @@ MAX_COMPARED = 128
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
 SLOW_REQUEST_S = 5.0
-"""A request that has been incomplete for longer may be dropped when all connections are in use."""
+"""A request that is incomplete for longer may be dropped when all connections are in use."""
 MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
@@ -43,6 +43,7 @@ noticed only while reading."""
 MAX_AHEAD = 64
 """Requests that are accepted ahead of their responses where they arrive in one piece. 9,000 small requests fit into a
 piece and would block the event loop for 100 ms."""
+_GET = frozenset({"GET"})
 
 
 class EdgeProtocol(HttpToolsProtocol):
@@ -66,7 +67,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._max_headers = self._limits.max_headers
         self._serving: Exchange | None = None
         """The exchange that is served or was served last; later ones wait in the pipeline."""
-        self._proxies = _proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
+        self._proxies = trusted_proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
         self._receiving = False
         """Whether a request is incomplete."""
         self._boundary_seen = False
@@ -127,6 +128,9 @@ class EdgeProtocol(HttpToolsProtocol):
         try:
             rest = self._feed(data)
             while rest is not None:
+                if self._begins_websocket():
+                    self._serve_websocket(bytes(rest))
+                    return
                 self._repeat_without_upgrade()
                 rest = self._feed(rest)
         except httptools.HttpParserError as error:
@@ -151,6 +155,25 @@ class EdgeProtocol(HttpToolsProtocol):
         method, version = self.parser.get_method(), self.parser.get_http_version()
         self.parser = httptools.HttpRequestParser(self)
         self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
+
+    def _begins_websocket(self) -> bool:
+        """Whether the head that was just parsed begins a websocket that a pod serves."""
+        is_idle = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+        path, _, fault = read_target(self.url)
+        is_known = not fault and path in self._edge.websocket_paths
+        return is_idle and is_known and asks_for_websocket(self.parser, self.headers)
+
+    def _serve_websocket(self, rest: bytes) -> None:
+        """Leave the connection to a websocket. `rest`: what follows its head."""
+        (path, target, _), headers, named = read_target(self.url), self.headers, first_values(self.headers)
+        received = ReceivedRequest("GET", path, target, headers, named, self._host)
+        self._admit(received, _GET)
+        received.refusal = received.refusal or websocket_refusal(headers, named, self._edge.cors)
+        self._rejected = True  # no further request on this connection
+        self._deadlines.end()
+        client = taken_over(self.transport, rest, self.connection_lost)
+        self.tasks.add(task := self.loop.create_task(self._edge.serve_websocket(received, client)))
+        task.add_done_callback(self.tasks.discard)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -308,23 +331,24 @@ class EdgeProtocol(HttpToolsProtocol):
     # --- exchanges ---
 
     def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
-        """Whether a pod, or a refusal, answers the request. Sets its peer, and its tenant or
-        refusal."""
-        path, named = received.path, received.named
-        methods = self._edge.methods(path)
+        """Whether a pod, or a refusal, answers the request. Sets its peer, and its tenant or refusal."""
+        methods = self._edge.methods(received.path)
         if fault:
             received.refusal = MalformedRequest(fault)
-        elif methods or path.startswith("/v1/"):
-            if b"x-forwarded-for" in named:
-                received.peer = self._forwarded_for(received.headers)
-            admitted = self._served.gate.admit(path, named, time.time())
-            if isinstance(admitted, RouterError):
-                received.refusal = admitted
-            else:
-                received.tenant = admitted
-            if methods and received.refusal is None:
-                received.refusal = self._edge.refusal(received, methods)
+        elif methods or received.path.startswith("/v1/"):
+            self._admit(received, methods)
         return bool(methods) or received.refusal is not None
+
+    def _admit(self, received: ReceivedRequest, methods: frozenset[str]) -> None:
+        if b"x-forwarded-for" in received.named:
+            received.peer = forwarded_for(self._host, received.headers, self._proxies)
+        admitted = self._served.gate.admit(received.path, received.named, time.time())
+        if isinstance(admitted, RouterError):
+            received.refusal = admitted
+        else:
+            received.tenant = admitted
+        if methods and received.refusal is None:
+            received.refusal = self._edge.refusal(received, methods)
 
     def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:
         keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()
@@ -363,22 +387,3 @@ class EdgeProtocol(HttpToolsProtocol):
             self.cycle.default_headers = [*self.cycle.default_headers, *cors_headers]
         if 0 < len(self.pipeline) < MAX_PIPELINED:
             self.flow.resume_reading()
-
-    def _forwarded_for(self, headers: HeaderList) -> str:
-        """The client's address: from x-forwarded-for if the connection is from a trusted proxy."""
-        trusted = self._proxies.trusted_hosts
-        if self._host not in trusted:
-            return self._host
-        forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
-        chain = b", ".join(forwarded).decode("latin-1")
-        return trusted.get_trusted_client_address(chain)[0] or self._host
-
-
-@cache
-def _proxies(allowed: str) -> ProxyHeadersMiddleware:
-    """uvicorn's check of `forwarded_allow_ips`."""
-    return ProxyHeadersMiddleware(_nothing, allowed)
-
-
-async def _nothing(_scope: object, _receive: object, _send: object) -> None:
-    """An application for a middleware that is never called."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from router.decision import Split
 from router.errors import RouterError, Stopping, shortened
@@ -25,6 +27,7 @@ from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
 from router.proxy.token_answers import ABOUT_TOKENS
+from router.proxy.websockets import WebSocketClient, WebSocketTunnels
 
 
 class Forwarder:
@@ -33,6 +36,7 @@ class Forwarder:
     def __init__(self, needs: ProxyDependencies) -> None:
         self._decisions = RequestDecisions(needs)
         self._attempts = Attempts(needs)
+        self._websockets = WebSocketTunnels(needs)
         self._metrics = needs.metrics
         self._calibrator = needs.calibrator
         self._breaker = needs.breaker
@@ -41,10 +45,16 @@ class Forwarder:
         self.preview = self._decisions.preview
         self.responses = needs.responses
 
+    async def forward_websocket(self, context: RequestContext, client: WebSocketClient) -> None:
+        """Serve one websocket, until it is closed. Raises `RouterError` where none was begun."""
+        with self._settled(context, client):
+            match = await self._decisions.match(context)
+            context.decision = self._decisions.decide(context, match)
+            await self._websockets.serve(context, client)
+
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
-        self._metrics.in_flight.value += 1
-        try:
+        with self._settled(context, client):
             context.stored_pod = context.stored_pod or await self._decisions.stored_pod(context.request)
             context.prompt = await self._decisions.fingerprint(context)
             if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
@@ -52,6 +62,13 @@ class Forwarder:
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._attempts.attempt_in_order(context, client)
+
+    @contextmanager
+    def _settled(self, context: RequestContext, client: Downstream | WebSocketClient) -> Iterator[None]:
+        """Count the request, and settle it however it ends."""
+        self._metrics.in_flight.value += 1
+        try:
+            yield
         except asyncio.CancelledError:
             context.result = CLIENT_GONE if client.disconnected else Stopping.code
             if client.disconnected:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from socket import gaierror
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +41,7 @@ MAX_FETCHED_BYTES = 16 * 1024 * 1024
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """The router, not the pod, is why a connection cannot be opened."""
 
+_Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 _PLAIN: HeaderList = [(b"accept-encoding", b"identity")]
 _JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
 
@@ -188,19 +189,27 @@ class UpstreamPool:
         headers = [*headers, *self.credentials]
         return request_message(method, self.path_prefix + target.encode(), self.host_header, headers, body)
 
-    async def _connect(self) -> Connection:
+    async def stream(self, buffer_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of its own for any protocol; each direction buffers as much. Raises `ConnectFailed`."""
         loop = asyncio.get_running_loop()
-        opened = partial(Connection, loop, self.timeouts, self.pod)
+        reader = asyncio.StreamReader(buffer_bytes, loop)
+        transport, protocol = await self._connected(lambda: asyncio.StreamReaderProtocol(reader, loop=loop))
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _connect(self) -> Connection:
+        opened = partial(Connection, asyncio.get_running_loop(), self.timeouts, self.pod)
+        return (await self._connected(opened))[1]
+
+    async def _connected(self, opened: Callable[[], _Protocol]) -> tuple[asyncio.Transport, _Protocol]:
+        """A new connection. Raises `ConnectFailed`."""
+        loop = asyncio.get_running_loop()
         try:
             tls = self._tls.current() if self._tls else None
             async with asyncio.timeout(self.timeouts.connect_s):
                 if self._socket:
                     name = self._host if tls else None
-                    _, connection = await loop.create_unix_connection(
-                        opened, self._socket, ssl=tls, server_hostname=name
-                    )
-                else:
-                    _, connection = await loop.create_connection(opened, self._host, self._port, ssl=tls)
+                    return await loop.create_unix_connection(opened, self._socket, ssl=tls, server_hostname=name)
+                return await loop.create_connection(opened, self._host, self._port, ssl=tls)
         except TimeoutError as error:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
@@ -209,7 +218,6 @@ class UpstreamPool:
             refused = not local and not isinstance(error, (gaierror, ssl.SSLError))
             why = f"pod {self.pod}: cannot connect: {error}"
             raise ConnectFailed(why, pod=self.pod, refused=refused, local=local) from error
-        return connection
 
     def _take_idle(self) -> Connection | None:
         now_s = time.monotonic()
@@ -305,7 +313,18 @@ class UpstreamSender:
         pool = self._pool(pod)
         return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
 
+    def upgrade_head(self, inbound: Inbound, pod: Pod) -> bytes:
+        """The head of a client's request for a websocket."""
+        pool = self._pool(pod)
+        headers = [*self._headers(inbound, pool, ""), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        return request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, b"")
+
     def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> Message:
+        headers = self._headers(inbound, pool, part)
+        head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
+        return head + body if len(body) <= COPIED_BYTES else (head, body)
+
+    def _headers(self, inbound: Inbound, pool: UpstreamPool, part: str) -> HeaderList:
         headers = self._rules.upstream(inbound.headers)
         if inbound.trace is not None:
             headers = inbound.trace.upstream(headers, pool.pod, pool.host_header.decode(), part)
@@ -316,5 +335,4 @@ class UpstreamSender:
             (b"x-forwarded-for", inbound.peer.encode()),
             *pool.rank_headers,
         )
-        head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
-        return head + body if len(body) <= COPIED_BYTES else (head, body)
+        return headers

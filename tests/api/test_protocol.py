@@ -50,6 +50,7 @@ class Edge:
     connections: set[Any] = field(default_factory=set)
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
     cors: None = None
+    websocket_paths: frozenset[str] = frozenset()
 
     def methods(self, path: str) -> frozenset[str]:
         return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
