@@ -7,6 +7,7 @@
     |   +-- NotAuthenticated        401  the bearer token is missing or wrong
     |   +-- InvalidKey              401  the API key is missing, unknown or expired
     |   +-- AccessDenied            403  this caller may not use the admin listener, this tenant not this path
+    |   +-- QuotaExceeded           429  the tenant has used what it may
     |   +-- RequestTimeout          408  not received completely in time
     |   +-- BodyTooLarge            413
     |   +-- UnsupportedContentType  415  an admin call without a JSON content type
@@ -32,6 +33,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -92,6 +94,26 @@ class AccessDenied(ClientError):
     """The caller may not use the admin listener; or the tenant is suspended, or may not use the path."""
 
     code = "access_denied"
+
+
+class QuotaExceeded(ClientError):
+    """The tenant has used what it may. `retry_after_s`: when it may use enough again; None: never. `headers`: those of
+    the API that was called, with the limits."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_tokens: bool = False,
+        retry_after_s: float | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.is_tokens = is_tokens
+        self.retry_after_s = retry_after_s
+        self.headers = headers
 
 
 class UnsupportedContentType(ClientError):

@@ -184,6 +184,10 @@ OVERVIEW = Dashboard(
                     stacked=True,
                 ),
                 _gauge("Prompt tokens in flight", "short", "sum", of_requests.TENANT_IN_FLIGHT_TOKENS, "tenant"),
+                _rate(
+                    "Requests above a quota", "reqps", of_requests.QUOTA_REFUSALS, "tenant limit", "Answered with 429."
+                ),
+                _rate("Tokens by tenant", "short", of_requests.USAGE_TOKENS, "tenant kind", "All requests that ended."),
             ),
         ),
     ),
@@ -367,6 +371,7 @@ ROUTER = Dashboard(
                 _gauge("Age of pod loads", "s", "max", of_pods.POD_LOAD_AGE_S, "pod"),
                 _rate("Worker updates dropped", "ops", of_process.WORKER_UPDATES_DROPPED, ""),
                 _rate("Receipts lost", "ops", of_process.RECEIPTS_LOST, ""),
+                _rate("Lines of usage lost", "ops", of_process.USAGE_LOST, ""),
                 _rate(
                     "Prompts that differ when read incrementally", "ops", of_requests.INCREMENTAL_MISMATCHES, "model"
                 ),

@@ -29,6 +29,7 @@ class Meter:
         "ceiling",
         "changed",
         "dimension",
+        "free",
         "key",
         "last_amount",
         "last_second",
@@ -46,6 +47,8 @@ class Meter:
         self.own, self.others = kind(), kind()
         self.ceiling: float = limit if changed is None else 0
         """The most that this process may have used in the window."""
+        self.free = limit
+        """What no process might use yet at the last exchange."""
         self.changed = changed
         """Meters of this process that were used since the last report; None if it is alone."""
         self.waiting = 0

@@ -58,6 +58,13 @@ class Short(msgspec.Struct, frozen=True):
     amount: int
     retry_after_s: float | None
     may_fit: bool = False
+    applied: Applied | None = None
+    """All limits of the request."""
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is a limit of tokens."""
+        return self.dimension in (Dimension.PROMPT, Dimension.OUTPUT)
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -116,10 +123,10 @@ class Quotas:
         second = int(now_s)
         for meter in applied.counted:
             if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
-                return self._short(meter, now_s, 1)
+                return self._short(applied, meter, now_s, 1)
         for meter in applied.tokens:
             if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
-                return self._short(meter, now_s, 1)
+                return self._short(applied, meter, now_s, 1)
         for meter in applied.counted:
             meter.add(second, 1)
         return Hold(applied, second)
@@ -130,7 +137,7 @@ class Quotas:
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
                 if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
-                    return self._short(meter, now_s, amount)
+                    return self._short(applied, meter, now_s, amount)
         hold.tokens_second, hold.prompt_tokens, hold.output_tokens = second, prompt_tokens, output_tokens
         for meter in applied.prompt:
             meter.add(second, prompt_tokens)
@@ -188,12 +195,13 @@ class Quotas:
         """Whether the amount fits into the local share while other processes cannot be reached."""
         return self.sharing is not None and self.sharing.admits_away(meter, second, amount)
 
-    def _short(self, meter: Meter, now_s: float, amount: int) -> Short:
+    def _short(self, applied: Applied, meter: Meter, now_s: float, amount: int) -> Short:
         remaining = meter.remaining(int(now_s))
         may_fit = self.sharing is not None and not self.sharing.is_away and amount <= remaining
         if may_fit:
             meter.wait_for(amount)
-        return Short(meter.dimension, meter.limit, remaining, amount, meter.retry_after_s(now_s, amount), may_fit)
+        retry_after_s = meter.retry_after_s(now_s, amount)
+        return Short(meter.dimension, meter.limit, remaining, amount, retry_after_s, may_fit, applied)
 
 
 def _correct(meters: Sequence[Meter], counted_second: int, second: int, more: int) -> None:

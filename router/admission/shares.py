@@ -27,10 +27,12 @@ class ShareReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a report: what this process may have used at most, and what the others have used."""
+    """The answer to a report: what this process may have used at most, what the others have used, and what no process
+    may use yet; this is negative where some used more than their ceiling, because requests cost more than expected."""
 
     ceiling: int
     others_used: int
+    free: int
 
 
 class Grants(msgspec.Struct, frozen=True, array_like=True):
@@ -73,11 +75,10 @@ class ShareBook:
             rows.pop(member, None)
         if not rows:
             del self.rows[report.meter]
-        return Grant(ceiling, sum(row.used for row in others))
+        return Grant(ceiling, sum(row.used for row in others), free - ceiling)
 
 
-def away_ceiling(limit: int, used: int, others_used: int, members: int) -> int:
-    """What a process may use while it cannot reach the book: what it had, its part of what was free, and never less
-    than an equal part of the limit."""
-    free = max(0, limit - used - others_used)
-    return max(limit // members, min(limit, used + free // members))
+def local_share(limit: int, ceiling: float, free: int, members: int) -> float:
+    """What a process may use in the first minute after it lost the book: what it was granted, and its part of what was
+    free."""
+    return min(limit, ceiling + max(0, free) // members)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import islice
 
 from router.admission.meter import Meter
-from router.admission.shares import Grants, ShareReport, away_ceiling
+from router.admission.shares import Grant, Grants, ShareReport, local_share
+from router.admission.windows import WINDOW_S
 
 TOLERANCE = 0.02
 """Part of a limit that the processes may use together beyond it, so that a process with little traffic need not ask."""
@@ -17,6 +18,9 @@ KEPT_S = 10
 """A process keeps a share for its next requests this long after the last one."""
 REFRESH_S = 1
 """Meters in use are reported this often, even if nothing changes: a third of the time after which they expire."""
+RETURN_S = 2.0
+"""Time in which all processes come back to a book that was lost, perhaps with its content. Until then each claims
+its local share."""
 MAX_REPORTS = 128
 """Of one exchange; others follow with the next one."""
 
@@ -29,10 +33,14 @@ class MeterSharing:
         self.members = processes
         """Number of processes in the last exchange."""
         self.is_away = True
-        """Whether the book of shares cannot be reached."""
+        """Whether this process uses its local shares, because the book cannot be reached or is just coming back."""
+        self._return_s: float | None = None
+        """Time from which the book is used again."""
+        self._was_lost = False
         self._refresh: dict[str, tuple[int, Meter]] = {}
         """Meters in use and when to report them, earliest first."""
         self._sent: list[Meter] = []
+        self._lost_second = -WINDOW_S
         self._local: set[str] = set()
         """Meters whose ceiling is the local share, computed once after the book was lost: it would grow with use."""
 
@@ -50,31 +58,47 @@ class MeterSharing:
     def _report(self, meter: Meter, second: int) -> ShareReport:
         used, wanted = meter.own.at(second), meter.waiting
         meter.waiting = 0
+        if self.is_away and meter.key in self._local:
+            return ShareReport(meter.key, meter.limit, used, max(0, int(meter.ceiling) - used))
         if second - meter.last_second < KEPT_S:
             soon = max(2 * meter.last_amount, used // KEPT_S)
             wanted += min(soon, meter.remaining(second) // (2 * self.members))
-        meter.ceiling = min(meter.ceiling, used + wanted + self._tolerance(meter, second))
+        meter.ceiling = min(meter.ceiling, used + wanted)
         return ShareReport(meter.key, meter.limit, used, wanted)
 
     def granted(self, answer: Grants, now_s: float) -> None:
-        """Apply the answer to the last reports."""
+        """Apply the answer to the last reports, once."""
         second = int(now_s)
-        self.members, self.is_away = max(1, answer.members), False
+        self.members = max(1, answer.members)
+        self._end_away(now_s)
         for meter, grant in zip(self._sent, answer.grants, strict=True):
             meter.others.set_total(second, grant.others_used)
-            meter.ceiling = grant.ceiling + self._tolerance(meter, second)
+            if not self.is_away:
+                self._set_ceiling(meter, grant)
             if grant.ceiling or meter.own.total:
                 self._refresh.pop(meter.key, None)
                 self._refresh[meter.key] = second + REFRESH_S, meter
         self._sent = []
 
-    def lost(self) -> None:
-        """The reports were not answered: use the local share until the next answer."""
+    def _end_away(self, now_s: float) -> None:
+        if self.is_away and self._was_lost and self._return_s is None:
+            self._return_s = now_s + RETURN_S
+        if self._return_s is None or now_s >= self._return_s:
+            self.is_away, self._return_s = False, None
+
+    def _set_ceiling(self, meter: Meter, grant: Grant) -> None:
+        meter.ceiling, meter.free = grant.ceiling, grant.free
+        if grant.free >= 0 and self.members > 1:  # else the tolerance would grow with each exchange
+            meter.ceiling += TOLERANCE * meter.limit / self.members
+
+    def lost(self, now_s: float) -> None:
+        """The last reports were not answered in time: use the local share until the next answer, late or not."""
         if not self.is_away:
-            self.is_away = True
+            self.is_away, self._was_lost, self._lost_second = True, True, int(now_s)
             self._local.clear()
+            self.changed.update((meter.key, meter) for _, meter in self._refresh.values())
+        self._return_s = None
         self.changed.update((meter.key, meter) for meter in self._sent)
-        self._sent = []
 
     def admits_away(self, meter: Meter, second: int, amount: int) -> bool:
         """Whether this amount fits into the local share while the book cannot be reached. A limit that this process has
@@ -84,10 +108,7 @@ class MeterSharing:
         used = meter.own.at(second)
         if meter.key not in self._local:
             self._local.add(meter.key)
-            meter.ceiling = away_ceiling(meter.limit, used, meter.others.at(second), self.members)
+            meter.ceiling = local_share(meter.limit, meter.ceiling, meter.free, self.members)
+        if second >= self._lost_second + WINDOW_S:  # what the others had used is no longer in the window
+            meter.ceiling = max(meter.ceiling, meter.limit // self.members)
         return used + amount <= (meter.ceiling if used else meter.limit)
-
-    def _tolerance(self, meter: Meter, second: int) -> float:
-        """What may be used beyond the ceiling: nothing near the limit, or it would grow with each exchange."""
-        tolerated = TOLERANCE * meter.limit
-        return tolerated / self.members if tolerated <= meter.remaining(second) and self.members > 1 else 0.0

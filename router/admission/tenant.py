@@ -14,6 +14,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, NonNegativeFloat
 
+from router.admission.quotas import Quota
+
 MAX_WEIGHT = 1e6
 
 
@@ -68,6 +70,8 @@ class Tenant:
     """Adapters of these models that it may use; None: all."""
     salt: str = ""
     """What its prefixes are hashed with, here and in engines; empty: they are shared with all without a salt."""
+    quotas: tuple[Quota, ...] = ()
+    """How much it may use in a minute, and at once; all of them apply."""
     is_suspended: bool = False
     controls_engines: bool = False
     """Whether it may use the paths of `edge.control_paths`, which change engines for all."""

@@ -12,10 +12,14 @@ from collections.abc import Iterable, Mapping
 from router.api.exchange import Exchange
 from router.proxy.headers import HeaderList
 
+_STANDING = (b"limit", b"remaining", b"reset")
+_ANTHROPIC_LIMITS = (b"requests", b"input-tokens", b"output-tokens")
 _EXPOSED = b", ".join(
     (
         *(b"x-request-id", b"retry-after", b"x-warmroute-pod", b"x-warmroute-prefill-pod", b"x-warmroute-policy"),
-        b"x-warmroute-cached-tokens",
+        *(b"x-warmroute-cached-tokens", b"retry-after-ms"),
+        *(b"x-ratelimit-%b-%b" % (value, of) for of in (b"requests", b"tokens") for value in _STANDING),
+        *(b"anthropic-ratelimit-%b-%b" % (of, value) for of in _ANTHROPIC_LIMITS for value in _STANDING),
     )
 )
 _PREFLIGHT: HeaderList = [

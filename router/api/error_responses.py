@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 
 import msgspec
 
 from router import errors
 from router.config.schema import Limits
-from router.errors import ClientError, HeadersTooLarge, RouterError, code_of, shortened
+from router.errors import ClientError, HeadersTooLarge, QuotaExceeded, RouterError, code_of, shortened
 from router.proxy.headers import HeaderList
 
 MAX_MESSAGE_CHARACTERS = 1000
@@ -36,6 +37,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.InvalidKey: ErrorResponse(401, "invalid_request_error"),
     errors.AccessDenied: ErrorResponse(403, "permission_error"),
     errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error"),
+    errors.QuotaExceeded: ErrorResponse(429, "requests"),
     errors.RequestTimeout: ErrorResponse(408, "invalid_request_error"),
     errors.HeadersTooLarge: ErrorResponse(431, "invalid_request_error"),
     errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error"),
@@ -63,6 +65,7 @@ _ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -79,8 +82,18 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
     response = response_for(error)
     if response.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+    if isinstance(error, QuotaExceeded):
+        return [*headers, *error.headers, *_retry_headers(error.retry_after_s)]
     after_s = response.retry_after_s
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
+
+
+def _retry_headers(after_s: float | None) -> HeaderList:
+    """When to send the request again, also for the SDKs of OpenAI and Anthropic, which try again by themselves; they
+    do not if the time is None."""
+    if after_s is None:
+        return [(b"x-should-retry", b"false")]
+    return [(b"retry-after", b"%d" % ceil(after_s)), (b"retry-after-ms", b"%d" % ceil(after_s * 1000))]
 
 
 def error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
@@ -110,6 +123,8 @@ def _error_fields(error: BaseException, path: str, names_pods: bool) -> dict[str
         message = str(error) if names_pods else error.without_pods or str(error)
     param = error.param if isinstance(error, ClientError) else None
     kind = _anthropic_type(response.status) if _is_anthropic(path) else response.type
+    if isinstance(error, QuotaExceeded) and error.is_tokens and not _is_anthropic(path):
+        kind = "tokens"
     return _fields(message, kind, param, code_of(error))
 
 

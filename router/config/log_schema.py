@@ -29,6 +29,15 @@ class Receipts(Strict):
     """Add the prompts."""
 
 
+class UsageFile(Strict):
+    """What each request used, for bills."""
+
+    file: FilePath | None = None
+    """Append one line of JSON for each request that ended, in any way: tenant, model, adapter, prompt, cached, computed
+    and output tokens, time to first token, status, and an id that no other line has. Lines that cannot be written, as
+    on a full disk, are kept in memory (64 MiB) and written later."""
+
+
 def _receipts(value: Any) -> Any:
     return {"file": value} if value is None or isinstance(value, str) else value
 

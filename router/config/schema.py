@@ -22,7 +22,7 @@ from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
 from router.config.listen_schema import AdminListen, Listen
 from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
-from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig
+from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig, UsageFile
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig
 from router.types import Generation, Role
@@ -219,6 +219,7 @@ class RouterConfig(Strict):
     """A folder of cost priors, as written by `warmroute prior`. They override the shipped ones."""
     receipts: ReceiptsOrFile = Receipts()
     """`receipts: FILE` is short for `receipts: {file: FILE}`."""
+    usage: UsageFile = UsageFile()
 
     @model_validator(mode="before")
     @classmethod

@@ -25,6 +25,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt, field_validator
 
 from router.admission.keys import KeyGrant, Tenants
+from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, validate
 from router.config.mistakes import UNSHOWN, nearest
@@ -62,6 +63,10 @@ class TenantEntry(Strict):
     """Its priority: requests of a higher band go first."""
     slo: Slo = Slo()
     """Times that a good request meets."""
+    quotas: tuple[Quota, ...] = ()
+    """Limits of requests, uncached prompt tokens and output tokens in any minute, and of requests at once; each for one
+    `model` (or adapter) or, without it, for all together. What a request really cost counts: cached prompt tokens cost
+    nothing. With `index.redis`, all routers keep them together."""
     suspended: bool = False
     """Refuse all its requests with 403."""
     controls_engines: bool = False
@@ -77,6 +82,7 @@ class TenantEntry(Strict):
             models=None if self.models is None else allowed_names(self.models),
             adapters=None if self.adapters is None else allowed_names(self.adapters),
             salt=salt_of(self.name, self.share or ""),
+            quotas=self.quotas,
             is_suspended=self.suspended,
             controls_engines=self.controls_engines,
         )

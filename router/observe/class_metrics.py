@@ -15,6 +15,7 @@ from router.observe.fast_metrics import OTHER, Counter, Gauge, Labels
 from router.observe.receipts import Outcome
 from router.observe.reuse_metrics import ReuseMetrics
 from router.observe.token_metrics import TokenMetrics
+from router.observe.used_tokens import UsageMetrics, UsedTokens
 from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
 from router.types import PromptPrefix
@@ -32,11 +33,33 @@ class ClassMetrics:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self._requests = Counter(r, of_requests.CLASS_REQUESTS)
+        self._refusals = Counter(r, of_requests.QUOTA_REFUSALS)
+        self._usage = UsageMetrics(r)
         self._slo = Counter(r, of_requests.SLO_REQUESTS)
         self._in_flight_tokens = Gauge(r, of_requests.TENANT_IN_FLIGHT_TOKENS)
         self.tokens = TokenMetrics(r)
         self.reuse = ReuseMetrics(r)
         self.tenants = BusiestTenants()
+
+    def observe_quota_refusal(self, tenant: str, limit: str) -> None:
+        """Count one request that was refused because of a quota."""
+        self._refusals.labels(self._label(tenant), limit).inc()
+
+    def observe_usage(self, used: UsedTokens) -> None:
+        """Add the tokens of one request that ended."""
+        tenant = used.tenant[:MAX_TENANT_CHARACTERS]
+        self._usage.add(tenant if self.tenants.is_named(tenant) else OTHER, used)
+
+    def _label(self, tenant: str) -> str:
+        """Count one request of a tenant; returns the tenant's label."""
+        label = self.tenants.label(tenant[:MAX_TENANT_CHARACTERS])
+        if unnamed := self.tenants.unnamed:
+            self._requests.remove_where(lambda labels: labels[1] in unnamed)
+            self._refusals.remove_where(lambda labels: labels[0] in unnamed)
+            self.tokens.remove_tenants(unnamed)
+            self._usage.remove_tenants(unnamed)
+            self.tenants.unnamed = []
+        return label
 
     def observe_in_flight(self, tokens: Mapping[str, int]) -> None:
         """Update the gauge of prompt tokens being served, by tenant: the busiest, and those with the most tokens while
@@ -58,11 +81,7 @@ class ClassMetrics:
     ) -> None:
         """Count one decided request that ended. `scene` has its class, tenant and holders."""
         workload, ttft_ms = scene.workload, ended.ttft_ms
-        tenant = self.tenants.label(scene.tenant[:MAX_TENANT_CHARACTERS])
-        if unnamed := self.tenants.unnamed:
-            self._requests.remove_where(lambda labels: labels[1] in unnamed)
-            self.tokens.remove_tenants(unnamed)
-            self.tenants.unnamed = []
+        tenant = self._label(scene.tenant)
         self._requests.labels(workload, tenant, ended.result).value += 1
         if ttft_ms is not None and policy.slo_ttft_ms is not None:
             self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()

@@ -174,6 +174,7 @@ class Metrics:
         self.shadow_sooner_s = Counter(r, of_decisions.SHADOW_SOONER_S)
         self.shadow_later_s = Counter(r, of_decisions.SHADOW_LATER_S)
         self.shadow_regret_s = Histogram(r, of_decisions.SHADOW_REGRET_S)
+        self.usage_lost = Counter(r, of_process.USAGE_LOST)
         self.receipts_lost = Counter(r, of_process.RECEIPTS_LOST)
 
     def observe_shadow(self, policy: str, workload: str, found: Comparison, ttft_ms: float | None) -> None:

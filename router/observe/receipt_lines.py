@@ -100,13 +100,27 @@ class ReceiptLog:
     """Appends whole lines to a file, which several workers may share. A line is written at most `FLUSH_INTERVAL_S`
     after it was received: `later(delay_s, call)` starts the timer.
 
-    Above `max_bytes` (0: no limit) the file is renamed to FILE.1, FILE.1 to FILE.2 and so on; `kept` of them remain."""
+    Above `max_bytes` (0: no limit) the file is renamed to FILE.1, FILE.1 to FILE.2 and so on; `kept` of them remain.
+    After a disk error up to `retried_bytes` are written again until that succeeds, and `on_lost` is called for each
+    line beyond; with 0 the file is disabled."""
 
-    def __init__(self, path: str, later: Later, *, max_bytes: int = 0, kept: int = 1) -> None:
+    def __init__(
+        self,
+        path: str,
+        later: Later,
+        *,
+        max_bytes: int = 0,
+        kept: int = 1,
+        retried_bytes: int = 0,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = Path(path)
         self._later = later
         self._max_bytes = max_bytes
         self._kept = kept
+        self._retried_bytes = retried_bytes
+        self._on_lost = on_lost
+        self._failing = False
         self._file: FileIO | None = _opened(self._path)
         self._buffer = bytearray()
         self._is_flush_due = False
@@ -117,8 +131,11 @@ class ReceiptLog:
         """Buffer a line."""
         if self._file is None:
             return
+        if self._retried_bytes and len(self._buffer) + len(line) > self._retried_bytes:
+            self._on_lost()
+            return
         self._buffer += line + b"\n"
-        if len(self._buffer) > MAX_BUFFERED_BYTES:
+        if len(self._buffer) > MAX_BUFFERED_BYTES and not self._failing:
             self._flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
@@ -139,18 +156,34 @@ class ReceiptLog:
         """Write in one call, so that lines of two workers do not mix."""
         file, buffered, self._buffer = self._file, self._buffer, bytearray()
         if file is None or not buffered:
-            return
+            return None
+        written = 0
         try:
-            if not _is_at(self._path, file):
+            if file.closed or not _is_at(self._path, file):
                 file = self._reopen(file)
-            if file.write(buffered) != len(buffered):
+            written = file.write(buffered)
+            if written != len(buffered):
                 raise OSError(ENOSPC, "short write")
+            self._failing = False
             if 0 < self._max_bytes < fstat(file.fileno()).st_size:
                 self._rotate(file)
         except OSError as error:
+            if self._retried_bytes:
+                return self._retry(buffered, written, error)
             log.error("receipt log disabled", file=str(self._path), error=str(error))
             self._file = None
             file.close()
+
+    def _retry(self, buffered: bytearray, written: int, error: OSError) -> None:
+        """Write again later what was not written. A line that was written in part is repeated after a newline."""
+        if not self._failing:
+            log.error("file cannot be written; trying again", file=str(self._path), error=str(error))
+        self._failing = True
+        whole = buffered.rfind(b"\n", 0, written) + 1
+        self._buffer = bytearray(b"\n" if written > whole else b"") + buffered[whole:] + self._buffer
+        if self._buffer and not self._is_flush_due:
+            self._is_flush_due = True
+            self._later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def _rotate(self, file: FileIO) -> None:
         """Rename the files, unless another worker has done so while this one waited for the lock."""

@@ -280,7 +280,7 @@ class Attempts:
 
     def _route_headers(self, context: RequestContext, candidate: Candidate) -> HeaderList:
         """The headers that the router adds to the response."""
-        headers, plan = [(b"x-request-id", context.request.id.encode())], candidate.plan
+        headers, plan = [(b"x-request-id", context.request.id.encode()), *context.limit_headers], candidate.plan
         if context.inbound.trace is not None:
             headers.append(context.inbound.trace.context())
         if not self._settings.route_headers or context.decision is None:

@@ -17,8 +17,10 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.proxy.headers import HeaderRules
 from router.proxy.prompt_readers import PromptReader
+from router.proxy.quota_admission import QuotaAdmission
 from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPool
+from router.proxy.usage_records import UsageRecords
 from router.stores.prefix_store import PrefixStore
 from router.types import Pod, PodId
 
@@ -59,3 +61,5 @@ class ProxyDependencies:
     responses: ResponseLocator
     journal: Journal = field(default_factory=Journal)
     request_log: RequestLog | None = None
+    quotas: QuotaAdmission = field(default_factory=QuotaAdmission)
+    usage: UsageRecords | None = None

@@ -41,6 +41,8 @@ class Forwarder:
         self._calibrator = needs.calibrator
         self._breaker = needs.breaker
         self._journal = needs.journal
+        self._quotas = needs.quotas
+        self._usage = needs.usage
         self.request_log = needs.request_log
         self.preview = self._decisions.preview
         self.responses = needs.responses
@@ -48,6 +50,7 @@ class Forwarder:
     async def forward_websocket(self, context: RequestContext, client: WebSocketClient) -> None:
         """Serve one websocket, until it is closed. Raises `RouterError` where none was begun."""
         with self._settled(context, client):
+            await self._begin(context)
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
             await self._websockets.serve(context, client)
@@ -55,13 +58,23 @@ class Forwarder:
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
         with self._settled(context, client):
+            await self._begin(context)
             context.stored_pod = context.stored_pod or await self._decisions.stored_pod(context.request)
             context.prompt = await self._decisions.fingerprint(context)
             if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
                 return
             match = await self._decisions.match(context)
             context.decision = self._decisions.decide(context, match)
+            if context.hold is not None:
+                await self._quotas.charge(context)
             await self._attempts.attempt_in_order(context, client)
+
+    async def _begin(self, context: RequestContext) -> None:
+        """Count one request more of its tenant. Raises `QuotaExceeded`."""
+        if self._usage is not None:
+            self._usage.begin(context)
+            if context.tenant.quotas:
+                await self._quotas.begin(context)
 
     @contextmanager
     def _settled(self, context: RequestContext, client: Downstream | WebSocketClient) -> Iterator[None]:
@@ -105,6 +118,8 @@ class Forwarder:
             metrics.by_class.settle(ended, recorded.scene, recorded.policy, context.prompt)
         else:
             metrics.observe_request(ended)
+        if self._usage is not None:
+            self._usage.end(context, ended)
         self._compare(context, ended)
         context.phases.end()
         metrics.phase_s.add(ended.phases_s)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
+from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
@@ -17,7 +18,7 @@ from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
-from router.proxy.headers import Inbound, first_values
+from router.proxy.headers import HeaderList, Inbound, first_values
 from router.proxy.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
 
@@ -29,6 +30,10 @@ class RequestContext(msgspec.Struct, eq=False):
     inbound: Inbound
     phases: Phases = msgspec.field(default_factory=Phases)
     tenant: Tenant = OPEN_TENANT
+    hold: Hold | None = None
+    """What it has been counted with, if its tenant has quotas."""
+    limit_headers: HeaderList = []
+    """Its tenant's limits, for the response."""
     prompt: PromptPrefix | None = None
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""

@@ -153,6 +153,20 @@ class ResponseReader(msgspec.Struct, gc=False):
         return int(found[1]) if found else None
 
 
+_TOKENS = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments|thinking|partial_json|delta)": ?"[^"]')
+
+
+class TokenCountingReader(ResponseReader, gc=False):
+    """Also counts the events of a stream that have text. Engines send one for each token, but for tokens that end
+    within a character, and where several become ready at once."""
+
+    tokens: int = 0
+
+    def feed(self, piece: bytes) -> bool:
+        self.tokens += len(_TOKENS.findall(piece))
+        return ResponseReader.feed(self, piece)
+
+
 def reader_of(endpoint: Endpoint) -> ResponseReader:
     """A reader for a response of this endpoint."""
     return ResponseReader(FORMATS.get(endpoint, CHAT_FORMAT))

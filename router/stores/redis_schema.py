@@ -58,6 +58,15 @@ class Keys:
         """Stream: receipts of all routers, for external consumers."""
         return f"{self.namespace}:{VERSION}:receipts"
 
+    @property
+    def quota_members(self) -> str:
+        """Hash: processes that share quotas, with the time of their last report."""
+        return f"{self.namespace}:{VERSION}:{{quotas}}:members"
+
+    def quota(self, meter: str) -> str:
+        """Hash: by process, what it has used of a limit and may use, with the time of the report; expires."""
+        return f"{self.namespace}:{VERSION}:{{quotas}}:meter:{meter}"
+
     def response(self, response_id: str) -> str:
         """String: pod and model of a stored response; expires."""
         return f"{self.namespace}:{VERSION}:response:{response_id}"

@@ -24,6 +24,7 @@ from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
+from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
@@ -113,6 +114,8 @@ class ClusterMember:
         work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S, siblings=siblings)
         self._work = WorkloadFeed(work, ledger)
         self.responses = ResponseExchange(self._connection, keys)
+        self.quota_book = QuotaBook(self._connection, keys, router)
+        self.nodes = self._connection.nodes
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from router.config.log_schema import Receipts, TracingConfig
+from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
@@ -15,6 +16,7 @@ from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, Sink
 from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
 from router.observe.tracing import Tracing
+from router.observe.used_tokens import UsageWriter
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
 from router.policy.review import Review, chosen, review
@@ -56,13 +58,37 @@ class DecisionRecords:
             self._log.close()
 
 
-def _receipt_log(config: Receipts) -> ReceiptLog:
-    def later(delay_s: float, call: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(delay_s, call)
+USAGE_RETRIED_BYTES = 64 * 1024 * 1024
 
+
+class UsageLog:
+    """The file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
+
+    def __init__(self, config: UsageFile, metrics: Metrics) -> None:
+        self.writer: UsageWriter | None = None
+        self._log: ReceiptLog | None = None
+        if config.file is None:
+            return
+        lost = metrics.usage_lost.labels().inc
+        try:
+            self._log = ReceiptLog(config.file, _call_later, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
+        except OSError as error:
+            raise ConfigError(f"usage: {error}") from error
+        self.writer = UsageWriter(secrets.token_hex(8), self._log.write)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+def _call_later(delay_s: float, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, call)
+
+
+def _receipt_log(config: Receipts) -> ReceiptLog:
     assert config.file is not None
     try:
-        return ReceiptLog(config.file, later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
+        return ReceiptLog(config.file, _call_later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
     except OSError as error:
         raise ConfigError(f"receipts: {error}") from error
 

@@ -48,13 +48,15 @@ from router.policy.review import Review
 from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.prompt_readers import FleetLookups
+from router.proxy.usage_records import UsageRecords
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
-from router.wiring.decision_records import DecisionRecords, build_tracing
+from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import LoadTokenizer, Prompts
-from router.wiring.proxy_parts import build_forwarder, build_gate, build_tenants, upstream_pools
+from router.wiring.proxy_parts import RequestRecords, build_forwarder, build_gate, build_tenants, upstream_pools
+from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
 from router.workers.supervisor import WorkerIdentity
@@ -109,8 +111,10 @@ class Program:
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
+        self.quotas = QuotaParts(config, self.pods.cluster, self.metrics)
+        self._usage_log = UsageLog(config.usage, self.metrics)
         self.forwarder = build_forwarder(
-            config, self.pods, self.prompts, self._pools, self.policies, self._classes, self.records.journal
+            config, self.pods, self.prompts, self._pools, self.policies, self._classes, self._request_records()
         )
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
@@ -131,6 +135,11 @@ class Program:
         )
         self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
+
+    def _request_records(self) -> RequestRecords:
+        usage = UsageRecords(self.quotas.admission, self.metrics.by_class, self._usage_log.writer)
+        is_recorded = self._config.tenants is not None or self._config.usage.file is not None
+        return RequestRecords(self.records.journal, self.quotas.admission, usage if is_recorded else None)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
@@ -182,6 +191,7 @@ class Program:
         hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, self._page.part, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
         commands.publish = sync.view.add_command
+        self.quotas.with_workers = sync.quotas.exchange
 
         def drain_again(pod: Pod, _old: PodState, new: PodState) -> None:
             """Keep a drained pod drained when it joins again, or when this worker is new."""
@@ -230,6 +240,7 @@ class Program:
                 yield
         finally:
             self.records.close()
+            self._usage_log.close()
             self._pools.close()
             await self.pods.close()
             if self.tracing is not None:
@@ -260,6 +271,7 @@ class Program:
             **self.pods.feeds(sync.scrape_share if sync else None),
             **(sync.feeds if sync else {}),
             **self.records.feeds,
+            **self.quotas.feeds,
             **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
             **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._sweep_idle,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from router.admission.gate import AdmissionGate
@@ -17,9 +18,20 @@ from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderRules
+from router.proxy.quota_admission import QuotaAdmission
 from router.proxy.upstream import UpstreamPools
+from router.proxy.usage_records import UsageRecords
 from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecords:
+    """What is recorded of requests."""
+
+    journal: Journal
+    quotas: QuotaAdmission
+    usage: UsageRecords | None
 
 
 def build_tenants(config: RouterConfig) -> TenantFeed | None:
@@ -45,7 +57,7 @@ def build_forwarder(
     pools: UpstreamPools,
     policies: PolicyFeed,
     classes: Classes,
-    journal: Journal,
+    records: RequestRecords,
 ) -> Forwarder:
     """The forwarder. The fleet's feeds use the same `pools`."""
     settings = ForwardSettings(
@@ -71,9 +83,11 @@ def build_forwarder(
         metrics=parts.metrics,
         settings=settings,
         calibrator=parts.calibrator,
-        journal=journal,
+        journal=records.journal,
         request_log=_request_log(config.log),
         responses=parts.responses,
+        quotas=records.quotas,
+        usage=records.usage,
     )
     return Forwarder(dependencies)
 

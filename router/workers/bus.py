@@ -94,14 +94,14 @@ class WorkerBus:
             if not link.send(frame):
                 self._on_drop()
 
-    async def query(self, query: bytes) -> list[bytes]:
-        """The answers of all connected workers that answer within `ANSWER_TIMEOUT_S`."""
+    async def query(self, query: bytes, only: int | None = None) -> list[bytes]:
+        """The answers of all connected workers that answer within `ANSWER_TIMEOUT_S`; or of one worker alone."""
         query_id = next(self._query_ids)
         frame = encode_frame(QUERY, query_id.to_bytes(NUMBER_BYTES, "little") + query)
         pending = {
             (other, query_id): asyncio.get_running_loop().create_future()
             for other, link in self._outbound.items()
-            if other in self._inbound and link.send(frame)
+            if other in self._inbound and only in (None, other) and link.send(frame)
         }
         self._pending |= pending
         try:

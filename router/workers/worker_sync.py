@@ -18,11 +18,13 @@ from router.observe.receipts import RecordedDecision
 from router.observe.worker_metrics import dump_metrics
 from router.types import PodId
 from router.workers.bus import WorkerBus
+from router.workers.quota_link import QuotaLink
 from router.workers.shared_view import SharedOwners, SharedView
 from router.workers.supervisor import WorkerIdentity, watch_supervisor
 
-METRICS, PAGE, EXPLAIN = b"metrics", b"page", b"explain "
-"""Queries between workers: all metrics; a worker's part of the operators' page; the decision for a request id."""
+METRICS, PAGE, EXPLAIN, SHARES = b"metrics", b"page", b"explain ", b"shares "
+"""Queries between workers: all metrics; a worker's part of the operators' page; the decision for a request id; shares
+of quotas."""
 SNAPSHOT_WAIT_S = 0.3
 """How long a new worker waits for the snapshot of another one."""
 
@@ -57,6 +59,7 @@ class WorkerSync:
             self._bus.publish,
             lambda s, call: asyncio.get_running_loop().call_later(s, call),
         )
+        self.quotas = QuotaLink(self._bus, SHARES)
         self.snapshot = self.view.snapshot
         self.apply_remote = self.view.apply_remote
         self.remove_worker = self.view.remove_worker
@@ -100,5 +103,7 @@ class WorkerSync:
             return await dump_metrics(self._metrics.registry)
         if query == PAGE:
             return await self._hooks.page_part()
+        if query.startswith(SHARES):
+            return self.quotas.answer(query)
         kept = self._hooks.find(query.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""

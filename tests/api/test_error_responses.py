@@ -122,3 +122,16 @@ def test_a_message_that_repeats_a_large_value_is_shortened() -> None:
     text = message["error"]["message"]
     assert len(text) <= MAX_MESSAGE_CHARACTERS + 5
     assert text.startswith("The model `xxx") and text.endswith("xxx` does not exist.")
+
+
+def test_a_request_above_a_quota_names_when_to_retry() -> None:
+    """Rounded up, also in milliseconds for the SDKs; one that never fits asks them not to retry."""
+    limits = [(b"x-ratelimit-limit-tokens", b"5")]
+    error = errors.QuotaExceeded("x", is_tokens=True, retry_after_s=1.2341, headers=limits)
+    headers = dict(error_headers(error, b""))
+    assert headers[b"retry-after"] == b"2" and headers[b"retry-after-ms"] == b"1235"
+    assert headers[b"x-ratelimit-limit-tokens"] == b"5"
+    assert json.loads(error_body(error))["error"]["type"] == "tokens"
+    assert json.loads(error_body(error, "/v1/messages"))["error"]["type"] == "rate_limit_error"
+    never = dict(error_headers(errors.QuotaExceeded("x"), b""))
+    assert never[b"x-should-retry"] == b"false" and b"retry-after" not in never

@@ -219,3 +219,22 @@ def test_lines_of_two_workers_do_not_mix(tmp_path: Path) -> None:
     lines = file.read_bytes().splitlines()
     assert sorted(map(len, lines)) == sorted([1 + 37 * number for number in range(200)] * 2)
     assert all(len(set(line)) == 1 for line in lines)
+
+
+def test_a_file_that_must_be_complete_is_written_after_a_disk_error(tmp_path: Path) -> None:
+    """Lines beyond the memory for them are counted. A line that was written in part is repeated."""
+    file, due, lost = tmp_path / "folder" / "usage.jsonl", list[Callable[[], None]](), list[None]()
+    file.parent.mkdir()
+    log = ReceiptLog(str(file), lambda _, call: due.append(call), retried_bytes=20, on_lost=lambda: lost.append(None))
+    file.unlink()
+    file.parent.rmdir()
+    for line in (b"first", b"second", b"third too long", b"4"):
+        log.write(line)
+    due.pop(0)()
+    assert len(lost) == 1 and len(due) == 1
+    file.parent.mkdir()
+    due.pop(0)()
+    assert file.read_bytes() == b"first\nsecond\n4\n"
+    log._retry(bytearray(b"a\nbcd\ne\n"), 4, OSError())
+    log.close()
+    assert file.read_bytes().endswith(b"\nbcd\ne\n")

@@ -20,7 +20,7 @@ from router.api.server import DrainingServer, SocketServer
 from router.cli.child_processes import JSON_CALL
 from router.config.edge_schema import Edge
 from router.config.load import shipped
-from router.config.log_schema import Receipts, TracingConfig
+from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
@@ -169,6 +169,7 @@ def deploy(
         receipts: Path | None = None,
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
+        usage: Path | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -185,6 +186,7 @@ def deploy(
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
+                usage=UsageFile(file=str(usage) if usage else None),
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),

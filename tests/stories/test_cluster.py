@@ -55,6 +55,7 @@ class ClusterDeployment:
     tokenizer: Tokenizer
     stack: AsyncExitStack
     receipts: Receipts = field(default_factory=Receipts)
+    tenants: str | None = None
     agents: list[Agent] = field(default_factory=list)
     lives: list[AsyncExitStack] = field(default_factory=list)
 
@@ -66,6 +67,7 @@ class ClusterDeployment:
             index=Index(redis=RedisIndex(url=SecretStr(self.redis.url), holder_ttl_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, flush_interval_ms=5, reload_jitter_s=0.1),
             receipts=self.receipts,
+            tenants=self.tenants,
         )
 
     async def router(self, **redis: Any) -> Deployment:

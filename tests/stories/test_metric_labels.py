@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.samples import Sample
 
 from router import __version__, errors
+from router.admission.meter import Dimension
 from router.api.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
@@ -48,6 +49,8 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "prices": {"live", "shadow"},
     "agrees": {"yes", "no"},
     "met": {"true", "false"},
+    "kind": {"prompt", "cached", "computed", "output"},
+    "limit": {dimension.name.lower() for dimension in Dimension},
     "class": set(load_classes(None).names) | {""},
     "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
 }

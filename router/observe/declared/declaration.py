@@ -15,6 +15,8 @@ LABELS = {
     "engine": "Engines of the router",
     "endpoint": "OpenAI endpoints that the router distinguishes; `other` for the rest",
     "holder": "Pods and stores in the shared index",
+    "kind": "`prompt`, `cached`, `computed` or `output`",
+    "limit": "`requests`, `prompt`, `output` or `concurrent`",
     "link": "Kinds of links between pods",
     "met": "`true` or `false`",
     "model": "Models of the configuration and of pods; empty where a request names none of them",

@@ -29,6 +29,7 @@ WORKER_UPDATES_DROPPED = counter(
     "warmroute_worker_updates_dropped",
     "Updates not sent to a worker that does not read; it receives a full snapshot later.",
 )
+USAGE_LOST = counter("warmroute_usage_lost", "Lines of usage that were dropped because they could not be written.")
 RECEIPTS_LOST = counter("warmroute_receipts_lost", "Receipts that could not be written to Redis.")
 
 BUILD_INFO = gauge("warmroute_build_info", "1, with the versions of warmroute and Python.", "version python_version")

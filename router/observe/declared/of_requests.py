@@ -109,6 +109,16 @@ CLASS_REQUESTS = counter(
     "Requests by workload class, tenant (the busiest, and `other`) and result.",
     "class tenant result",
 )
+USAGE_TOKENS = counter(
+    "warmroute_usage_tokens",
+    "Tokens of requests that ended in any way, by tenant (the busiest, and `other`); with `tenants` or `usage.file`.",
+    "tenant model kind",
+)
+QUOTA_REFUSALS = counter(
+    "warmroute_quota_refusals",
+    "Requests refused because of a quota, by tenant (the busiest, and `other`) and limit.",
+    "tenant limit",
+)
 SLO_REQUESTS = counter(
     "warmroute_policy_slo_requests",
     "Streamed requests of policies with slo.ttft_ms, by whether the first token met it.",

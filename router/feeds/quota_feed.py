@@ -1,0 +1,81 @@
+"""Exchanges what this process uses of its quotas for new shares of them, in the background.
+
+A request that does not fit under the ceilings of this process waits for the next exchange, which begins at once, and no
+longer than `MAX_WAIT_S`. All other requests wait for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from redis.exceptions import RedisError
+
+from router.admission.shares import Grants, ShareReport
+from router.admission.sharing import MeterSharing
+from router.feeds.backoff import Backoff
+from router.feeds.supervise import pause
+
+INTERVAL_S = 0.05
+"""Time between two exchanges."""
+MAX_EXCHANGE_S = 0.5
+"""An exchange that takes longer has failed: another process may use the share by then."""
+MAX_WAIT_S = 0.1
+
+
+class QuotaFeed:
+    """Runs the exchanges. `exchange` raises `OSError` or `redis.RedisError`, and then the local shares are used;
+    `leave` is called when this process stops."""
+
+    def __init__(
+        self,
+        sharing: MeterSharing,
+        exchange: Callable[[Sequence[ShareReport]], Awaitable[Grants]],
+        leave: Callable[[], Awaitable[None]] | None = None,
+        nodes: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._sharing = sharing
+        self._exchange_shares = exchange
+        self._leave = leave
+        self._clock = clock
+        self._backoff = Backoff("quotas", nodes)
+        self._wanted = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        try:
+            while True:
+                if not await self._backoff.attempt(self.exchange):
+                    continue
+                await pause(self._wanted, INTERVAL_S)
+        finally:
+            self._sharing.lost(self._clock())
+            if self._leave is not None:
+                with suppress(RedisError, OSError):
+                    await asyncio.shield(self._leave())
+
+    async def exchange(self) -> None:
+        """Exchange once. Raises `OSError` or `redis.RedisError`."""
+        waiting, self._waiting = self._waiting, None
+        try:
+            async with asyncio.timeout(MAX_EXCHANGE_S):
+                answer = await self._exchange_shares(self._sharing.reports(self._clock()))
+            self._sharing.granted(answer, self._clock())
+        except BaseException:
+            self._sharing.lost(self._clock())
+            raise
+        finally:
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    async def next_exchange(self) -> None:
+        """Wait until an exchange that begins now has ended; without an answer in time, use the local shares."""
+        if self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_future()
+        self._wanted.set()
+        done, _ = await asyncio.wait([self._waiting], timeout=MAX_WAIT_S)
+        if not done:
+            self._sharing.lost(self._clock())

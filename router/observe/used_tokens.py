@@ -1,0 +1,85 @@
+"""What each request used, for bills and for quotas: one line when it ends, in any way.
+
+Lines of a process are numbered without gaps, so that a reader knows each line by its id and notices missing ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from router.observe.declared import of_requests
+from router.observe.fast_metrics import MAX_SERIES, Count, Counter
+
+_KINDS = ("prompt", "cached", "computed", "output")
+
+
+class UsedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One request that ended. Tokens are those of the engine; `estimated` names the fields that the router estimated
+    because the engine reported none, as of a stream that the client left."""
+
+    id: str = ""
+    """Unique: `PROCESS-NUMBER`."""
+    request_id: str
+    at_s: float
+    """Unix time of its arrival."""
+    tenant: str
+    model: str
+    adapter: str = ""
+    endpoint: str
+    status: int
+    """Of the response; 0 where none began."""
+    result: str
+    prompt_tokens: int
+    cached_tokens: int
+    """Those of the prompt that came from a cache."""
+    computed_tokens: int
+    """The other tokens of the prompt."""
+    output_tokens: int
+    ttft_ms: float | None = None
+    estimated: tuple[str, ...] = ()
+
+
+class UsageMetrics:
+    """Tokens by tenant and model."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self._tokens = Counter(r, of_requests.USAGE_TOKENS)
+        self._series: dict[tuple[str, str], tuple[Count, ...]] = {}
+
+    def add(self, tenant: str, used: UsedTokens) -> None:
+        """Add one request. `tenant`: the label."""
+        prompt, cached, computed, output = self._series.get((tenant, used.model)) or self._new(tenant, used.model)
+        prompt.value += used.prompt_tokens
+        cached.value += used.cached_tokens
+        computed.value += used.computed_tokens
+        output.value += used.output_tokens
+
+    def remove_tenants(self, tenants: list[str]) -> None:
+        """Remove their series."""
+        self._tokens.remove_where(lambda labels: labels[0] in tenants)
+        self._series = {key: series for key, series in self._series.items() if key[0] not in tenants}
+
+    def _new(self, tenant: str, model: str) -> tuple[Count, ...]:
+        if len(self._series) >= MAX_SERIES:
+            self._series.clear()
+        found = self._series[tenant, model] = tuple(self._tokens.labels(tenant, model, kind) for kind in _KINDS)
+        return found
+
+
+class UsageWriter:
+    """Numbers the lines of this process, and passes them on as JSON. `process`: a name that no other process has or has
+    had."""
+
+    def __init__(self, process: str, sink: Callable[[bytes], None]) -> None:
+        self._process = process
+        self._sink = sink
+        self._numbers = count(1)
+        self._encode = msgspec.json.Encoder().encode
+
+    def write(self, used: UsedTokens) -> None:
+        numbered = msgspec.structs.replace(used, id=f"{self._process}-{next(self._numbers)}")
+        self._sink(self._encode(numbered))

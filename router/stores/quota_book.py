@@ -1,0 +1,82 @@
+"""The book of shares in Redis, for the quotas of all routers: `admission/shares.py` as a script.
+
+No library serves here. `limits` and its like ask Redis about each request; here a process asks in the background for
+what its next requests may use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from router.admission.shares import ROW_TTL_S, Grant, Grants, ShareReport
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
+
+_KEPT_MS = 120_000
+"""Keys that nobody uses expire after this time."""
+
+EXCHANGE_SHARES: Final = f"""
+-- KEYS members meter...; ARGV member, then for each meter: limit used wanted
+local clock = redis.call('TIME')
+local now_ms, ttl_ms = clock[1] * 1000 + math.floor(clock[2] / 1000), {int(ROW_TTL_S * 1000)}
+local function text(number) return string.format('%.0f', number) end
+local member, answer = ARGV[1], {{0}}
+redis.call('HSET', KEYS[1], member, text(now_ms))
+redis.call('PEXPIRE', KEYS[1], {_KEPT_MS})
+local members = redis.call('HGETALL', KEYS[1])
+for i = 1, #members, 2 do
+  if tonumber(members[i + 1]) + ttl_ms < now_ms then
+    redis.call('HDEL', KEYS[1], members[i])
+  else
+    answer[1] = answer[1] + 1
+  end
+end
+for meter = 2, #KEYS do
+  local at = 3 * meter - 4
+  local limit, used, wanted = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local free, others_used, key = limit, 0, KEYS[meter]
+  local rows = redis.call('HGETALL', key)
+  for i = 1, #rows, 2 do
+    if rows[i] ~= member then
+      local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
+      if not row_ms or tonumber(row_ms) + ttl_ms < now_ms then
+        redis.call('HDEL', key, rows[i])
+      else
+        free, others_used = free - tonumber(row_ceiling), others_used + tonumber(row_used)
+      end
+    end
+  end
+  local ceiling = math.max(used, math.min(used + wanted, free))
+  if ceiling > 0 then
+    redis.call('HSET', key, member, text(used) .. ' ' .. text(ceiling) .. ' ' .. text(now_ms))
+    redis.call('PEXPIRE', key, {_KEPT_MS})
+  else
+    redis.call('HDEL', key, member)
+  end
+  answer[#answer + 1] = ceiling
+  answer[#answer + 1] = others_used
+  answer[#answer + 1] = free - ceiling
+end
+return answer
+"""
+
+
+class QuotaBook:
+    """The book as one process sees it. `member`: its name, which no other process has."""
+
+    def __init__(self, connection: RedisConnection, keys: Keys, member: str) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._member = member
+
+    async def exchange(self, reports: Sequence[ShareReport]) -> Grants:
+        """Record these reports. Raises `redis.RedisError`."""
+        keys = [self._keys.quota_members, *(self._keys.quota(report.meter) for report in reports)]
+        numbers = [number for one in reports for number in (one.limit, one.used, one.wanted)]
+        members, *flat = await self._connection.script(EXCHANGE_SHARES, keys, [self._member, *numbers])
+        return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
+
+    async def leave(self) -> None:
+        """Be no member any more. The rows expire by themselves. Raises `redis.RedisError`."""
+        await self._connection.client.hdel(self._keys.quota_members, self._member)

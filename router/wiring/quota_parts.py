@@ -1,0 +1,57 @@
+"""Builds what enforces the quotas of tenants, and connects it with the other processes that enforce them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from router.admission.quotas import Quotas
+from router.admission.shares import Grants, ShareReport
+from router.admission.sharing import MeterSharing
+from router.config.schema import RouterConfig
+from router.feeds.supervise import Feeds
+from router.observe.metrics import Metrics
+from router.proxy.quota_admission import QuotaAdmission
+
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
+
+Exchange: TypeAlias = Callable[[Sequence[ShareReport]], Awaitable[Grants]]
+
+
+class QuotaParts:
+    """The quotas of one process. It shares them with all routers through Redis, or with the other workers of its own:
+    `with_workers` must be set then, before the feeds run."""
+
+    def __init__(self, config: RouterConfig, cluster: ClusterMember | None, metrics: Metrics) -> None:
+        self.feeds: Feeds = {}
+        self.with_workers: Exchange | None = None
+        self._sharing: MeterSharing | None = None
+        refused, workers = metrics.by_class.observe_quota_refusal, config.listen.workers
+        self.admission = QuotaAdmission(on_refusal=refused)
+        if config.tenants is None or (cluster is None and workers == 1):
+            return
+        from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
+
+        sharing = MeterSharing(workers)
+        if cluster is not None:
+            feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
+        else:
+            feed = QuotaFeed(sharing, self._exchange_with_workers)
+        self._sharing = sharing
+        self.admission = QuotaAdmission(Quotas(sharing), feed.next_exchange, refused)
+        self.feeds = {"quotas": feed.run}
+
+    @property
+    def members(self) -> int:
+        """Number of processes that share quotas, as far as this one knows."""
+        return self._sharing.members if self._sharing is not None else 1
+
+    @property
+    def is_away(self) -> bool:
+        """Whether this process uses its local shares because it cannot reach the others."""
+        return self._sharing is not None and self._sharing.is_away
+
+    async def _exchange_with_workers(self, reports: Sequence[ShareReport]) -> Grants:
+        assert self.with_workers is not None
+        return await self.with_workers(reports)

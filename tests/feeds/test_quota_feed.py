@@ -1,0 +1,170 @@
+"""Three processes and a real Redis: quotas are kept, and no request fails because Redis does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from router.admission.quotas import Hold, Quota, Quotas, Short
+from router.admission.shares import Grants, ShareReport
+from router.admission.sharing import TOLERANCE, MeterSharing
+from router.feeds import quota_feed
+from router.feeds.quota_feed import QuotaFeed
+from router.stores.quota_book import QuotaBook
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
+from tests.redis_process import address_of
+from tests.redis_servers.server import RedisServer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+DEADLINE_S = 20.0
+LIMITS = (Quota(requests_per_minute=300),)
+
+
+class Router:
+    """The quotas of one router. All routers use one clock, which stands still unless a test moves it."""
+
+    now_s = 1000.0
+
+    def __init__(self, feed: QuotaFeed, sharing: MeterSharing) -> None:
+        self.feed = feed
+        self.sharing = sharing
+        self.quotas = Quotas(sharing)
+
+    async def request(self, limits: tuple[Quota, ...] = LIMITS) -> Hold | Short:
+        found = self.quotas.begin("t", limits, "m", "", self.now_s)
+        if isinstance(found, Short) and found.may_fit:
+            await self.feed.next_exchange()
+            found = self.quotas.begin("t", limits, "m", "", self.now_s)
+        return found
+
+
+@asynccontextmanager
+async def routers(url: str, count: int = 3) -> AsyncIterator[list[Router]]:
+    """Routers that know of each other."""
+    async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
+        found = []
+        for number in range(count):
+            connection = RedisConnection(address_of(url), timeout_s=2)
+            stack.push_async_callback(connection.close)
+            sharing = MeterSharing()
+            book = QuotaBook(connection, Keys("t"), f"router-{number}")
+            feed = QuotaFeed(sharing, book.exchange, book.leave, clock=lambda: Router.now_s)
+            found.append(Router(feed, sharing))
+            task = asyncio.create_task(feed.run())
+            stack.push_async_callback(asyncio.wait, [task])
+            stack.callback(task.cancel)
+        await known(found, count)
+        yield found
+
+
+async def known(found: list[Router], count: int) -> None:
+    """Wait until each router has had an exchange with all others."""
+
+    def all_are() -> bool:
+        Router.now_s += 0.02
+        return all(not one.sharing.is_away and one.sharing.members == count for one in found)
+
+    await become(all_are)
+
+
+async def become(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def admitted(found: list[Router], requests: int) -> int:
+    """How many of `requests` at each router are admitted, all at once."""
+    answers = await asyncio.gather(*(one.request() for one in found for _ in range(requests)))
+    return sum(isinstance(answer, Hold) for answer in answers)
+
+
+async def test_three_routers_keep_a_quota_together() -> None:
+    """A flood at all of them at once: at most 2 % more, and hardly less."""
+    async with RedisServer() as server, routers(server.url) as found:
+        count = 0
+        for _ in range(30):
+            count += await admitted(found, 20)
+            await asyncio.sleep(0)
+        assert 300 * 0.98 <= count <= 300 * (1 + TOLERANCE)
+
+
+async def test_one_of_three_routers_can_serve_nearly_all() -> None:
+    async with RedisServer() as server, routers(server.url) as found:
+        count = 0
+        for _ in range(100):
+            count += await admitted(found[:1], 10)
+        assert 300 * 0.98 <= count <= 300 * (1 + TOLERANCE)
+
+
+async def test_no_request_is_refused_while_redis_is_killed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a rate below the quota, at all routers alike or at one."""
+    monkeypatch.setattr(Router, "now_s", 1000.0)
+
+    async def minute(found: Sequence[Router]) -> int:
+        """Refused requests of a minute with 60 % of the quota. It takes a tenth of a second, in which shares are
+        exchanged twice."""
+        refused = 0
+        for number in range(180):
+            Router.now_s += 1 / 3
+            refused += isinstance(await found[number % len(found)].request(), Short)
+            if number % 10 == 0:
+                await asyncio.sleep(0.01)
+        return refused
+
+    async with RedisServer() as server, routers(server.url) as found:
+        for loaded in (found, found[:1]):
+            assert await minute(loaded) == 0
+            server.kill()
+            await become(lambda: all(one.sharing.is_away for one in found))
+            assert await minute(loaded) == 0
+            await server.start()
+            await known(found, 3)
+            assert await minute(loaded) == 0
+
+
+async def test_a_flood_before_while_and_after_redis_is_away_gets_no_more() -> None:
+    """Each router keeps what it had used. One request more at each: no quota is closed that a router has not used."""
+    async with RedisServer() as server, routers(server.url) as found:
+        before = await admitted(found, 300)
+        server.kill()
+        await become(lambda: all(one.sharing.is_away for one in found))
+        away = await admitted(found, 300)
+        await server.start()
+        await known(found, 3)
+        after = await admitted(found, 300)
+        assert before + away + after <= 300 * (1 + 2 * TOLERANCE)
+
+
+async def test_without_redis_routers_begin_with_their_local_shares() -> None:
+    sharing = MeterSharing(processes=3)
+    connection = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    book = QuotaBook(connection, Keys("t"), "a")
+    router = Router(QuotaFeed(sharing, book.exchange), sharing)
+    async with asyncio.timeout(DEADLINE_S):
+        assert await admitted([router], 200) == 100
+    await connection.close()
+
+
+async def test_a_request_does_not_wait_long_for_a_redis_that_hangs() -> None:
+    """It gets a part of the local share."""
+
+    async def hang(_reports: Sequence[ShareReport]) -> Grants:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sharing = MeterSharing(processes=3)
+    sharing.granted(Grants([], 3), 0.0)
+    feed = QuotaFeed(sharing, hang, clock=lambda: Router.now_s)
+    running = asyncio.create_task(feed.run())
+    async with asyncio.timeout(DEADLINE_S):
+        assert isinstance(await Router(feed, sharing).request(), Hold)
+        assert sharing.is_away
+        running.cancel()
+        await asyncio.wait([running])
+    assert quota_feed.MAX_WAIT_S <= 0.1

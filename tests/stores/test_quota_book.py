@@ -1,0 +1,75 @@
+"""The script in Redis divides limits as `ShareBook` does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.admission.shares import Grant, Grants, ShareBook, ShareReport
+from router.stores.quota_book import QuotaBook
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import Keys
+from tests.redis_process import address_of
+from tests.redis_servers.server import RedisServer, binaries
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+
+KEYS = Keys("quotas")
+
+
+@pytest.fixture(params=sorted(binaries()))
+async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
+    """A connection to each installed server."""
+    async with RedisServer(str(request.param)) as server:
+        made = RedisConnection(address_of(server.url), timeout_s=2)
+        yield made
+        await made.close()
+
+
+async def test_it_grants_what_the_book_in_memory_grants(connection: RedisConnection) -> None:
+    """For random reports of three processes on four limits, up to those of a trillion tokens."""
+    book, draw = ShareBook(), random.Random(7)
+    books = {name: QuotaBook(connection, KEYS, name) for name in ("a", "b", "c")}
+    limits = {"a tenant\0m\0PROMPT": 10**12, "t\0\0REQUESTS": 10, "ü\0m\0OUTPUT": 5000, "t\0m\0CONCURRENT": 3}
+    for _ in range(300):
+        name = draw.choice(sorted(books))
+        reports = [
+            ShareReport(
+                meter, limit, draw.choice((0, draw.randrange(limit + 2))), draw.choice((0, draw.randrange(limit + 2)))
+            )
+            for meter, limit in draw.sample(sorted(limits.items()), draw.randrange(len(limits) + 1))
+        ]
+        assert await books[name].exchange(reports) == book.exchange(name, reports, 0.0)
+
+
+async def test_what_a_process_had_that_is_silent_is_free(connection: RedisConnection) -> None:
+    """Also if Redis has kept its row over a restart."""
+    gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
+    await gone.exchange([ShareReport("m", 10, 6, 4)])
+    assert await here.exchange([ShareReport("m", 10, 1, 5)]) == Grants([Grant(1, 6, -1)], 2)
+    long_ago_ms = "1000"
+    await connection.client.hset(KEYS.quota("m"), "gone", f"6 10 {long_ago_ms}")
+    await connection.client.hset(KEYS.quota_members, "gone", long_ago_ms)
+    assert await here.exchange([ShareReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 1)
+    assert await connection.client.hkeys(KEYS.quota("m")) == [b"here"]
+
+
+async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:
+    await connection.client.hset(KEYS.quota("m"), "newer", "1 2 3 4")
+    assert await QuotaBook(connection, KEYS, "a").exchange([ShareReport("m", 10, 0, 5)]) == Grants([Grant(5, 0, 5)], 1)
+
+
+async def test_a_process_that_stops_is_no_member(connection: RedisConnection) -> None:
+    one, other = (QuotaBook(connection, KEYS, name) for name in "ab")
+    await one.exchange([])
+    assert (await other.exchange([])).members == 2
+    await one.leave()
+    assert (await other.exchange([])).members == 1
+
+
+async def test_unused_keys_expire(connection: RedisConnection) -> None:
+    await QuotaBook(connection, KEYS, "a").exchange([ShareReport("m", 10, 1, 0)])
+    for key in (KEYS.quota("m"), KEYS.quota_members):
+        assert 0 < await connection.client.pttl(key) <= 120_000

@@ -1,0 +1,192 @@
+"""Tenants with quotas, over real sockets: what a refused client sees, and three routers that share them over Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from router.admission.sharing import TOLERANCE
+from router.cli.child_processes import JSON_CALL
+from router.prompt.tokenizer import Tokenizer
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
+from tests.redis_process import RedisProcess, redis_process
+from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
+from tests.stories.test_cluster import ClusterDeployment
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+CHAT = "/v1/chat/completions"
+CLIENT = {"authorization": "Bearer key-acme"}
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes a file with the tenant `acme` and these quotas."""
+
+    def write(quotas: str) -> Path:
+        file = tmp_path / "tenants.yaml"
+        digest = sha256(b"key-acme").hexdigest()
+        file.write_text(f"tenants:\n- {{name: acme, keys: [{digest}], quotas: [{quotas}]}}\n")
+        return file
+
+    return write
+
+
+async def chat(client: httpx.AsyncClient, text: str = "Hello", **fields: object) -> httpx.Response:
+    body = {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+    return await client.post(CHAT, json=body, headers=CLIENT)
+
+
+def limits_in(answer: httpx.Response, prefix: str = "x-ratelimit-") -> dict[str, str]:
+    return {name.removeprefix(prefix): value for name, value in answer.headers.items() if name.startswith(prefix)}
+
+
+async def test_an_openai_client_sees_its_limits_and_when_to_retry(
+    deploy: Deploy, tenants: Callable[[str], Path]
+) -> None:
+    """In headers of answers and of the 429, which its SDK understands."""
+    file = tenants("{requests_per_minute: 2, output_tokens_per_minute: 1000}")
+    async with deploy(1, tenants=file) as deployment:
+        first = limits_in(await chat(deployment.client))
+        assert first.items() >= {"limit-requests": "2", "remaining-requests": "1", "limit-tokens": "1000"}.items()
+        assert first["remaining-tokens"] == "996" and first["reset-requests"].startswith("1m0.")
+        second = limits_in(await chat(deployment.client))
+        assert (second["remaining-requests"], second["remaining-tokens"]) == ("0", "992")
+        refused = await chat(deployment.client)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
+        assert 55 <= int(refused.headers["retry-after"]) <= 61
+        assert limits_in(refused)["remaining-requests"] == "0"
+        async with openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key="key-acme", max_retries=0) as client:
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hi"}])
+        text = (await deployment.admin.get("/metrics", headers=JSON_CALL)).text
+        assert 'warmroute_quota_refusals_total{limit="requests",tenant="acme"} 2.0' in text
+
+
+async def test_an_anthropic_client_sees_its_limits(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
+    """With the names and the error of that API."""
+    file = tenants("{requests_per_minute: 1, uncached_prompt_tokens_per_minute: 5000, output_tokens_per_minute: 1000}")
+    async with deploy(1, tenants=file) as deployment:
+        body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        served = await deployment.client.post("/v1/messages", json=body, headers=CLIENT)
+        found = limits_in(served, "anthropic-ratelimit-")
+        assert served.status_code == 200 and found["requests-limit"] == "1" and found["input-tokens-limit"] == "5000"
+        assert found["output-tokens-remaining"] == "996" and datetime.fromisoformat(found["requests-reset"]).tzinfo
+        refused = await deployment.client.post("/v1/messages", json=body, headers=CLIENT)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        async with anthropic.AsyncAnthropic(base_url=deployment.url, api_key="key-acme", max_retries=0) as client:
+            with pytest.raises(anthropic.RateLimitError):
+                await client.messages.create(**body)
+
+
+async def test_cached_prompt_tokens_cost_nothing(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
+    """What a request really cost corrects what was expected: the second prompt is cached nearly completely."""
+    text = "A long document about stamps. " * 60
+    async with deploy(1, tenants=tenants("{uncached_prompt_tokens_per_minute: 2000}")) as deployment:
+        left = []
+        for _ in range(4):
+            assert (await chat(deployment.client, text)).status_code == 200
+            left.append(int(limits_in(await chat(deployment.client, "Hi", max_tokens=1))["remaining-tokens"]))
+        assert left[0] < 1700 and left[0] - left[-1] < 100
+        refused = await chat(deployment.client, "Another one about coins. " * 600)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["type"]) == (429, "tokens") and "never" in error["message"]
+        assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
+
+
+async def test_a_request_that_ends_in_any_way_makes_place_for_another(
+    deploy: Deploy, tenants: Callable[[str], Path]
+) -> None:
+    """Of a limit of concurrent requests: also where the client leaves, or the pod refuses."""
+    file = tenants("{concurrent_requests: 1}")
+    async with deploy(1, tenants=file, engine={"time_scale": 1.0}) as deployment:
+        for fields in ({"max_tokens": 1}, {"model": "unknown"}, {"temperature": "warm"}):
+            await chat(deployment.client, **fields)
+        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "stream": True}
+        async with deployment.client.stream("POST", CHAT, json=body, headers=CLIENT) as stream:
+            await anext(stream.aiter_bytes())
+            refused = await chat(deployment.client)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+
+        async def served() -> bool:
+            return (await chat(deployment.client, max_tokens=1)).status_code == 200
+
+        await deployment.until(served)
+
+
+async def test_quotas_change_with_the_file(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
+    """What was used stays counted."""
+    async with deploy(1, tenants=tenants("{requests_per_minute: 1}")) as deployment:
+        assert [(await chat(deployment.client)).status_code for _ in range(2)] == [200, 429]
+        tenants("{requests_per_minute: 2}")
+
+        async def served() -> bool:
+            return (await chat(deployment.client)).status_code == 200
+
+        await deployment.until(served)
+        assert (await chat(deployment.client)).status_code == 429
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisProcess]:
+    with redis_process() as server:
+        yield server
+
+
+@pytest.fixture
+async def fleet(
+    redis: RedisProcess,
+    tenants: Callable[[str], Path],
+    tokenizer: Tokenizer,
+    engine_config: Callable[..., MockEngineConfig],
+) -> AsyncIterator[list[Deployment]]:
+    """Three routers with a quota of 300 requests a minute, which know of each other."""
+    file = tenants("{requests_per_minute: 300}")
+    async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
+        engines = await stack.enter_async_context(running_engines([engine_config()]))
+        cluster = ClusterDeployment(engines, redis, tokenizer, stack, tenants=str(file))
+        found = [await cluster.router() for _ in range(3)]
+        for one in found:
+            await one.until(lambda one=one: one.ready() == 1 and one.program.quotas.members == 3)
+        yield found
+
+
+async def served_of(found: list[Deployment], requests: int) -> int:
+    """How many of `requests` at each router are served, 8 at a time. All others are refused with 429."""
+
+    async def client(one: Deployment) -> list[int]:
+        return [(await chat(one.client, max_tokens=1)).status_code for _ in range(requests // 8)]
+
+    answers = await asyncio.gather(*(client(one) for one in found for _ in range(8)))
+    statuses = [status for answer in answers for status in answer]
+    assert set(statuses) <= {200, 429}
+    return statuses.count(200)
+
+
+async def test_three_routers_keep_a_quota_together(fleet: list[Deployment]) -> None:
+    """A flood at all of them at once: at most 2 % more, and hardly less."""
+    assert 300 * 0.98 <= await served_of(fleet, 200) <= 300 * (1 + TOLERANCE)
+
+
+async def test_no_request_fails_because_redis_does(fleet: list[Deployment], redis: RedisProcess) -> None:
+    """Below the quota, every request is served while Redis is killed and comes back; a flood then gets what is left."""
+    count = await served_of(fleet, 24)
+    redis.kill()
+    count += await served_of(fleet, 24)
+    redis.start()
+    count += await served_of(fleet, 24)
+    assert count == 9 * 24
+    for one in fleet:
+        await one.until(lambda one=one: not one.program.quotas.is_away)
+    assert count + await served_of(fleet, 160) <= 300 * (1 + 2 * TOLERANCE)
