@@ -53,6 +53,11 @@ class ModelConfig(Strict):
     chat_template: FilePath | None = None
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_format: Literal["template", "harmony"] = "template"
+    """How pods render chats: by the chat template, or in the Harmony format, as vLLM does for gpt-oss. The latter needs
+    the package oss-harmony (`pip install 'warmroute[harmony]'`)."""
+    harmony_date: Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
+    """VLLM_SYSTEM_START_DATE of the pods, as YYYY-MM-DD. Empty: today, in the time zone of this machine."""
     fast_tokenizer: bool = True
     block_size_tokens: PositiveInt = 16
     """The router's block size. Every engine's block size must be a multiple of it."""

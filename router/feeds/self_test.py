@@ -39,6 +39,9 @@ Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes
 """POST JSON to a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises
 `UpstreamError`."""
 
+Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
+"""(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
+
 _EVENTS = {
     PrefixTrust.TRUSTED: "self-test passed",
     PrefixTrust.MISMATCH: "self-test failed; prefix matching disabled for this pod",
@@ -150,6 +153,7 @@ class ParityFeed:
         fingerprint: Fingerprint,
         publishes_events: Callable[[PodId], bool],
         timing: SelfTestTiming,
+        advice: Advice = lambda *_: "",
     ) -> None:
         self._fleet = fleet
         self._store = store
@@ -157,6 +161,7 @@ class ParityFeed:
         self._fingerprint = fingerprint
         self._publishes_events = publishes_events
         self._timing = timing
+        self._advice = advice
 
     async def run(self) -> None:
         await each_pod("parity", self._fleet, self._watch)
@@ -231,7 +236,8 @@ class ParityFeed:
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = compare_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
         if report.tokens is Parity.MISMATCH:
-            return report
+            advice = self._advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
+            return replace(report, reason=advice) if advice else report
         if not self._publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)

@@ -17,15 +17,16 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.errors import ContextTooLong, MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
+from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
+from router.prompt.harmony import Harmony, SeparateTexts
 from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
 from router.prompt.media import TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities
-from router.prompt.segments import Lookup, Sealed, Segment, SegmentCache
+from router.prompt.segments import Lookup, SegmentCache, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPicture, PromptPrefix
@@ -105,7 +106,7 @@ class Fingerprinter:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        template: ChatTemplate | None,
+        template: ChatTemplate | Harmony | None,
         generation: Generation,
         *,
         cache_bytes: int = CACHE_BYTES,
@@ -122,7 +123,9 @@ class Fingerprinter:
         self.segments = self._new_segments()
         """Tokens of known texts; public for its size and where it cuts."""
         self.incremental = (
-            IncrementalReader(template, cache_bytes=cache_bytes, seed=cache_seed) if template and incremental else None
+            IncrementalReader(template, cache_bytes=cache_bytes, seed=cache_seed)
+            if isinstance(template, ChatTemplate) and incremental
+            else None
         )
         self._max_prompt_tokens = max_prompt_tokens
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
@@ -133,6 +136,14 @@ class Fingerprinter:
     def cache_bytes(self) -> int:
         """Bytes of both caches, estimated."""
         return self.segments.bytes + (self.incremental.cache.bytes if self.incremental is not None else 0)
+
+    def declares_tools(self, request: InferenceRequest) -> bool:
+        """Whether to render the prompt means to declare tools in Harmony, which takes milliseconds for new ones."""
+        return isinstance(self._template, Harmony) and bool(request.prompt.get("tools"))
+
+    def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
+        """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
+        return self._template.advice(ours, engine) if isinstance(self._template, Harmony) else ""
 
     def forget_segments(self) -> None:
         """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""
@@ -178,6 +189,11 @@ class Fingerprinter:
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
         if isinstance(prompt, MediaText):
             return self._rendered_media(opened, prompt, framed, context_tokens)
+        if isinstance(prompt, SeparateTexts):
+            text = "".join(prompt.texts)
+            self._check_length(text, context_tokens, opened.request.endpoint)
+            pieces = [piece for part in prompt.texts for piece in segments.pieces(part)]
+            return RenderedPrompt(generation, seed, text, pieces)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
         return RenderedPrompt(generation, seed, prompt, pieces, framed)
@@ -222,6 +238,8 @@ class Fingerprinter:
     def read_slowly(self, request: InferenceRequest, pending: AnyPendingPrompt) -> tuple[str, PromptPrefix] | None:
         """(text, prefix) of a prompt that was served as `pending`, by the reference tokenizer and without any cache;
         None for a prompt of tokens or with pictures. Safe in any thread. Raises what `render` raises."""
+        if isinstance(self._template, Harmony):
+            return None  # its texts are encoded one by one
         generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
         text = self._prompt(request)[0] if isinstance(pending, IncrementalPrompt) else pending.text
         if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.media is not None):
@@ -238,7 +256,7 @@ class Fingerprinter:
         for segment in segments:
             tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
-        hashes = _hash_path(tokens, segments, seed, generation.block_size_tokens)
+        hashes = hash_path(tokens, segments, seed, generation.block_size_tokens)
         self.segments.keep(prompt, segments)
         if pending.media is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
@@ -272,7 +290,7 @@ class Fingerprinter:
         request: InferenceRequest,
         conversion: type[Conversion] | None = None,
         identities: PictureIdentities | None = None,
-    ) -> tuple[str | MediaText | array[int], bool]:
+    ) -> tuple[str | MediaText | SeparateTexts | array[int], bool]:
         """(the prompt as text or tokens, whether special tokens are put around the text)."""
         body = request.prompt
         for name in _REWRITTEN:
@@ -293,10 +311,14 @@ class Fingerprinter:
 
     def _converted_prompt(
         self, request: InferenceRequest, kind: type[Conversion], identities: PictureIdentities | None
-    ) -> str | MediaText:
+    ) -> str | MediaText | SeparateTexts:
         """The text of a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is refused:
         the conversion may be that of another version of the engine."""
         assert self._template is not None
+        if isinstance(self._template, Harmony):
+            if kind.in_harmony is None:
+                raise Unrenderable(UnreadReason.NOT_CONVERTED, "this engine does not render Harmony as vLLM does")
+            kind = kind.in_harmony
         conversion = self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
         try:
             chat, identities = conversion.chat(request.prompt), _unchanged(request.prompt, identities)
@@ -336,13 +358,15 @@ class Fingerprinter:
 
 
 def _rendered(
-    template: ChatTemplate,
+    template: ChatTemplate | Harmony,
     body: Mapping[str, Any],
     identities: PictureIdentities | None,
     *,
     keeps_empty_tools: bool = False,
-) -> str | MediaText:
+) -> str | MediaText | SeparateTexts:
     """The prompt of a chat's body. Raises what `ChatTemplate.render` raises."""
+    if isinstance(template, Harmony):
+        return template.render(body)
     try:
         return template.render(body, keeps_empty_tools=keeps_empty_tools)
     except Unrenderable as error:
@@ -357,26 +381,3 @@ def _rendered(
 def _unchanged(body: Mapping[str, Any], identities: PictureIdentities | None) -> PictureIdentities | None:
     """How the engine identifies the pictures of a body; None where it may change them."""
     return None if any(body.get(name) is not None for name in _PICTURE_OPTIONS) else identities
-
-
-def _hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:
-    """Hashes of the full blocks in `tokens`: those of known segments, then computed ones, which are stored in the other
-    segments. A segment may carry any blocks that end before it does: the count omits the frame's tokens in front, so a
-    block more may be left to the next segment."""
-    hashes = hash_array()
-    known = 0
-    for segment in segments:
-        sealed = segment.sealed
-        if sealed is None or sealed.seed != seed:
-            break
-        hashes.frombytes(sealed.hashes)
-        known += 1
-    start = len(hashes)
-    hashes = hash_rest(hashes, tokens[start * block_size_tokens :], block_size_tokens, seed)
-    end_tokens = sum([segment.token_count for segment in segments[:known]])
-    for segment in segments[known:]:
-        end_tokens += segment.token_count
-        stop = end_tokens // block_size_tokens
-        segment.sealed = Sealed(seed, hashes[start:stop].tobytes())
-        start = stop
-    return hashes

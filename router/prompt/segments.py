@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from router.errors import MalformedRequest
-from router.hashing import TOKEN_BYTES, token_array
+from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
 from router.prompt.cuts import find_cuts
 from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import REFERENCE, Tokenizer
@@ -203,3 +203,26 @@ def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:
         if all(head + inner + tail == outer for inner, outer in zip(bare, framed, strict=True)):
             return head, tail
     return None
+
+
+def hash_path(tokens: array[int], segments: Sequence[Segment], seed: BlockHash, block_size_tokens: int) -> array[int]:
+    """Hashes of the full blocks in `tokens`: those of known segments, then computed ones, which are stored in the other
+    segments. A segment may carry any blocks that end before it does: the count omits the frame's tokens in front, so a
+    block more may be left to the next segment."""
+    hashes = hash_array()
+    known = 0
+    for segment in segments:
+        sealed = segment.sealed
+        if sealed is None or sealed.seed != seed:
+            break
+        hashes.frombytes(sealed.hashes)
+        known += 1
+    start = len(hashes)
+    hashes = hash_rest(hashes, tokens[start * block_size_tokens :], block_size_tokens, seed)
+    end_tokens = sum([segment.token_count for segment in segments[:known]])
+    for segment in segments[known:]:
+        end_tokens += segment.token_count
+        stop = end_tokens // block_size_tokens
+        segment.sealed = Sealed(seed, hashes[start:stop].tobytes())
+        start = stop
+    return hashes

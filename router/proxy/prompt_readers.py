@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -122,6 +122,10 @@ class LocalReader:
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
         """The comparison with the reference; public for tests."""
 
+    def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
+        """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
+        return self._fingerprinter.advice(ours, engine)
+
     @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of texts and chats, estimated."""
@@ -135,7 +139,8 @@ class LocalReader:
             conversion = self._lookups.conversion(request) if request.endpoint in CONVERTED else None
             identities = self._lookups.identities(request) if fingerprinter.reads_pictures else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered = fingerprinter.render(opened) if _is_short(opened) else await self._render_long(opened)
+            is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
+            rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
             pending = fingerprinter.look_up(rendered)
             is_fast = self._tokenizer.backend != REFERENCE
             if pending.cold_characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):

@@ -11,6 +11,7 @@ from router.config.router_file import MistakeList, check_references
 from router.config.schema import ModelConfig, RouterConfig
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
+from router.wiring.prompts import harmony
 from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer, read_template
 
 
@@ -33,6 +34,10 @@ def _check_prompts(mistakes: MistakeList, number: int, model: ModelConfig, place
     with mistakes.at("models", number, "tokenizer"):
         tokenizer = load_tokenizer(TokenizerSource(place), fast=False)
         own = model.chat_template
+        if model.chat_format == "harmony":
+            with mistakes.at("models", number, "chat_format"):
+                harmony(model, tokenizer)
+            return
         with mistakes.at("models", number, "chat_template"):
             if Path(own).is_file() if own else tokenizer.chat_template:
                 template = read_template(own) if own else None

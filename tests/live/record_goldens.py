@@ -2,7 +2,7 @@
 
 Starts the engines one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and
 resets a small KV cache, and writes the responses to `tests/parity/goldens/`. Run as `python -m
-tests.live.record_goldens [chat|messages|events|llamacpp ...]`; takes about four minutes.
+tests.live.record_goldens [chat|messages|harmony|events|llamacpp ...]`; takes about four minutes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import zmq
 
+from tests.live import harmony_goldens
 from tests.live.cases import CHATS, COMPLETIONS, LONG, Body
 from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vllm
 from tests.live.message_goldens import BODIES, RENDERERS, record, renderer
@@ -45,7 +46,13 @@ Line = dict[str, Any]
 def main(parts: list[str]) -> None:
     """Record the given parts, or all."""
     GOLDENS.mkdir(parents=True, exist_ok=True)
-    steps = {"chat": record_chats, "messages": record_apis, "events": record_events, "llamacpp": record_llamacpp}
+    steps = {
+        "chat": record_chats,
+        "messages": record_apis,
+        "harmony": record_harmony,
+        "events": record_events,
+        "llamacpp": record_llamacpp,
+    }
     for part in parts or steps:
         began_s = time.monotonic()
         steps[part]()
@@ -78,6 +85,14 @@ def record_apis() -> None:
                 lines = record(client, name, endpoint)
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
                 _save_text(f"vllm_{endpoint.name.lower()}_{name}.jsonl", text)
+
+
+def record_harmony() -> None:
+    """The same for gpt-oss, and chats."""
+    with harmony_goldens.renderer(PORT) as engine, httpx.Client(base_url=engine.url, timeout=120) as client:
+        for endpoint, lines in harmony_goldens.recordings(client):
+            text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            _save_text(f"vllm_{endpoint.name.lower()}_gptoss.jsonl", text)
 
 
 def _token_cases(client: httpx.Client, path: str, cases: Mapping[str, Body]) -> list[Line]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.harmony import Harmony
 from router.prompt.json_floats import short_float
 from router.prompt.template import ChatTemplate
 
@@ -16,11 +17,14 @@ class Conversion:
     """What one engine does with the bodies of one API, for one model. Pure; any thread may call it. `template`: None
     where only the engine has it; bodies whose conversion depends on it then raise `Unrenderable`."""
 
-    def __init__(self, template: ChatTemplate | None) -> None:
+    in_harmony: type[Conversion] | None = None
+    """The same for models in the Harmony format; None where the engine does something else with these."""
+
+    def __init__(self, template: ChatTemplate | Harmony | None) -> None:
         self._template = template
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> ChatTemplate | Harmony:
         """The model's template. Raises `Unrenderable` without one."""
         if self._template is None:
             raise Unrenderable(UnreadReason.NO_TEMPLATE, "the conversion depends on the chat template")

@@ -24,6 +24,7 @@ from router.prompt.apis.anthropic import (
 )
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.conversation import BILLING_HEADER, Unrenderable
+from router.prompt.harmony import SeparateTexts
 from router.prompt.sandbox import renders_bare
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -47,7 +48,7 @@ class VllmMessages(Conversion):
             return "low"
         return "none"
 
-    def _rendered(self, effort: str) -> str | None:
+    def _rendered(self, effort: str) -> str | SeparateTexts | None:
         try:
             return self.template.render({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": effort})
         except (MalformedRequest, Unrenderable):
@@ -84,6 +85,9 @@ class VllmMessages(Conversion):
             else:
                 chat += _converted(message.role, message.content)
         return chat
+
+
+VllmMessages.in_harmony = VllmMessages
 
 
 def _system_texts(blocks: Iterable[Block]) -> list[str]:

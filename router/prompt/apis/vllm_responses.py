@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
-import msgspec
+from router.prompt.apis.conversion import Conversion, not_converted
+from router.prompt.apis.harmony_responses import HarmonyResponses
+from router.prompt.apis.response_fields import ENGINE_KNOWS, ITEM, TEXT, Item, Message, Part, ResponseTool, read_fields
 
-from router.prompt.apis.conversion import Conversion, Decoder, not_converted
-
-_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
-"""The field with the text, by type of content part."""
-_ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
 _INPUT_SCHEMA = {
     "type": "object",
     "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
@@ -25,84 +22,24 @@ _INPUT_SCHEMA = {
 """Parameters of a custom tool, which takes free text."""
 
 
-class Part(msgspec.Struct):
-    """A part of a message, a reasoning item or the output of a tool."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """As a part of a chat's message."""
-        text = getattr(self, _PARTS.get(self.type, ""), None)
-        return {"type": self.type} if text is None else {"type": self.type, _PARTS[self.type]: text}
-
-
-class Item(msgspec.Struct):
-    """An item of the input: a message, or what its type says."""
-
-    type: str | None = None
-    role: str | None = None
-    id: str | None = None
-    content: str | list[Part] | None = None
-    status: str | None = None
-    summary: list[Part] | None = None
-    encrypted_content: str | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: str | list[Part] | None = None
-
-
-class ResponseTool(msgspec.Struct):
-    """A tool of any type."""
-
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-    format: dict[str, Any] | None = None
-    tools: list[ResponseTool] | None = None
-
-
-class Reasoning(msgspec.Struct):
-    effort: str | None = None
-
-
-_ITEM = Decoder.of(Item)
-_TEXT = Decoder.of(str)
-_FIELDS = {
-    "instructions": Decoder.of(str | None),
-    "tools": Decoder.of(list[ResponseTool] | None),
-    "reasoning": Decoder.of(Reasoning | None),
-    "truncation": Decoder.of(str | None),
-    "chat_template_kwargs": Decoder.of(dict[str, Any] | None),
-}
-
-Message: TypeAlias = dict[str, Any]
-
-
 class VllmResponses(Conversion):
     """vLLM's conversion of the Responses API."""
 
+    in_harmony = HarmonyResponses
+
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        for name in _ENGINE_KNOWS:
+        for name in ENGINE_KNOWS:
             if body.get(name) is not None:
                 raise not_converted(f"{name}: only its pod knows these messages")
-        fields = {name: decoder.read(body[name], name) for name, decoder in _FIELDS.items() if name in body}
+        fields = read_fields(body)
         if fields.get("truncation") == "auto":
             raise not_converted("the engine may truncate the input")
         given = body.get("input")
-        items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
+        items = [ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
         instructions = fields.get("instructions")
         messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         if items is None:
-            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
+            messages.append({"role": "user", "content": TEXT.read(given, "input")})
         else:
             messages += _messages(items)
         chat: dict[str, Any] = {"messages": messages}
