@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -56,8 +57,15 @@ _BODY = json.dumps(
 ).encode()
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
 _REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
 )
+_QUOTA = {
+    "requests_per_minute": 10**9,
+    "uncached_prompt_tokens_per_minute": 10**12,
+    "output_tokens_per_minute": 10**12,
+    "concurrent_requests": 1000,
+}
 
 
 class FakeTransport(asyncio.Transport):
@@ -103,9 +111,10 @@ async def fake_connect(pool: UpstreamPool) -> Connection:
 class LoadPlayer:
     """Clients that send the next request when they have a response."""
 
-    def __init__(self, server: uvicorn.Server, bodies: list[bytes]) -> None:
+    def __init__(self, server: uvicorn.Server, bodies: list[bytes], keys: int) -> None:
         self._server = server
         self._bodies = bodies
+        self._keys = [_key(number) for number in range(max(1, keys))]
         self._numbers = itertools.count(time.time_ns())
 
     async def play(self, requests: int) -> float:
@@ -138,7 +147,24 @@ class LoadPlayer:
     def _message(self) -> bytes:
         number = next(self._numbers)
         body = self._bodies[number % len(self._bodies)].replace(MARKER.encode(), b"%016x" % (number % 16**16))
-        return _REQUEST % (len(body), body)
+        return _REQUEST % (self._keys[number % len(self._keys)], len(body), body)
+
+
+def _key(number: int) -> bytes:
+    return b"wr-key-of-a-tenant-with-quotas-%d" % number
+
+
+def _settings(tenants: int, folder: Path) -> dict[str, Any]:
+    """Settings with this many tenants, each with quotas of all kinds, and with the file of usage; none without."""
+    if not tenants:
+        return {}
+    rows = [
+        {"name": f"tenant-{number}", "keys": [sha256(_key(number)).hexdigest()], "quotas": [_QUOTA]}
+        for number in range(tenants)
+    ]
+    file = folder / "tenants.yaml"
+    file.write_text(json.dumps({"tenants": rows}))
+    return {"tenants": str(file), "usage": {"file": str(folder / "usage.jsonl")}}
 
 
 class BytecodeCounts:
@@ -193,7 +219,9 @@ def _serve(job: dict[str, Any]) -> None:
 
         def begin() -> None:
             UpstreamPool._connect = fake_connect  # type: ignore[assignment, method-assign]
-            playing = loop.create_task(_play(LoadPlayer(self, bodies), job["requests"], job["functions"]))
+            playing = loop.create_task(
+                _play(LoadPlayer(self, bodies, job["tenants"]), job["requests"], job["functions"])
+            )
             playing.add_done_callback(lambda done: write(done.result()))
 
         loop.add_signal_handler(signal.SIGUSR1, begin)
@@ -211,6 +239,7 @@ def main(
     ],
     load: Annotated[str, typer.Option(help="A load of hotpath.py that is not streamed.")] = "2K warm",
     requests: Annotated[int, typer.Option(min=LEAST_REQUESTS)] = 5_000,
+    tenants: Annotated[int, typer.Option(min=0, help="Tenants with quotas that send them in turn, with usage.")] = 0,
     functions: Annotated[int, typer.Option(min=0, help="Count bytecodes and show this many functions.")] = 0,
 ) -> None:
     """Run one load inside the router."""
@@ -219,11 +248,18 @@ def main(
         chats = LOADS[load].chats(SourceText(mock_tokenizer()), LOADS[load].tokens, 512)
         bodies = [body.decode() for body in chat_bodies(chats, stream=False)]
         job, out = folder / "job.json", folder / "out.txt"
-        job.write_text(json.dumps({"bodies": bodies, "requests": requests, "functions": functions, "out": str(out)}))
+        facts = {"requests": requests, "functions": functions, "tenants": tenants, "out": str(out)}
+        job.write_text(json.dumps({"bodies": bodies, **facts}))
         os.environ[_JOB] = str(job)
         with (
             rig.mocks(rig.build(bench, folder).mock) as pods,
-            rig.launch_router(rig.OURS, pods, folder / "router", program=[str(Path(__file__)), "serve"]) as router,
+            rig.launch_router(
+                rig.OURS,
+                pods,
+                folder / "router",
+                program=[str(Path(__file__)), "serve"],
+                settings=_settings(tenants, folder),
+            ) as router,
         ):
             os.kill(router.session or 0, signal.SIGUSR1)
             deadline_s = time.monotonic() + WITHIN_S

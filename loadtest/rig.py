@@ -159,15 +159,21 @@ def launch_router(
     folder: Path,
     limits: Mapping[str, int] | None = None,
     program: Sequence[str] = ("-m", "router.cli", "serve"),
+    settings: Mapping[str, object] | None = None,
 ) -> Iterator[RunningRouter]:
-    """Run the router `name` in front of the pods. `limits` is for our configuration, `program` are the Python arguments
-    of our router."""
+    """Run the router `name` in front of the pods. `limits` and `settings` are for our configuration, `program` are the
+    Python arguments of our router."""
     if name == DIRECT:
         yield RunningRouter(pods.ports[0])
         return
     folder.mkdir()
     place = LaunchPlan(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
-    ours = Peer(None, partial(_warmroute, limits or {}, program), all_pods_trusted, has_admin_port=True)
+    ours = Peer(
+        None,
+        partial(_warmroute, {"limits": limits or {}, **(settings or {})}, program),
+        all_pods_trusted,
+        has_admin_port=True,
+    )
     peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
     with launch(name, peer.command(place), folder, peer.variables) as child:
         to = RunningRouter(place.port, child.process.pid, place.admin_port)
@@ -175,9 +181,9 @@ def launch_router(
         yield to
 
 
-def _warmroute(limits: Mapping[str, int], program: Sequence[str], place: LaunchPlan) -> list[str]:
+def _warmroute(settings: Mapping[str, object], program: Sequence[str], place: LaunchPlan) -> list[str]:
     path = place.folder / "warmroute.yaml"
-    config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, "limits": limits}
+    config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, **settings}
     path.write_text(json.dumps(config))
     return [sys.executable, *program, "--config", str(path), *ports(place)]
 

@@ -27,7 +27,6 @@ class Meter:
 
     __slots__ = (
         "ceiling",
-        "changed",
         "dimension",
         "free",
         "key",
@@ -39,43 +38,24 @@ class Meter:
         "waiting",
     )
 
-    def __init__(self, key: str, dimension: Dimension, limit: int, changed: dict[str, Meter] | None = None) -> None:
+    def __init__(self, key: str, dimension: Dimension, limit: int, *, is_shared: bool = False) -> None:
         self.key = key
         self.dimension = dimension
         self.limit = limit
         kind = UseGauge if dimension is Dimension.CONCURRENT else SlidingWindow
         self.own, self.others = kind(), kind()
-        self.ceiling: float = limit if changed is None else 0
+        self.ceiling: float = 0 if is_shared else limit
         """The most that this process may have used in the window."""
         self.free = limit
         """What no process might use yet at the last exchange."""
-        self.changed = changed
-        """Meters of this process that were used since the last report; None if it is alone."""
         self.waiting = 0
         """What requests wait for that did not fit under the ceiling."""
         self.last_amount, self.last_second = 0, -WINDOW_S
 
     def admits(self, second: int, amount: int) -> bool:
         """Whether this amount fits under the ceiling."""
-        return self.own.at(second) + amount <= self.ceiling
-
-    def add(self, second: int, amount: int) -> None:
-        self.own.add(second, amount)
-        if self.changed is not None:
-            self.changed[self.key] = self
-            self.last_amount, self.last_second = amount, second
-
-    def take_back(self, second: int, amount: int) -> None:
-        """Subtract from what was added in that second."""
-        self.own.take_back(second, amount)
-        if self.changed is not None:
-            self.changed[self.key] = self
-
-    def wait_for(self, amount: int) -> None:
-        """Ask for this amount with the next report."""
-        self.waiting += amount
-        if self.changed is not None:
-            self.changed[self.key] = self
+        own = self.own  # its total is read without a call where that is right
+        return (own.total if second < own.expires else own.at(second)) + amount <= self.ceiling
 
     def used(self, second: int) -> int:
         """By all processes."""

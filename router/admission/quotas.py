@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from pydantic import ConfigDict, Field
@@ -67,18 +67,20 @@ class Short(msgspec.Struct, frozen=True):
         return self.dimension in (Dimension.PROMPT, Dimension.OUTPUT)
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """How much of a limit is left, and in how many seconds all of it is."""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
 class Applied:
     """The meters of a tenant's requests to one model."""
 
-    __slots__ = ("concurrent", "counted", "mean_output", "output", "prompt", "quotas", "requests", "tokens")
+    __slots__ = (
+        "concurrent",
+        "counted",
+        "header_lines",
+        "mean_output",
+        "output",
+        "prompt",
+        "quotas",
+        "requests",
+        "tokens",
+    )
 
     def __init__(self, quotas: Sequence[Quota], meters: Sequence[Meter]) -> None:
         self.quotas = quotas
@@ -87,6 +89,8 @@ class Applied:
         self.prompt, self.output = by_dimension[Dimension.PROMPT], by_dimension[Dimension.OUTPUT]
         self.counted, self.tokens = self.requests + self.concurrent, self.prompt + self.output
         self.mean_output = float(FIRST_OUTPUT_TOKENS)
+        self.header_lines: dict[bool, Any] = {}
+        """Kept by `proxy/rate_limit_headers.py`."""
 
 
 class Hold(msgspec.Struct, eq=False):
@@ -128,7 +132,9 @@ class Quotas:
             if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
         for meter in applied.counted:
-            meter.add(second, 1)
+            meter.own.add(second, 1)
+        if self.sharing is not None:
+            self.sharing.mark_used(applied.counted, second, 1)
         return Hold(applied, second)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
@@ -140,16 +146,21 @@ class Quotas:
                     return self._short(applied, meter, now_s, amount)
         hold.tokens_second, hold.prompt_tokens, hold.output_tokens = second, prompt_tokens, output_tokens
         for meter in applied.prompt:
-            meter.add(second, prompt_tokens)
+            meter.own.add(second, prompt_tokens)
         for meter in applied.output:
-            meter.add(second, output_tokens)
+            meter.own.add(second, output_tokens)
+        if self.sharing is not None:
+            self.sharing.mark_used(applied.prompt, second, prompt_tokens)
+            self.sharing.mark_used(applied.output, second, output_tokens)
         return None
 
     def refuse(self, hold: Hold) -> None:
         """Take back what a request was counted with that is not served."""
         if not hold.has_ended:
             for meter in hold.applied.requests:
-                meter.take_back(hold.second, 1)
+                meter.own.take_back(hold.second, 1)
+            if self.sharing is not None:
+                self.sharing.mark_changed(hold.applied.counted)
             self.end(hold, 0, 0, hold.tokens_second)
 
     def end(self, hold: Hold, prompt_tokens: int | None, output_tokens: int | None, now_s: float) -> None:
@@ -159,13 +170,15 @@ class Quotas:
         hold.has_ended = True
         applied, second = hold.applied, int(now_s)
         for meter in applied.concurrent:
-            meter.take_back(second, 1)
+            meter.own.take_back(second, 1)
         if prompt_tokens is not None:
             _correct(applied.prompt, hold.tokens_second, second, prompt_tokens - hold.prompt_tokens)
         if output_tokens is not None:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
             if output_tokens:
                 applied.mean_output += _LENGTH_WEIGHT * (output_tokens - applied.mean_output)
+        if self.sharing is not None:
+            self.sharing.mark_changed(applied.concurrent + applied.tokens)
 
     # --- slow paths ---
 
@@ -184,8 +197,7 @@ class Quotas:
         key = "\0".join((tenant, model, dimension.name))
         meter = self._meters.get(key)
         if meter is None:
-            changed = self.sharing.changed if self.sharing is not None else None
-            meter = self._meters[key] = Meter(key, dimension, limit, changed)
+            meter = self._meters[key] = Meter(key, dimension, limit, is_shared=self.sharing is not None)
         elif meter.limit != limit:
             meter.limit = limit
             meter.ceiling = limit if self.sharing is None else min(meter.ceiling, limit)
@@ -197,25 +209,19 @@ class Quotas:
 
     def _short(self, applied: Applied, meter: Meter, now_s: float, amount: int) -> Short:
         remaining = meter.remaining(int(now_s))
-        may_fit = self.sharing is not None and not self.sharing.is_away and amount <= remaining
-        if may_fit:
-            meter.wait_for(amount)
+        sharing = self.sharing
+        may_fit = sharing is not None and not sharing.is_away and amount <= remaining
+        if sharing is not None and may_fit:
+            meter.waiting += amount
+            sharing.mark_changed((meter,))
         retry_after_s = meter.retry_after_s(now_s, amount)
         return Short(meter.dimension, meter.limit, remaining, amount, retry_after_s, may_fit, applied)
 
 
 def _correct(meters: Sequence[Meter], counted_second: int, second: int, more: int) -> None:
-    for meter in meters:
-        if more > 0:
-            meter.add(second, more)
-        elif more:
-            meter.take_back(counted_second, -more)
-
-
-def standing(meters: Sequence[Meter], now_s: float) -> Standing | None:
-    """Of the limit that has the smallest part left; None without one."""
-    if not meters:
-        return None
-    second = int(now_s)
-    meter = meters[0] if len(meters) == 1 else min(meters, key=lambda one: one.remaining(second) / one.limit)
-    return Standing(meter.limit, meter.remaining(second), meter.reset_s(now_s))
+    if more:
+        for meter in meters:
+            if more > 0:
+                meter.own.add(second, more)
+            else:
+                meter.own.take_back(counted_second, -more)

@@ -6,6 +6,7 @@ left of a limit, the less each process asks to keep for itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 from router.admission.meter import Meter
@@ -43,6 +44,17 @@ class MeterSharing:
         self._lost_second = -WINDOW_S
         self._local: set[str] = set()
         """Meters whose ceiling is the local share, computed once after the book was lost: it would grow with use."""
+
+    def mark_used(self, meters: Sequence[Meter], second: int, amount: int) -> None:
+        """Report these meters with the next exchange, as used now."""
+        for meter in meters:
+            self.changed[meter.key] = meter
+            meter.last_amount, meter.last_second = amount, second
+
+    def mark_changed(self, meters: Sequence[Meter]) -> None:
+        """Report these meters with the next exchange."""
+        for meter in meters:
+            self.changed[meter.key] = meter
 
     def reports(self, now_s: float) -> list[ShareReport]:
         """The next reports. Until they are answered, this process uses no more than it asked for."""

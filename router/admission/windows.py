@@ -11,31 +11,32 @@ from heapq import merge
 from math import inf
 
 WINDOW_S = 60
-_KEPT_S = WINDOW_S + 1
-"""An amount of second `s` leaves at the begin of second `s + _KEPT_S`."""
+KEPT_S = WINDOW_S + 1
+"""An amount of second `s` leaves at the begin of second `s + KEPT_S`."""
 
 
 class SlidingWindow:
     """Amounts by second, oldest first, and their sum. `second`: whole seconds of a clock that never goes back."""
 
-    __slots__ = ("_amounts", "_expires", "total")
+    __slots__ = ("_amounts", "expires", "total")
 
     def __init__(self) -> None:
         self._amounts: dict[int, int] = {}
-        self._expires: float = inf
+        self.expires: float = inf
         """Second in which the oldest amount leaves."""
         self.total = 0
+        """Right until `expires`; see `at`."""
 
     def at(self, second: int) -> int:
         """The total in this second."""
-        if second >= self._expires:
+        if second >= self.expires:
             self._expire(second)
         return self.total
 
     def add(self, second: int, amount: int) -> None:
         amounts = self._amounts
         if not amounts:
-            self._expires = second + _KEPT_S
+            self.expires = second + KEPT_S
         amounts[second] = amounts.get(second, 0) + amount
         self.total += amount
 
@@ -59,20 +60,20 @@ class SlidingWindow:
 
     def leaving(self) -> list[tuple[int, int]]:
         """(second, amount that leaves then), earliest first."""
-        return [(begun + _KEPT_S, amount) for begun, amount in self._amounts.items() if amount]
+        return [(begun + KEPT_S, amount) for begun, amount in self._amounts.items() if amount]
 
     def empty_at(self) -> int:
         """Second in which the last amount leaves; 0 if it is empty."""
-        return next(reversed(self._amounts), -_KEPT_S) + _KEPT_S
+        return next(reversed(self._amounts), -KEPT_S) + KEPT_S
 
     def _expire(self, second: int) -> None:
         amounts = self._amounts
         for begun in list(amounts):
-            if begun + _KEPT_S > second:
-                self._expires = begun + _KEPT_S
+            if begun + KEPT_S > second:
+                self.expires = begun + KEPT_S
                 return
             self.total -= amounts.pop(begun)
-        self._expires = inf
+        self.expires = inf
 
 
 class UseGauge(SlidingWindow):

@@ -17,7 +17,7 @@ from router.observe.fast_metrics import MAX_SERIES, Count, Counter
 _KINDS = ("prompt", "cached", "computed", "output")
 
 
-class UsedTokens(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class UsedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """One request that ended. Tokens are those of the engine; `estimated` names the fields that the router estimated
     because the engine reported none, as of a stream that the client left."""
 
@@ -81,5 +81,6 @@ class UsageWriter:
         self._encode = msgspec.json.Encoder().encode
 
     def write(self, used: UsedTokens) -> None:
-        numbered = msgspec.structs.replace(used, id=f"{self._process}-{next(self._numbers)}")
-        self._sink(self._encode(numbered))
+        """Set its id and write it."""
+        used.id = f"{self._process}-{next(self._numbers)}"
+        self._sink(self._encode(used))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from router.admission.quotas import Hold, Quotas, Short
 from router.errors import QuotaExceeded
-from router.proxy.rate_limit_headers import rate_limit_headers
+from router.proxy.rate_limit_headers import limit_headers, refusal_headers
 from router.proxy.request_context import RequestContext
 
 MAX_EXCHANGES = 2
@@ -34,20 +34,19 @@ class QuotaAdmission:
 
     async def begin(self, context: RequestContext) -> None:
         """Count one request more. Raises `QuotaExceeded`."""
-        tenant, request = context.tenant, context.request
-
-        def begin() -> Hold | Short:
-            return self._quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, time.monotonic())
-
-        found = begin()
+        found = self._begin(context)
         for _ in range(MAX_EXCHANGES):
             if isinstance(found, Hold):
                 break
             await self._exchange(context, found)
-            found = begin()
+            found = self._begin(context)
         if isinstance(found, Short):
             raise self._refusal(context, found)
         context.hold = found
+
+    def _begin(self, context: RequestContext) -> Hold | Short:
+        tenant, request = context.tenant, context.request
+        return self._quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, time.monotonic())
 
     async def charge(self, context: RequestContext) -> None:
         """Count the tokens that the decided request will probably cost. Raises `QuotaExceeded`."""
@@ -55,7 +54,8 @@ class QuotaAdmission:
         assert hold is not None and decision is not None
         uncached = max(0, context.prompt_tokens - decision.candidates[0].cached_tokens)
         output = hold.expected_output(request.max_output_tokens)
-        short = self._quotas.charge(hold, uncached, output, time.monotonic())
+        now_s = time.monotonic()
+        short = self._quotas.charge(hold, uncached, output, now_s)
         for _ in range(MAX_EXCHANGES):
             if short is None:
                 break
@@ -64,7 +64,7 @@ class QuotaAdmission:
         if short is not None:
             self._quotas.refuse(hold)
             raise self._refusal(context, short)
-        context.limit_headers = rate_limit_headers(request.endpoint, hold.applied, time.monotonic(), time.time())
+        context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, time.time())
 
     def end(self, hold: Hold, computed_tokens: int, output_tokens: int) -> None:
         """Replace the expected by the real cost."""
@@ -82,7 +82,7 @@ class QuotaAdmission:
         self._on_refusal(context.tenant.name, short.dimension.name.lower())
         headers = []
         if short.applied is not None:
-            headers = rate_limit_headers(context.request.endpoint, short.applied, time.monotonic(), time.time())
+            headers = refusal_headers(context.request.endpoint, short.applied, time.monotonic(), time.time())
         limit = f"{short.limit} {short.dimension.value}, {short.remaining} left, {short.amount} needed"
         if short.retry_after_s is None:
             message = f"The request is larger than the limit of your account: {limit}. It can never be served."

@@ -8,49 +8,81 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from math import ceil
+from functools import lru_cache
+from math import ceil, inf
+from typing import NamedTuple, TypeAlias
 
 from router.admission.meter import Meter
-from router.admission.quotas import Applied, Standing, standing
+from router.admission.quotas import Applied
+from router.admission.windows import KEPT_S
 from router.endpoints import Endpoint
 from router.proxy.headers import HeaderList
 
 _ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 
 
-def rate_limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
-    """The limits that apply to a request. `now_s`: of the clock of the meters; `unix_s`: the same time of day."""
+class LimitLine(NamedTuple):
+    """One limit, and the names of its headers."""
+
+    meter: Meter
+    limit: tuple[bytes, bytes]
+    remaining: bytes
+    reset: bytes
+
+
+Lines: TypeAlias = Sequence[Sequence[LimitLine]]
+"""Of each name that an API has for limits, those that may be reported under it."""
+
+
+def limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
+    """The limits of a request that was just counted, so that they are whole again when it leaves the window. `now_s`:
+    of the clock of the meters; `unix_s`: the same time of day."""
     if endpoint in _ANTHROPIC:
-        return _headers(
-            ((b"requests", applied.requests), (b"input-tokens", applied.prompt), (b"output-tokens", applied.output)),
-            lambda name, value: b"anthropic-ratelimit-%b-%b" % (name, value),
-            lambda reset_s: _timestamp(unix_s + reset_s),
-            now_s,
-        )
-    return _headers(
-        ((b"requests", applied.requests), (b"tokens", applied.tokens)),
-        lambda name, value: b"x-ratelimit-%b-%b" % (value, name),
-        _duration,
-        now_s,
-    )
+        return _headers(_lines(applied, is_anthropic=True), int(now_s), _timestamp(ceil(unix_s) + KEPT_S))
+    return _headers(_lines(applied, is_anthropic=False), int(now_s), _WHOLE_WINDOW)
 
 
-def _headers(
-    limits: Sequence[tuple[bytes, Sequence[Meter]]],
-    header: Callable[[bytes, bytes], bytes],
-    reset: Callable[[float], bytes],
-    now_s: float,
-) -> HeaderList:
+def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
+    """The limits of a request that was refused."""
+    if endpoint in _ANTHROPIC:
+        lines = _lines(applied, is_anthropic=True)
+        return _headers(lines, int(now_s), lambda meter: _timestamp(ceil(unix_s + meter.reset_s(now_s))))
+    return _headers(_lines(applied, is_anthropic=False), int(now_s), lambda meter: _duration(meter.reset_s(now_s)))
+
+
+def _headers(groups: Lines, second: int, reset: bytes | Callable[[Meter], bytes]) -> HeaderList:
+    """`reset`: the same for all limits, or by meter."""
     found: HeaderList = []
-    for name, meters in limits:
-        now: Standing | None = standing(meters, now_s)
-        if now is not None:
-            found += (
-                (header(name, b"limit"), b"%d" % now.limit),
-                (header(name, b"remaining"), b"%d" % now.remaining),
-                (header(name, b"reset"), reset(now.reset_s)),
-            )
+    for group in groups:
+        least, share = group[0], inf
+        for line in group:
+            meter = line.meter
+            left = meter.limit - meter.own.total - (meter.others.total and meter.others.at(second))
+            if left / meter.limit < share:
+                least, share, remaining = line, left / meter.limit, left
+        value = reset if isinstance(reset, bytes) else reset(least.meter)
+        found += (least.limit, (least.remaining, b"%d" % max(0, remaining)), (least.reset, value))
     return found
+
+
+def _lines(applied: Applied, *, is_anthropic: bool) -> Lines:
+    """Built once for each tenant, model and API."""
+    known: Lines | None = applied.header_lines.get(is_anthropic)
+    if known is None:
+        if is_anthropic:
+            form = b"anthropic-ratelimit-%(of)b-%(value)b"
+            named = {b"requests": applied.requests, b"input-tokens": applied.prompt, b"output-tokens": applied.output}
+        else:
+            form, named = b"x-ratelimit-%(value)b-%(of)b", {b"requests": applied.requests, b"tokens": applied.tokens}
+        known = applied.header_lines[is_anthropic] = [
+            [_line(meter, form, of) for meter in meters] for of, meters in named.items() if meters
+        ]
+    return known
+
+
+def _line(meter: Meter, form: bytes, of: bytes) -> LimitLine:
+    limit, remaining, reset = (form % {b"of": of, b"value": value} for value in (b"limit", b"remaining", b"reset"))
+    return LimitLine(meter, (limit, b"%d" % meter.limit), remaining, reset)
 
 
 def _duration(seconds: float) -> bytes:
@@ -60,5 +92,9 @@ def _duration(seconds: float) -> bytes:
     return (f"{int(minutes)}m{text}" if minutes else text).encode()
 
 
-def _timestamp(unix_s: float) -> bytes:
-    return datetime.fromtimestamp(ceil(unix_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+_WHOLE_WINDOW = _duration(KEPT_S)
+
+
+@lru_cache(4)
+def _timestamp(unix_s: int) -> bytes:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.meter import Dimension
-from router.admission.quotas import FIRST_OUTPUT_TOKENS, Hold, Quota, Quotas, Short, standing
+from router.admission.quotas import FIRST_OUTPUT_TOKENS, Hold, Quota, Quotas, Short
 
 NOW_S = 1000.25
 
@@ -95,8 +95,7 @@ def test_the_real_cost_replaces_the_expected_one() -> None:
         hold = begun(quotas, limits)
         quotas.charge(hold, 60, hold.expected_output(None), NOW_S)
         quotas.end(hold, prompt, output, NOW_S + 30)
-        now = [standing(meters, NOW_S + 30) for meters in (hold.applied.prompt, hold.applied.output)]
-        assert [each and each.limit - each.remaining for each in now] == used
+        assert [meter.used(int(NOW_S) + 30) for meter in hold.applied.tokens] == used
 
 
 def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
@@ -116,14 +115,6 @@ def test_new_limits_keep_what_was_counted() -> None:
     refused(quotas, limits)
     begun(quotas, (Quota(requests_per_minute=4),))
     refused(quotas, (Quota(requests_per_minute=2),))
-
-
-def test_the_standing_is_that_of_the_tightest_limit() -> None:
-    quotas = Quotas()
-    hold = begun(quotas, (Quota(requests_per_minute=10), Quota(model="m", requests_per_minute=4)))
-    found = standing(hold.applied.requests, NOW_S)
-    assert found is not None and (found.limit, found.remaining, found.reset_s) == (4, 3, 60.75)
-    assert standing(hold.applied.prompt, NOW_S) is None
 
 
 @given(
