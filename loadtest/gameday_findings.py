@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from router.cli.figures import percentile
 from router.cli.load_driver import RequestResult
 
-WATCHED_S = 32.0
+WATCHED_S = 50.0
 WINDOW_S, MIN_REQUESTS = 10.0, 30
 PAGE_AIM_S = 10.0
 COLUMNS = ("incident", "on the page", "alert", "expression true", "fires", "`for` of the chart", "TTFT p99 doubled")

@@ -42,7 +42,7 @@ MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
 MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
 """A tenant above the second is the only one."""
-LATEST_TRANSFERS, MIN_SLOW_SHARE = 8, 0.85
+LATEST_TRANSFERS, MIN_SLOW_SHARE = 6, 0.85
 """How many of the latest transfers over a link are looked at, in the last minute, and how many of them must be slow."""
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 

@@ -74,6 +74,8 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.DECISIONS: ("policy", "plan", "reason"),
     of_decisions.TTFT_ERROR: (),
     of_decisions.REGRET_S: (),
+    of_decisions.EVICTED_SOON_TOKENS: ("model",),
+    of_decisions.EVICTED_SOON_S: ("model",),
     of_decisions.PREFILL_SAVED_S: ("placement",),
     of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
     of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
@@ -197,6 +199,7 @@ class PageSource:
                 "metrics": metrics,
                 "decisions": _latest(part.decisions for part in parts),
                 "prefixes": merged(part.prefixes for part in parts),
+                "evicted_reuse": {_short(model): value for model, value in self.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
                 "price": self.facts.price,
@@ -208,6 +211,7 @@ class PageSource:
 
     async def _own_part(self) -> WorkerPart:
         await self.worth.observe()
+        self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
         self.metrics.by_class.observe_in_flight(self.journal.in_flight_tokens())
         shown: dict[str, Rows] = {}
         for metric in self.metrics.registry.collectors:

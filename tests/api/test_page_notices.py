@@ -109,13 +109,13 @@ def test_a_link_that_lost_bandwidth() -> None:
     for second in range(31, 35):
         more = 2.0 * (second - 30)
         made.add(replace(counted(second), transfers={"elsewhere": (3000.0 + more, 600.0 + more)}))
-    text = "8 of the latest 8 transfers of KV over links elsewhere took more than 3 times as long as configured."
+    text = "6 of the latest 6 transfers of KV over links elsewhere took more than 3 times as long as configured."
     assert [(one.about, one.text) for one in made.notices(WELL)] == [("link", text)]
 
 
 def test_single_transfers_that_a_busy_receiver_delays_are_no_notice() -> None:
     """Nor are too few transfers, or a fifth that are slow."""
-    assert shown(transfers={"new": (7.0, 7.0)}) == []
+    assert shown(transfers={"new": (5.0, 5.0)}) == []
     assert shown(transfers={"new": (8.0, 6.0)}) == []
     assert shown(transfers={"elsewhere": (3100.0, 620.0)}) == []
     assert [about for about, _ in shown(transfers={"new": (8.0, 7.0)})] == ["link"]

@@ -26,6 +26,7 @@ from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.evicted import PRIOR_REUSE
 from router.observe.calibrator import Calibrator
 from router.observe.hit_worth import HitWorth
 from router.observe.hot_prefixes import HotPrefix
@@ -243,3 +244,15 @@ async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_
     (tmp_path / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
     await page.source.policies.reload()
     assert len((await page.shown())["health"]["stale_files"]) == 1
+
+
+async def test_what_evictions_cost_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:
+    """Tokens that were asked again soon, their prefill, and the learnt value of an evicted block."""
+    page = Page(tmp_path, "a")
+    page.source.store.evicted.of("m").soon_tokens = 640.0
+    for _ in range(2):
+        found = await page.shown()
+        assert found["evicted_reuse"] == {"m": PRIOR_REUSE}
+        assert found["metrics"]["warmroute_evicted_soon_tokens"] == [[["m"], [640.0]]]
+        [[_, [seconds]]] = found["metrics"]["warmroute_evicted_soon_recompute_seconds"]
+        assert seconds == pytest.approx(640 * pod("a").speed.c1_ms_per_token / 1000), "counted once"
