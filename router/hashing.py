@@ -40,6 +40,11 @@ def hash_array(blocks: Iterable[BlockHash] | bytes = ()) -> array[int]:
     return array(_HASH_TYPE, blocks)
 
 
+def salt_seed(salt: str) -> int:
+    """64 bits that keep what is cached for one salt apart from what is cached for another."""
+    return xxhash.xxh3_64_intdigest(salt.encode(errors="surrogatepass"))
+
+
 def generation_seed(generation: Generation) -> BlockHash:
     """The chain's root. Each field is length-prefixed, so two generations never have the same encoding."""
     fields = (

@@ -59,7 +59,8 @@ class PrefixTrust(StrEnum):
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One client request, parsed once. `body` is the client's bytes, unchanged."""
+    """One client request, parsed once. `body` is the client's bytes; where tenants are configured, with a salt. `salt`
+    is what the blocks of its prompt are hashed with."""
 
     id: str
     endpoint: Endpoint

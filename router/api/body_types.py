@@ -119,6 +119,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class OtherBody(msgspec.Struct):
-    """The only field that the router reads of other bodies."""
+    """The only fields that the router reads of other bodies."""
 
     model: str
+    cache_salt: Any = None

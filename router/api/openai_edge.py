@@ -31,8 +31,10 @@ from router.api.parse import (
     read_other,
     without_engine_fields,
 )
+from router.api.salted_body import appended_salt, replaced_salt
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
+from router.engines.engine_catalog import accepts_salt
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
     BodyTooLarge,
@@ -170,7 +172,7 @@ class OpenAiEdge(HttpEdge):
         if not stored_id or received.refusal is not None:
             return None
         try:
-            return await self._forwarder.responses.locate(stored_id, "response_id")
+            return await self._forwarder.responses.locate(stored_id, "response_id", received.tenant.name)
         except RouterError as error:
             self.refused(Endpoint.OTHER, error, request_id, trace)
             raise
@@ -290,6 +292,13 @@ class OpenAiEdge(HttpEdge):
         base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
         if not self._edge.trust_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
+        given_salt = getattr(parsed, "cache_salt", None)
+        salt = tenant.salted(given_salt if isinstance(given_salt, str) else "")
+        if tenant.salt and body and accepts_salt(self._fleet.snapshot, adapter or base, endpoint):
+            if parsed and parsed.model and given_salt is None:
+                body = appended_salt(body, salt)
+            elif parsed or may_be_json_object(body):
+                body = replaced_salt(body, salt)
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,
@@ -299,7 +308,7 @@ class OpenAiEdge(HttpEdge):
             stream=bool(getattr(parsed, "stream", False)),
             tenant=tenant.name or _name(named, self._tenant_header),
             session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
-            salt=getattr(parsed, "cache_salt", None) or "",
+            salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
             prompt=prompt_fields(endpoint, parsed),
         )

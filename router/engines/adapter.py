@@ -120,6 +120,8 @@ class _Generated(msgspec.Struct):
 class EngineAdapter:
     """One engine's paths, metrics and bodies. An engine overrides what differs from these defaults."""
 
+    salted: frozenset[Endpoint] = frozenset(Endpoint) - {Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS}
+    """Endpoints that may receive a `cache_salt`, which keeps the prefixes of tenants apart."""
     health_path: str = "/health"
     """Cheap enough for one request a second; 200 means healthy."""
     metrics_path: str = "/metrics"

@@ -36,6 +36,11 @@ def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[
     return ENGINES[engines[0]].conversions.get(endpoint) if len(engines) == 1 else None
 
 
+def accepts_salt(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> bool:
+    """Whether all pods that serve a model accept `cache_salt` in a body."""
+    return all(endpoint in ENGINES[engine].salted for engine in _engines(fleet, model))
+
+
 @lru_cache(maxsize=64)
 def picture_identities(fleet: FleetSnapshot, model: str) -> PictureIdentities | None:
     """How the pods that serve a model identify pictures. None if there is no pod, if the engine's way is unknown, or if

@@ -32,7 +32,7 @@ MAX_WAITING_BYTES = 64 * 1024 * 1024
 MAX_LINE_BYTES = 1024 * 1024
 """Longer lines, which contain long prompts (`receipts.prompts`), are dropped: Redis keeps `maxlen` lines in memory."""
 
-_RESPONSE = msgspec.msgpack.Decoder(tuple[str, str])
+_RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 
 
 class WorkloadFeed:
@@ -125,11 +125,11 @@ class ResponseExchange:
         """A response that any router has written; None also while Redis is away."""
         try:
             found: bytes | None = await self._connection.client.get(self._keys.response(response_id))
-            pod, model = _RESPONSE.decode(found) if found else ("", "")
+            pod, model, owner = _RESPONSE.decode(found) if found else ("", "", "")
         except (RedisError, OSError, msgspec.DecodeError):
             raise_if_cancelled()
             return None
-        return StoredResponse(response_id, pod, model, time.monotonic()) if pod else None
+        return StoredResponse(response_id, pod, model, time.monotonic(), owner) if pod else None
 
     async def run(self) -> None:
         backoff = Backoff("stored responses", self._connection.nodes)
@@ -143,7 +143,7 @@ class ResponseExchange:
         batch = list(islice(self._waiting, BATCH_LINES))
         async with self._connection.client.pipeline(transaction=False) as pipeline:
             for stored in batch:
-                value = msgspec.msgpack.encode((stored.pod, stored.model))
+                value = msgspec.msgpack.encode((stored.pod, stored.model, stored.owner))
                 pipeline.set(self._keys.response(stored.id), value, px=int(RESPONSE_TTL_S * 1000))
             await pipeline.execute()
         for stored in batch:

@@ -170,7 +170,7 @@ class Fingerprinter:
         generation, seed = self._seeded(request.adapter, request.salt)
         found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
-            found = self.incremental.find(request.prompt)
+            found = self.incremental.find(request.prompt, request.salt)
         return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
 
     def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
@@ -220,7 +220,7 @@ class Fingerprinter:
             return rendered
         generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
-            lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces)
+            lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces, salt=generation.salt)
             return PendingPrompt(generation, seed, lookup, framed, rendered.media, rendered.exact_pieces)
         return PendingPrompt(generation, seed, prompt)
 

@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from router.errors import MalformedRequest
-from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
+from router.hashing import TOKEN_BYTES, hash_array, hash_rest, salt_seed, token_array
 from router.prompt.cuts import find_cuts
 from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import REFERENCE, Tokenizer
@@ -72,6 +72,7 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     head: array[int]
     tail: array[int]
     """Tokens before and after those of the segments (the frame, if requested)."""
+    salt: str = ""
 
     @property
     def cold_characters(self) -> int:
@@ -88,7 +89,7 @@ class SegmentCache:
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
-        self._short: dict[str, bytes] = {}
+        self._short: dict[tuple[str, str], bytes] = {}
         self.cuts = find_cuts(tokenizer)
         """Where text is cut, and why there."""
         self._frame = _frame(tokenizer)
@@ -108,33 +109,38 @@ class SegmentCache:
                 raise MalformedRequest(f"the prompt contains a lone surrogate: {error}") from error
         return [text] if framed and self._frame is None else self.cuts.pieces(text)
 
-    def look_up(self, text: str, *, framed: bool = False, pieces: Sequence[str] | None = None) -> Lookup:
+    def look_up(
+        self, text: str, *, framed: bool = False, pieces: Sequence[str] | None = None, salt: str = ""
+    ) -> Lookup:
         """The known segments of `text`, and its other pieces. With `framed`, the tokenizer's special tokens are put
-        around the text. `pieces`: the result of `pieces`, which is else called here."""
+        around the text. `pieces`: the result of `pieces`, which is else called here. Texts with another `salt` are
+        unknown: that a text is known shows in the time of its request."""
         self._insert_fresh()
         whole = framed and self._frame is None
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
         if pieces is None:
             pieces = self.pieces(text, framed=framed)
         root = 2 * (self._tokenizer.backend == REFERENCE) + framed
+        if salt:
+            root ^= salt_seed(salt)
         known = self._follow(root, pieces)
-        return Lookup(text, root, known, tuple(pieces[len(known) :]), whole, head, tail)
+        return Lookup(text, root, known, tuple(pieces[len(known) :]), whole, head, tail, salt)
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
-        return [*lookup.known, *[Segment(self._encode(piece)) for piece in lookup.cold]]
+        return [*lookup.known, *[Segment(self._encode(piece, lookup.salt)) for piece in lookup.cold]]
 
-    def _encode(self, piece: str) -> bytes:
+    def _encode(self, piece: str, salt: str) -> bytes:
         """Tokens of a piece. Short pieces, such as the end of every prompt, are cached by text."""
         if len(piece) > SHORT_PIECE:
             return self._tokenizer.encode(piece).tobytes()
-        tokens = self._short.get(piece)
+        tokens = self._short.get((salt, piece))
         if tokens is None:
             if len(self._short) >= SHORT_PIECES:
                 self._short.clear()
-            tokens = self._short[piece] = self._tokenizer.encode(piece).tobytes()
+            tokens = self._short[salt, piece] = self._tokenizer.encode(piece).tobytes()
         return tokens
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
@@ -182,9 +188,9 @@ class SegmentCache:
         return kept.id
 
 
-def all_cold(text: str, pieces: list[str]) -> Lookup:
+def all_cold(text: str, pieces: list[str], salt: str) -> Lookup:
     """A text that continues one which ended at a cut and is cached elsewhere: all its pieces must be encoded."""
-    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS)
+    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS, salt)
 
 
 def _size_bytes(segment: Segment) -> int:

@@ -144,7 +144,8 @@ class Attempts:
     def _store(self, context: RequestContext, pod: PodId) -> None:
         """Remember which pod has the response, before the client learns its id."""
         request, now_s = context.request, time.monotonic()
-        stored = StoredResponse(context.reader.response_id, pod, request.adapter or request.model, now_s)
+        model, owner = request.adapter or request.model, context.tenant.name
+        stored = StoredResponse(context.reader.response_id, pod, model, now_s, owner)
         self._needs.responses.stored.learn(stored, now_s)
 
     # --- which candidate ---

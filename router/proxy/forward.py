@@ -59,7 +59,9 @@ class Forwarder:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
         with self._settled(context, client):
             await self._begin(context)
-            context.stored_pod = context.stored_pod or await self._decisions.stored_pod(context.request)
+            context.stored_pod = context.stored_pod or await self._decisions.stored_pod(
+                context.request, context.tenant.name
+            )
             context.prompt = await self._decisions.fingerprint(context)
             if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
                 return

@@ -33,11 +33,11 @@ class RequestDecisions:
         self._turns: Counter[str] = Counter()
         self._traffic = TrafficPrefixes(needs.fleet)
 
-    async def stored_pod(self, request: InferenceRequest) -> PodId:
-        """The pod that has the response which the request follows; empty if it follows none. Raises
-        `UnknownResponse`."""
+    async def stored_pod(self, request: InferenceRequest, owner: str | None) -> PodId:
+        """The pod that has the response which the request follows; empty if it follows none. `owner`: see
+        `ResponseLocator.locate`. Raises `UnknownResponse`."""
         previous = request.prompt.get("previous_response_id")
-        return (await self._needs.responses.locate(previous, "previous_response_id")).pod if previous else ""
+        return (await self._needs.responses.locate(previous, "previous_response_id", owner)).pod if previous else ""
 
     async def fingerprint(self, context: RequestContext) -> PromptPrefix | None:
         """Tokens and block hashes of the prompt; None where they cannot be known."""
@@ -69,7 +69,7 @@ class RequestDecisions:
 
     async def preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        stored_pod, prompt = await self.stored_pod(request), await self._read(request)
+        stored_pod, prompt = await self.stored_pod(request, None), await self._read(request)
         match = await self._needs.store.match(prompt, time.monotonic()) if prompt else PrefixMatch()
         scene = self._scene(request, prompt, match, counted=False, stored_pod=stored_pod)
         workload, policy = self._policy_for(scene, headers, counted=False)

@@ -32,12 +32,15 @@ class ResponseLocator:
         self.stored = stored
         fleet.listen(self._on_change)
 
-    async def locate(self, response_id: str, param: str) -> StoredResponse:
-        """The response with its pod, which is in the fleet. An unknown id belongs to the only pod if there is one.
+    async def locate(self, response_id: str, param: str, owner: str | None = "") -> StoredResponse:
+        """The response with its pod, which is in the fleet. To `owner`, the responses of other tenants are unknown;
+        None: an operator, who may see all. An unknown id belongs to the only pod if there is one, and no tenants are.
         Raises `UnknownResponse`, which says why it is lost; `param`: the field or part of the path with the id."""
         stored = await self._find(response_id)
+        if stored is not None and owner is not None and stored.owner != owner:
+            stored = None
         pods = self._fleet.snapshot.pods
-        if stored is None and len(pods) == 1 and pods[0].pod.models:
+        if stored is None and not owner and len(pods) == 1 and pods[0].pod.models:
             return StoredResponse(response_id, pods[0].pod.id, pods[0].pod.models[0], monotonic())
         if stored is None:
             why = "it was never stored, was not used for long, or the router has restarted since"

@@ -126,6 +126,21 @@ def test_adapters_and_salts_share_no_hash_and_the_same_tokens(fingerprinter: Fin
     assert (lora.generation.adapter, salted.generation.salt) == ("lora", "tenant")
 
 
+@pytest.mark.parametrize("salt", ["other", ""])
+def test_what_is_cold_does_not_depend_on_what_another_salt_has_sent(
+    deepseek: Tokenizer, template: ChatTemplate, make_request: Make, salt: str
+) -> None:
+    """A chat that another tenant has sent twice is as cold as one that nobody has sent; in a group it is known."""
+    fingerprinter = Fingerprinter(deepseek, template, MODEL)
+    for _ in range(3):
+        fingerprinter.fingerprint(make_request(messages=dialogue(6), salt="one"))
+    sent, never, shared = (
+        fingerprinter.begin(make_request(messages=dialogue(6, topic=topic), salt=by)).cold_characters
+        for topic, by in (("x", salt), ("y", salt), ("x", "one"))
+    )
+    assert sent == never > 10 * shared
+
+
 def test_finishing_in_threads_changes_nothing(deepseek: Tokenizer, template: ChatTemplate, make_request: Make) -> None:
     """While the event loop begins other requests of the same conversations."""
     fingerprinter = Fingerprinter(deepseek, template, MODEL, cache_bytes=60_000)

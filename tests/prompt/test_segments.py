@@ -7,6 +7,7 @@ import tracemalloc
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -81,6 +82,29 @@ def test_conversations_share_their_common_start_only(deepseek: Tokenizer) -> Non
     tokens_of(cache, turn(0) + turn(1) + turn(2))
     assert cache.look_up(turn(0) + turn(9) + turn(2)).cold == (turn(9), turn(2))
     assert cache.look_up(turn(1)).cold == (turn(1),)
+
+
+@pytest.mark.parametrize("text", [turn(0) + turn(1), "short"])
+def test_a_text_that_only_another_salt_knows_is_encoded(deepseek: Tokenizer, text: str) -> None:
+    """Also a short piece, which is cached on its own: the time of a request does not show what others have sent."""
+    encoded: list[str] = []
+
+    class Counting:
+        """Records what is encoded."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(deepseek, name)
+
+        def encode(self, piece: str, **options: Any) -> Any:
+            encoded.append(piece)
+            return deepseek.encode(piece, **options)
+
+    cache = SegmentCache(cast(Tokenizer, Counting()), PLENTY)
+    for salt, is_encoded in (("one", True), ("one", False), ("other", True), ("", True), ("other", False)):
+        lookup = cache.look_up(text, salt=salt)
+        cache.keep(lookup, cache.complete(lookup))
+        assert bool(encoded) is is_encoded, salt
+        encoded.clear()
 
 
 def test_bytes_stay_under_the_limit_and_the_least_recently_used_go_first(deepseek: Tokenizer) -> None:

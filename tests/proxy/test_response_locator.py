@@ -50,6 +50,25 @@ class Town:
         return str(caught.value)
 
 
+@pytest.mark.parametrize(("owner", "is_found"), [("acme", True), (None, True), ("other", False), ("", False)])
+@pytest.mark.parametrize("pods", [("a",), ("a", "b")])
+async def test_only_its_own_tenant_and_operators_find_a_response(
+    owner: str | None, pods: tuple[str, ...], *, is_found: bool
+) -> None:
+    """To others it is as unknown as one that never was, also if there is only one pod."""
+    town = Town(*pods)
+    town.locator.stored.learn(StoredResponse("r2", "a", "m", monotonic(), "acme"), monotonic())
+    if is_found:
+        assert (await town.locator.locate("r2", "p", owner)).owner == "acme"
+    elif owner or len(pods) > 1:
+        texts = []
+        for response_id in ("r2", "r3"):
+            with pytest.raises(UnknownResponse) as caught:
+                await town.locator.locate(response_id, "p", owner)
+            texts.append(str(caught.value).replace(response_id, "r"))
+        assert texts[0] == texts[1]
+
+
 async def test_a_known_response_is_found() -> None:
     assert (await Town().locate("r")).pod == "a"
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import msgspec
 import openai
 import pytest
 
+from router.observe.receipts import Explained
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -147,3 +149,65 @@ async def test_a_revoked_key_stops_while_the_router_runs(deploy: Deploy, tenants
         await deployment.until(is_revoked)
         assert await post(deployment, "key-new") == (200, "")
         assert not await is_reported()
+
+
+LONG = [{"role": "user", "content": "the same words " * 100}]
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> Path:
+    """`one` and `two` share prefixes, `alone` does not."""
+    file = tmp_path / "tenants.yaml"
+    entries = (f"{{name: {name}, keys: [{digest(f'key-{name}')}], share: team}}" for name in ("one", "two"))
+    file.write_text(f"tenants: [{', '.join(entries)}, {{name: alone, keys: [{digest('key-alone')}]}}]")
+    return file
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": LONG},
+    "/v1/completions": {"prompt": LONG[0]["content"]},
+    "/v1/messages": {"messages": LONG},
+    "/v1/responses": {"input": LONG, "max_output_tokens": 2, "store": False},
+}
+
+
+def cached_tokens(usage: dict[str, Any]) -> int:
+    """As the engine reports them, in any API."""
+    for details in ("prompt_tokens_details", "input_tokens_details"):
+        if details in usage:
+            return int(usage[details]["cached_tokens"])
+    return int(usage["cache_read_input_tokens"])
+
+
+@pytest.mark.parametrize("path", PLACES)
+async def test_prefixes_are_shared_inside_a_group_only(deploy: Deploy, sharing: Path, path: str) -> None:
+    """One prompt of three tenants, on two pods. Neither engine nor router finds another tenant's blocks; the headers of
+    a response say what the router expected."""
+    async with deploy(2, tenants=sharing) as deployment:
+        body = {"model": "demo", **PLACES[path]} | ({} if "responses" in path else {"max_tokens": 2})
+        found: dict[str, list[tuple[bool, ...]]] = {}
+        for name in ("one", "alone", "two", "alone"):
+            answer = await deployment.client.post(path, json=body, headers=bearer(f"key-{name}"))
+            assert answer.status_code == 200, answer.text
+            hits = cached_tokens(answer.json()["usage"]), int(answer.headers["x-warmroute-cached-tokens"])
+            found.setdefault(name, []).append(tuple(bool(hit) for hit in hits))
+            await deployment.until(deployment.events_are_applied)
+        assert found["one"] == [(False, False)] and found["two"] == [(True, True)]
+        assert found["alone"] == [(False, False), (True, True)]
+
+
+async def test_an_operator_previews_on_behalf_of_a_tenant(deploy: Deploy, sharing: Path) -> None:
+    """The tenant is named in `edge.tenant_header`; its own prefixes are found, others are not."""
+    async with deploy(1, tenants=sharing) as deployment:
+        body = {"model": "demo", "messages": LONG, "max_tokens": 2}
+        await deployment.client.post("/v1/chat/completions", json=body, headers=bearer("key-one"))
+        await deployment.until(deployment.events_are_applied)
+        found = {}
+        for name in ("one", "two", "alone"):
+            answer = await deployment.admin.post("/admin/preview", json=body, headers={"x-tenant-id": name})
+            found[name] = (
+                msgspec.json.decode(answer.content, type=Explained).explanation.columns[0].plan.cached_tokens > 0
+            )
+        assert found == {"one": True, "two": True, "alone": False}
+        unknown = await deployment.admin.post("/admin/preview", json=body)
+        assert unknown.status_code == 400 and "tenant" in unknown.text

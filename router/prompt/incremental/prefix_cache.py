@@ -15,6 +15,7 @@ from sys import getsizeof
 import msgspec
 import xxhash
 
+from router.hashing import salt_seed
 from router.types import BlockHash
 
 MAX_BOUNDARIES = 4
@@ -67,10 +68,11 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._prefixes)
 
-    def boundaries(self, messages: Sequence[msgspec.Raw]) -> list[Boundary]:
-        """The last boundaries of a chat, the longest first."""
+    def boundaries(self, messages: Sequence[msgspec.Raw], salt: str = "") -> list[Boundary]:
+        """The last boundaries of a chat, the longest first. Chats with another salt have others: that a prefix is known
+        shows in the time of its request."""
         first = max(len(messages) - MAX_BOUNDARIES, 1)
-        digest = xxhash.xxh3_128(seed=self._seed)
+        digest = xxhash.xxh3_128(seed=self._seed ^ salt_seed(salt) if salt else self._seed)
         for message in messages[: first - 1]:
             digest.update(message)
         found = []

@@ -89,8 +89,8 @@ class IncrementalReader:
         """Forget all prefixes: the tokenizer has changed."""
         self.cache = PrefixCache(self._seed, self._cache_bytes)
 
-    def find(self, body: Mapping[str, Any]) -> FoundPrefix | None:
-        """The chat and its cached prefix; None if the whole prompt must be read."""
+    def find(self, body: Mapping[str, Any], salt: str) -> FoundPrefix | None:
+        """The chat and its cached prefix of this salt; None if the whole prompt must be read."""
         if not self.enabled or body.keys() != _ONLY_MESSAGES:
             return None
         messages = body["messages"]
@@ -98,7 +98,7 @@ class IncrementalReader:
             return None
         if len(messages) > MAX_MESSAGES:
             return None
-        boundaries = self.cache.boundaries(messages)
+        boundaries = self.cache.boundaries(messages, salt)
         prefix = self.cache.find(boundaries)
         return FoundPrefix(
             messages, boundaries, EMPTY_PREFIX if prefix is None else prefix, prefix is not None, self.cache
@@ -132,12 +132,16 @@ class IncrementalReader:
             text = prefix.rest + "".join(parts[:-2])
             entry = PendingEntry(found.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
         text = prefix.rest + "".join(parts)
-        return IncrementalPrompt(generation, seed, prefix, all_cold(text, segments.pieces(text)), entry)
+        return IncrementalPrompt(
+            generation, seed, prefix, all_cold(text, segments.pieces(text), generation.salt), entry
+        )
 
     def look_up(self, rendered: IncrementalPrompt, segments: SegmentCache) -> None:
         """Look up the segments of a whole prompt. What follows a cached prefix is new."""
         if rendered.prefix is EMPTY_PREFIX:
-            rendered.lookup = segments.look_up(rendered.text, pieces=rendered.lookup.cold)
+            rendered.lookup = segments.look_up(
+                rendered.text, pieces=rendered.lookup.cold, salt=rendered.generation.salt
+            )
 
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
         """Encode the new text and hash the new blocks."""

@@ -27,6 +27,16 @@ def boundaries(cache: PrefixCache, *contents: str) -> list[Boundary]:
     return cache.boundaries(raw(*contents))
 
 
+def test_a_prefix_of_another_salt_is_unknown() -> None:
+    """Also to a chat without one."""
+    cache, prefix = cache_of(), CachedPrefix(roles=("user",))
+    chat = raw("a", "b")
+    cache.store(cache.boundaries(chat, "one")[0].digest, prefix)
+    assert cache.find(cache.boundaries(chat, "one")) is prefix
+    for salt in ("other", ""):
+        assert cache.find(cache.boundaries(chat, salt)) is None
+
+
 def test_a_prefix_is_stored_when_it_is_seen_again() -> None:
     cache, prefix = cache_of(), CachedPrefix(roles=("user",))
     found = boundaries(cache, "a", "b")
