@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME = Path(os.environ.get("WARMROUTE_LIVE_HOME", Path.home() / ".cache" / "warmroute" / "live"))
+VISION_WEIGHTS = Path("tiny-qwen2-vl")
 BLOCK_TOKENS = 32
 """The smallest block size of vLLM's CPU attention."""
 REPLAY_PORT_OFFSET = 1000
@@ -79,11 +80,12 @@ def start_vllm(
     served_name: str = "tiny",
     installed: str = "vllm",
     environment: Mapping[str, str] = {},
+    folder: Path | None = None,
 ) -> EngineProcess:
     """A healthy vLLM that publishes KV events on `kv_port` and replays them on `kv_port + REPLAY_PORT_OFFSET`.
 
-    `installed` is the Python environment under the live home. Takes about half a minute and 2 GiB. Raises
-    `EngineFailed` with the end of its log.
+    `installed` is the Python environment under the live home; the engine runs in `folder`. Takes about half a
+    minute and 2 GiB. Raises `EngineFailed` with the end of its log.
     """
     replay_port = kv_port + REPLAY_PORT_OFFSET
     events = {
@@ -111,7 +113,22 @@ def start_vllm(
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
     }
-    return _start(name, port, command, environment, f"tcp://127.0.0.1:{kv_port}", f"tcp://127.0.0.1:{replay_port}")
+    endpoints = f"tcp://127.0.0.1:{kv_port}", f"tcp://127.0.0.1:{replay_port}"
+    return _start(name, port, command, environment, *endpoints, folder=folder)
+
+
+def start_vision(name: str, port: int, *, kv_port: int) -> EngineProcess:
+    """A healthy vLLM with the tiny Qwen2-VL, as `start_vllm`. It names its weights by a relative path, which
+    identifiers of pictures depend on."""
+    return start_vllm(
+        name,
+        port,
+        VISION_WEIGHTS,
+        kv_port=kv_port,
+        extra_args=("--skip-mm-profiling",),
+        environment={"PYTHONPATH": str(HOME / "vision")},
+        folder=HOME / "model",
+    )
 
 
 def start_renderer(
@@ -143,6 +160,7 @@ def _start(
     environment: Mapping[str, str],
     kv_endpoint: str | None = None,
     replay_endpoint: str | None = None,
+    folder: Path | None = None,
 ) -> EngineProcess:
     if _healthy(f"http://127.0.0.1:{port}"):
         # an engine left by an aborted run would have a cache that is not empty
@@ -157,6 +175,7 @@ def _start(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            cwd=folder,
         )
     engine = EngineProcess(name, f"http://127.0.0.1:{port}", log, process, kv_endpoint, replay_endpoint)
     try:

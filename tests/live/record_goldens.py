@@ -2,7 +2,7 @@
 
 Starts the engines one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and
 resets a small KV cache, and writes the responses to `tests/parity/goldens/`. Run as `python -m
-tests.live.record_goldens [chat|messages|harmony|events|llamacpp ...]`; takes about four minutes.
+tests.live.record_goldens [chat|messages|harmony|events|pictures|llamacpp ...]`; takes about four minutes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import zmq
 
 from tests.live import harmony_goldens
 from tests.live.cases import CHATS, COMPLETIONS, LONG, Body
-from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vllm
+from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vision, start_vllm
 from tests.live.message_goldens import BODIES, RENDERERS, record, renderer
+from tests.live.picture_bodies import picture_steps
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 MODELS = HOME / "model"
@@ -51,6 +52,7 @@ def main(parts: list[str]) -> None:
         "messages": record_apis,
         "harmony": record_harmony,
         "events": record_events,
+        "pictures": record_pictures,
         "llamacpp": record_llamacpp,
     }
     for part in parts or steps:
@@ -180,7 +182,7 @@ def record_events() -> None:
     small = ("--num-gpu-blocks-override", str(CACHE_BLOCKS), "--max-model-len", str(CONTEXT_TOKENS))
     engine = start_vllm("goldens-events", PORT, MODELS / "tiny-llama", kv_port=KV_PORT, extra_args=small)
     with engine, httpx.Client(base_url=engine.url, timeout=120) as client, zmq.Context() as context:
-        lines = list(_session(client, context, engine))
+        lines = list(_session(_steps(client), context, engine))
         _save_text("vllm_metrics.txt", client.get("/metrics").text)
         models = client.get("/v1/models").json()
         models["data"][0]["root"] = MODELS.name + "/tiny-llama"  # no path of this machine
@@ -189,12 +191,20 @@ def record_events() -> None:
     _save_text("vllm_events.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
 
 
-def _session(client: httpx.Client, context: zmq.Context[zmq.Socket[bytes]], engine: EngineProcess) -> Iterator[Line]:
+def record_pictures() -> None:
+    """Requests with pictures, and their event messages."""
+    engine = start_vision("goldens-pictures", PORT, kv_port=KV_PORT)
+    with engine, httpx.Client(base_url=engine.url, timeout=120) as client, zmq.Context() as context:
+        lines = [line for line in _session(picture_steps(client), context, engine) if line["kind"] != "replay"]
+    _save_text("vllm_pictures.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def _session(steps: Iterator[Line], context: zmq.Context[zmq.Socket[bytes]], engine: EngineProcess) -> Iterator[Line]:
     with context.socket(zmq.SUB) as subscriber:
         subscriber.subscribe(b"")
         subscriber.connect(str(engine.kv_endpoint))
         time.sleep(1)  # a subscriber gets nothing before its connection is established
-        for step in _steps(client):
+        for step in steps:
             yield step
             while subscriber.poll(QUIET_MS):
                 yield {"kind": "event", "frames": _encoded(subscriber.recv_multipart())}

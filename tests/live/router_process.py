@@ -17,7 +17,7 @@ import httpx
 
 from router.cli.child_processes import RouterUrls
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from router.prompt.apis.conversion import Decoder
 Message: TypeAlias = dict[str, Any]
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
 """The field with the text, by type of content part."""
+_PICTURE = ("image_url", "uuid")
 ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
 
 
@@ -21,12 +22,15 @@ class Part(msgspec.Struct):
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    uuid: str | None = None
 
     @property
     def content(self) -> dict[str, Any]:
         """As a part of a chat's message."""
-        text = getattr(self, _PARTS.get(self.type, ""), None)
-        return {"type": self.type} if text is None else {"type": self.type, _PARTS[self.type]: text}
+        names = _PICTURE if self.type == "input_image" else (_PARTS.get(self.type, ""),)
+        given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
+        return {"type": self.type, **given}
 
 
 class Item(msgspec.Struct):

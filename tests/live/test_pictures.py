@@ -1,0 +1,126 @@
+"""Chats with pictures on real vLLM pods with a tiny Qwen2-VL: every count of cached tokens is predicted exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.live.engines import BLOCK_TOKENS, HOME, VISION_WEIGHTS, start_vision
+from tests.live.picture_bodies import KINDS, SIZES, TEXT, Body, base64_picture, image_url, opening, text
+from tests.live.router_process import await_conversions, router
+
+pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
+
+SESSIONS = 6
+TURNS = 5
+DEADLINE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A router in front of two pods. Started once; takes two minutes on two cores."""
+    with ThreadPoolExecutor(2) as threads:
+        pods = list(threads.map(lambda n: start_vision(f"pictures-{n}", 18041 + n, kv_port=15591 + n), range(2)))
+    config = {
+        "models": [{"name": "tiny", "tokenizer": str(HOME / "model" / VISION_WEIGHTS)}],
+        "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
+    }
+    try:
+        with router(tmp_path_factory.mktemp("pictures"), config) as urls:
+            await_conversions(urls.admin, "/v1/messages")
+            await_conversions(urls.admin, "/v1/responses")
+            yield urls.public
+    finally:
+        for pod in pods:
+            pod.kill()
+
+
+@dataclass(slots=True)
+class Answer:
+    """Result of one request."""
+
+    pod: str
+    predicted: int
+    reported: int
+    prompt: int
+
+
+async def ask(client: httpx.AsyncClient, path: str, **fields: Any) -> Answer:
+    """Send a body, and compare the router's headers with the engine's usage."""
+    most = {"max_output_tokens": 16} if path == "/v1/responses" else {"max_tokens": 4}
+    raw = await client.post(path, json={"model": "tiny", "temperature": 0, **most, **fields})
+    assert raw.status_code == 200, raw.text
+    usage = raw.json()["usage"]
+    if path == "/v1/messages":
+        reported = usage.get("cache_read_input_tokens") or 0
+        prompt = usage["input_tokens"] + reported + (usage.get("cache_creation_input_tokens") or 0)
+    else:
+        kind = "input" if path == "/v1/responses" else "prompt"
+        reported, prompt = usage[f"{kind}_tokens_details"]["cached_tokens"], usage[f"{kind}_tokens"]
+    predicted = int(raw.headers["x-warmroute-cached-tokens"])
+    return Answer(raw.headers["x-warmroute-pod"], predicted, reported, prompt)
+
+
+async def session(client: httpx.AsyncClient, number: int) -> list[Answer]:
+    """A chat that gets a picture on every turn."""
+    kind, mode = KINDS[number % len(KINDS)]
+    chat: list[Body] = [{"role": "system", "content": f"Session {number}. {TEXT * 3}"}]
+    answers = []
+    for turn in range(TURNS):
+        width, height = SIZES[turn % len(SIZES)]
+        shown = image_url(base64_picture(100 * number + turn, width, height, kind, mode))
+        chat.append({"role": "user", "content": [text(f"Page {turn}: "), shown, text(TEXT * 2)]})
+        answers.append(await ask(client, "/v1/chat/completions", messages=chat))
+        chat.append({"role": "assistant", "content": f"A boat. {TEXT}"})
+    return answers
+
+
+async def test_sessions_with_pictures_stay_and_are_predicted_exactly(url: str) -> None:
+    """Concurrent chats with pictures of all formats: one pod each, and exact predictions on every turn."""
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client, asyncio.timeout(DEADLINE_S):
+        sessions = await asyncio.gather(*[session(client, number) for number in range(SESSIONS)])
+    for turns in sessions:
+        print([(turn.pod[-5:], turn.predicted, turn.reported, turn.prompt) for turn in turns])
+        assert [turn.predicted for turn in turns] == [turn.reported for turn in turns]
+        assert len({turn.pod for turn in turns}) == 1
+        for turn, following in pairwise(turns):
+            assert following.reported > turn.prompt - BLOCK_TOKENS
+
+
+async def test_the_same_text_with_another_picture_is_matched_by_its_text_alone(url: str) -> None:
+    """The same picture again is matched to the last whole block."""
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client, asyncio.timeout(DEADLINE_S):
+        first, again, other = [
+            await ask(client, "/v1/chat/completions", messages=opening(base64_picture(number)))
+            for number in (901, 901, 902)
+        ]
+    assert [answer.predicted for answer in (first, again, other)] == [a.reported for a in (first, again, other)]
+    assert again.reported == (again.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert 0 < other.reported <= 96 < 256 < again.reported
+
+
+async def test_messages_and_responses_with_pictures_are_predicted_exactly(url: str) -> None:
+    """Pictures in questions and in results of tools."""
+    source = {"type": "base64", "media_type": "image/png", "data": base64_picture(903)}
+    asked = {"role": "user", "content": [{"type": "image", "source": source}, text(TEXT)]}
+    used = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "image", "source": source}]}
+    seen = [asked, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result, text(TEXT)]}]
+    shown = [
+        {"type": "input_image", "image_url": f"data:;base64,{base64_picture(904)}"},
+        {"type": "input_text", "text": TEXT},
+    ]
+    async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client, asyncio.timeout(DEADLINE_S):
+        answers = [await ask(client, "/v1/messages", messages=chat) for chat in ([asked], [asked], seen, seen)]
+        body = {"input": [{"role": "user", "content": shown}], "store": False}
+        answers += [await ask(client, "/v1/responses", **body) for _ in range(2)]
+    print([(answer.predicted, answer.reported, answer.prompt) for answer in answers])
+    assert [answer.predicted for answer in answers] == [answer.reported for answer in answers]
+    assert all(answer.reported > 256 for answer in (answers[1], answers[3], answers[5]))
