@@ -364,6 +364,14 @@ class Congestion(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # Values made for every pod of every decision are msgspec structs: frozen as well, and six times faster to create.
 
 
+class ScenePicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A picture of the prompt, as `PromptPicture`, and the pods that have seen it."""
+
+    end_token: int | None
+    token_count: int
+    pods: tuple[PodId, ...] = ()
+
+
 class Scene(msgspec.Struct, frozen=True, gc=False):
     """Everything that a policy reads. A recorded scene gives the identical decision again."""
 
@@ -380,5 +388,6 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     """Leading blocks of this prompt that most of the traffic shares."""
     congestion: Congestion = Congestion()
     """Of the pods that compute the prompts of this model."""
+    pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
     """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""

@@ -12,6 +12,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from router.policy.eligible import SNAPSHOTS
+from router.policy.encoding import tokens_to_encode
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, RequestFacts, Transfer
 from router.policy.work_ahead import work_ahead_ms
@@ -78,6 +79,7 @@ def most_promising(
         return statuses
     inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
     block = scene.prompt.block_size_tokens * missing_weight if scene.prompt else 0.0
+    scene_block = scene.prompt.block_size_tokens if scene.prompt else 0
     all_tokens = prompt_tokens * missing_weight
     first = tie_key(scene) % len(statuses)
     rotated = [*statuses[first:], *statuses[:first]]
@@ -86,6 +88,8 @@ def most_promising(
         pod = status.pod
         speed = pod.speed
         missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
+        if scene.pictures:
+            missing_tokens += tokens_to_encode(scene, pod.id, sum(held(pod.id, _NOTHING)) * scene_block)
         ms = speed.c1_ms_per_token * missing_tokens
         if work := inflight(pod.id):
             ms += work.prefill_ms + work.requests * speed.d1_ms_per_request

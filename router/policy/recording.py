@@ -32,6 +32,7 @@ from router.types import (
     PrefixMatch,
     PromptPrefix,
     Scene,
+    ScenePicture,
     StepBegan,
 )
 
@@ -72,6 +73,7 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     now_s: float = 0.0
     degraded: bool = False
     congestion: Congestion = Congestion()
+    pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
 
 
@@ -106,6 +108,7 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
             turn=self.turn,
             shared_blocks=self.shared_blocks,
             congestion=self.congestion,
+            pictures=self.pictures,
             learnt_reuse=self.learnt_reuse,
         )
 
@@ -158,6 +161,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         now_s=scene.now_s,
         degraded=match.degraded,
         congestion=scene.congestion,
+        pictures=scene.pictures,
         learnt_reuse=scene.learnt_reuse,
         match=match.blocks,
         inflight=scene.inflight,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.index.seen_pictures import SeenPictures
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
 from router.observe.log import RequestLog
@@ -59,6 +60,7 @@ class ProxyDependencies:
     metrics: Metrics
     calibrator: Calibrator
     responses: ResponseLocator
+    pictures: SeenPictures = field(default_factory=SeenPictures)
     journal: Journal = field(default_factory=Journal)
     request_log: RequestLog | None = None
     quotas: QuotaAdmission = field(default_factory=QuotaAdmission)

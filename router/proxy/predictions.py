@@ -1,4 +1,4 @@
-"""Predicts which pods will have the prompt of one attempt in their caches.
+"""Predicts which pods will have the prompt of one attempt, and its pictures, in their caches.
 
 A prediction begins with the attempt, so that concurrent requests with the same prefix see it. It is confirmed once the
 pod has computed the prompt or received its KV, and withdrawn where nothing shows that: the pod failed or refused the
@@ -25,9 +25,10 @@ class AttemptPredictions:
         self._needs = needs
         self._plan = plan
         self._pending: dict[PodId, Prediction] = {}
-        pods = [plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod]
+        self._pods = {pod.id: pod for pod in ([plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod])}
+        self._pictures = prompt.pictures if prompt else ()
         if prompt is not None:
-            for pod in pods:
+            for pod in self._pods.values():
                 if pod.converts_alike(endpoint):
                     self._begin(pod, prompt)
 
@@ -52,6 +53,8 @@ class AttemptPredictions:
         prediction = self._pending.pop(pod, None)
         if prediction is not None:
             self._needs.store.confirm(prediction, time.monotonic())
+            if self._pictures:
+                self._needs.pictures.saw(self._pods[pod], self._pictures)
 
     def withdraw(self) -> None:
         """Withdraw the predictions that were not confirmed."""

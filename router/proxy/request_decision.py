@@ -110,6 +110,7 @@ class RequestDecisions:
             turn=turn,
             shared_blocks=self._traffic.shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
             congestion=ledger.congestion(fleet, model, now_s),
+            pictures=self._needs.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
             learnt_reuse=evicted.reuse_of(request.model),
         )
 

@@ -125,7 +125,7 @@ def start_vision(name: str, port: int, *, kv_port: int) -> EngineProcess:
         port,
         VISION_WEIGHTS,
         kv_port=kv_port,
-        extra_args=("--skip-mm-profiling",),
+        extra_args=("--skip-mm-profiling", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         environment={"PYTHONPATH": str(HOME / "vision")},
         folder=HOME / "model",
     )

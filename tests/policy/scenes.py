@@ -32,6 +32,7 @@ from router.types import (
     PromptPrefix,
     Role,
     Scene,
+    ScenePicture,
     StepBegan,
 )
 
@@ -115,6 +116,12 @@ works = st.builds(
 )
 busy_shares = st.dictionaries(st.integers(0, 5).map("pod-{}".format), st.floats(0, 1))
 congestions = st.builds(Congestion, st.floats(0, 50), st.floats(0, 1), st.floats(0, 1e5), busy_shares)
+pictures = st.just(()) | st.lists(
+    st.builds(
+        ScenePicture, st.none() | st.integers(1, 900), st.integers(1, 900), st.just(()) | st.just(("pod-0", "pod-2"))
+    ),
+    max_size=3,
+).map(tuple)
 links = st.builds(Link, st.floats(0, 30), st.floats(1e3, 1e6))
 
 
@@ -173,5 +180,6 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
         turn=draw(st.integers(0, 100)),
         shared_blocks=draw(st.integers(0, blocks + 2)),
         congestion=draw(congestions),
+        pictures=draw(pictures),
         learnt_reuse=draw(st.floats(0, 16)),
     )

@@ -24,7 +24,7 @@ from router.policy.recording import (
     scene_line,
 )
 from router.policy.spec import Policy
-from router.types import Congestion, InFlight, PodLoad, PodState, PodStatus, Scene, StepBegan
+from router.types import Congestion, InFlight, PodLoad, PodState, PodStatus, Scene, ScenePicture, StepBegan
 from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
 ALL = [
@@ -116,6 +116,7 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
         "shared_blocks": 5,
         "congestion": Congestion(2.0, busy_shares={"a": 0.5}),
         "learnt_reuse": 0.75,
+        "pictures": (ScenePicture(9, 4, ("a",)),),
     }
     kept = record(scene(*ready(pod("a")), request=asked, prompt=None, **numbers), "chat")
     facts = {name: getattr(kept, name) for name in (*said, "request_id", "model", "workload", "endpoint")}
