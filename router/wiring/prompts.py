@@ -204,17 +204,25 @@ class Prompts:
                 conversion=self._lookups.conversion,
             )
         tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
-        log.info("tokenizer loaded", model=model.name, backend=tokenizer.backend, reason=tokenizer.reason)
+        entry = self._names.entry_of(model.name)
+        template = (self._templates.get(entry.name) if entry else None) or self._chat_template(model, tokenizer)
+        pictures = "exact on vLLM" if template and template.pictures else "text in front of the first one"
+        log.info(
+            "tokenizer loaded",
+            model=model.name,
+            backend=tokenizer.backend,
+            reason=tokenizer.reason,
+            pictures=pictures,
+        )
 
         def report_mismatch() -> None:
             self._metrics.incremental_mismatches.labels(model.name).inc()
             log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
 
-        entry = self._names.entry_of(model.name)
         reading = fingerprinter(
             model,
             tokenizer,
-            (self._templates.get(entry.name) if entry else None) or self._chat_template(model, tokenizer),
+            template,
             cache_bytes=self._index.tokens_cache_bytes,
             cache_seed=getrandbits(64),
             incremental=self._index.incremental_prompts,
