@@ -202,6 +202,8 @@ class Pod:
     zone: str = ""
     epoch: int = 0
     trust: PrefixTrust = PrefixTrust.UNTESTED
+    reads_pictures: bool = False
+    """Whether it identifies and counts pictures as the router does: the result of a parity test."""
     converts: frozenset[Endpoint] = frozenset()
     """Endpoints of `CONVERTED` whose bodies it converts as the router does: the result of their parity tests."""
     uid: str = ""

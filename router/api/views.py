@@ -48,6 +48,7 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: 
             "trust": status.pod.trust.value,
             "trust_reason": fleet.trust_reason(status.pod.id),
             "converts": sorted(status.pod.converts),
+            "reads_pictures": status.pod.reads_pictures,
             "kv_events": kv_events_state(status.pod.id, store, kv_streams),
             "models": status.pod.models,
             "adapters": status.pod.adapters,

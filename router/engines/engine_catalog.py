@@ -42,10 +42,11 @@ def accepts_salt(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> bool:
 
 
 @lru_cache(maxsize=64)
-def picture_identities(fleet: FleetSnapshot, model: str) -> PictureIdentities | None:
+def picture_identities(fleet: FleetSnapshot, model: str, *, proven: bool = True) -> PictureIdentities | None:
     """How the pods that serve a model identify pictures. None if there is no pod, if the engine's way is unknown, or if
-    the pods differ."""
-    ways = {(status.pod.engine, status.pod.weights) for status in fleet.pods if status.pod.serves(model)}
+    the pods differ. `proven`: by the pods that passed their test alone."""
+    pods = [status.pod for status in fleet.pods if status.pod.serves(model)]
+    ways = {(pod.engine, pod.weights) for pod in pods if pod.reads_pictures or not proven}
     engine, weights = ways.pop() if len(ways) == 1 else ("", "")
     identify = ENGINES[engine].identify_picture if weights else None
     return PictureIdentities(identify, weights) if identify else None

@@ -13,6 +13,15 @@ ASSUMED_BLOCK_TOKENS = 64
 """Block size of an engine that does not report it."""
 _WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
 
+_SMALL = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAC0lEQVR42mNgQAYAAA4AATo1BFYAAAAASUVORK5CYII="
+"""A PNG of 2 x 2 pixels, which models enlarge."""
+_SCREENSHOT = (
+    "iVBORw0KGgoAAAANSUhEUgAABQAAAALQAQAAAADnBuD7AAAAh0lEQVR42u3BMQEAAADCoPVPbQlPoAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAB4GsTfAAGc95RKAAAAAElFTkSuQmCC"
+)
+"""A PNG of 1280 x 720 pixels, black and white, which engines convert to RGB."""
+
 Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
 MakeGroups: TypeAlias = Callable[[str, str, int | None], Iterable[Sequence[Probe]]]
 """Makes groups of probes from a model, a nonce and the pod's block size. Of each group the first that the router reads
@@ -90,6 +99,16 @@ def responses_probes(model: str, nonce: str, block_tokens: int | None) -> Iterat
         (Endpoint.RESPONSES, {**fields, "input": [asked, *turns]}),
         (Endpoint.RESPONSES, {**common, "input": [asked, *turns]}),
     ]
+
+
+def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """Groups of probes with a picture: its number of tokens shows the limits of its size, and the blocks behind it its
+    identifier."""
+    for encoded in (_SMALL, _SCREENSHOT):
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
+        content = [_text(f"{nonce} Look:"), shown, _text(_long_text(block_tokens))]
+        messages = [{"role": "user", "content": content}]
+        yield [(Endpoint.CHAT, {"model": model, "max_tokens": 1, "temperature": 0, "messages": messages})]
 
 
 def _long_text(block_tokens: int | None) -> str:

@@ -19,7 +19,7 @@ import structlog
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.probe_bodies import CONVERSION_PROBES, PROVEN_WITH, MakeGroups, Probe, probes
+from router.feeds.probe_bodies import CONVERSION_PROBES, PROVEN_WITH, MakeGroups, Probe, picture_probes, probes
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
@@ -78,6 +78,9 @@ class ParityReport:
         if self.hashes is Parity.OK or (self.hashes is Parity.NO_EVENTS and self.tokens is Parity.OK):
             return PrefixTrust.TRUSTED
         return PrefixTrust.UNTESTED
+
+
+_NONE_READ = ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router reads none of the probes")
 
 
 def compare_tokens(ours: Sequence[int], engine: Sequence[int] | None, engine_count: int | None) -> ParityReport:
@@ -167,7 +170,7 @@ class ParityFeed:
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed, logged = 0, set[Endpoint]()
+        failed, logged, pictures_tested = 0, set[Endpoint](), 0
         while True:
             status = self._fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
@@ -176,6 +179,8 @@ class ParityFeed:
                 status = self._fleet.status(pod_id)
             if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
                 failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
+            if status and status.pod.trust is PrefixTrust.TRUSTED and status.pod.epoch != pictures_tested:
+                pictures_tested = status.pod.epoch if await self._test_pictures(status.pod) else 0
             await pause(changed, self._timing.retest_s * min(2**failed, MAX_RETEST_FACTOR))
 
     async def _test_conversions(self, pod: Pod, logged: set[Endpoint]) -> bool:
@@ -195,18 +200,36 @@ class ParityFeed:
             self._fleet.trust_conversions(pod.id, frozenset(passed))
         return passed.issuperset(_untested(pod))
 
-    async def _test_conversion(self, pod: Pod, make: MakeGroups) -> ParityReport | None:
+    async def _test_pictures(self, pod: Pod) -> bool:
+        """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
+        test must be repeated."""
+        report = await self._test_conversion(
+            pod, picture_probes, lambda prompt: bool(prompt.pictures) and not prompt.media_tokens
+        )
+        now = self._fleet.status(pod.id)
+        if now is None or now.pod.epoch != pod.epoch:
+            return False
+        if report is None:
+            self._fleet.trust_pictures(pod.id)
+        elif report.trust is PrefixTrust.MISMATCH:
+            event = "pictures not trusted; prompts are matched up to their first picture"
+            log.warning(event, pod=pod.id, reason=report.reason)
+        return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
+
+    async def _test_conversion(
+        self, pod: Pod, make: MakeGroups, reads: Callable[[PromptPrefix], bool] = lambda _: True
+    ) -> ParityReport | None:
         """The first failure of a conversion's probes; None if all passed, of each group the first that the router
-        reads."""
+        reads. `reads`: whether it has read a probe exactly."""
         read = 0
         for group in make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens):
-            if (found := await self._first_readable(group)) is None:
+            if (found := await self._first_readable(group)) is None or not reads(found[1]):
                 continue
             report = await self._compare(pod, *found)
             if report.trust is not PrefixTrust.TRUSTED:
                 return report
             read += 1
-        return None if read else ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router reads none of the probes")
+        return None if read else _NONE_READ
 
     def _record(self, pod: Pod, report: ParityReport) -> None:
         now = self._fleet.status(pod.id)

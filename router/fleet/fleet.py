@@ -224,6 +224,12 @@ class Fleet:
         if known is not None:
             self._put(replace(known, pod=replace(known.pod, converts=endpoints)))
 
+    def trust_pictures(self, pod_id: PodId) -> None:
+        """Record that the pod passed the parity test with pictures."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._put(replace(known, pod=replace(known.pod, reads_pictures=True)))
+
     # --- changes ----------------------------------------------------------------------------------------------
 
     def _add(self, pods: Iterable[Pod]) -> None:
@@ -245,7 +251,8 @@ class Fleet:
 
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
-        return replace(pod, epoch=next(self._epochs), trust=PrefixTrust.UNTESTED, converts=frozenset())
+        untested: dict[str, Any] = {"trust": PrefixTrust.UNTESTED, "converts": frozenset(), "reads_pictures": False}
+        return replace(pod, epoch=next(self._epochs), **untested)
 
     def _put(self, status: PodStatus) -> None:
         if self._statuses.get(status.pod.id) != status:
@@ -275,6 +282,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         epoch=known.epoch,
         trust=known.trust,
         converts=known.converts,
+        reads_pictures=known.reads_pictures,
         ready_since_s=known.ready_since_s,
     )
 

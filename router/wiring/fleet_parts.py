@@ -174,6 +174,7 @@ class FleetParts:
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
+            self.fleet.trust_pictures(pod.id)
 
     def _served(self) -> frozenset[str]:
         return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)

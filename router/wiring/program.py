@@ -54,7 +54,7 @@ from router.wiring.decision_records import DecisionRecords, UsageLog, build_trac
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.malloc_tuning import release_loop
-from router.wiring.prompts import LoadTokenizer, Prompts
+from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.wiring.proxy_parts import RequestRecords, build_forwarder, build_gate, build_tenants, upstream_pools
 from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
@@ -356,5 +356,5 @@ def _fleet_lookups(fleet: Fleet) -> FleetLookups:
     return FleetLookups(
         context_tokens=lambda request: context_tokens(fleet.snapshot, request),
         conversion=lambda request: conversion_of(fleet.snapshot, model(request), request.endpoint),
-        identities=lambda request: picture_identities(fleet.snapshot, model(request)),
+        identities=lambda request: picture_identities(fleet.snapshot, model(request), proven=request.id != NO_CLIENT),
     )

@@ -13,7 +13,14 @@ from router.prompt.pictures.vllm_identifier import identify
 from router.types import FleetSnapshot, Pod, PodState, PodStatus
 
 POD = Pod(
-    id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0, 1, 1), models=("m",), adapters=("l",), weights="./w"
+    id="a",
+    url="http://a",
+    engine="vllm",
+    speed=PodSpeed(1, 1, 0, 1, 1),
+    models=("m",),
+    adapters=("l",),
+    weights="./w",
+    reads_pictures=True,
 )
 
 
@@ -41,6 +48,14 @@ def test_pods_with_the_same_weights_identify_pictures_alike(model: str) -> None:
 )
 def test_where_pods_differ_or_do_not_say_pictures_are_not_identified(pods: tuple[Pod, ...]) -> None:
     assert picture_identities(fleet(*pods), "m") is None
+
+
+def test_a_pod_that_has_not_passed_its_test_does_not_count() -> None:
+    """Except for the test itself."""
+    untested = replace(POD, id="b", weights="/other/w", reads_pictures=False)
+    assert picture_identities(fleet(POD, untested), "m") == (identify, "./w")
+    assert picture_identities(fleet(untested), "m") is None
+    assert picture_identities(fleet(untested), "m", proven=False) == (identify, "/other/w")
 
 
 def test_the_weights_are_the_root_of_the_base_model() -> None:

@@ -27,7 +27,7 @@ from router.feeds.self_test import (
 from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
-from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPrefix
+from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
 
 TOKENS = list(range(100, 200))
 AGREED = ParityReport(Parity.OK, Parity.UNKNOWN, "tokens agree")
@@ -175,6 +175,7 @@ class SelfTestWorld:
         self.engine_tokens = tokens_of
         self.message_tokens = tokens_of
         self.unreadable: set[str] = set()
+        self.reads_pictures = False
         self.bodies: list[dict[str, Any]] = []
         self.messages: list[dict[str, Any]] = []
         self.feed = ParityFeed(
@@ -222,7 +223,8 @@ class SelfTestWorld:
         if body["model"] != "m" or any(word in f"{endpoint} {roles}" for word in self.unreadable):
             return None
         tokens = token_array(tokens_of(body))
-        return PromptPrefix(GENERATION, tokens, hash_blocks(tokens, 16, generation_seed(GENERATION)))
+        seen = (PromptPicture(1, 9, 4),) if self.reads_pictures and "image_url" in str(body) else ()
+        return PromptPrefix(GENERATION, tokens, hash_blocks(tokens, 16, generation_seed(GENERATION)), 0, seen)
 
     @property
     def now(self) -> Pod:
@@ -370,6 +372,42 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
     failed = [log for log in logs if log["event"].startswith("conversion not trusted")]
     assert "the router has" in failed[0]["reason"]
     assert len(world.bodies) == 2
+
+
+async def test_pictures_are_trusted_after_a_test_of_their_own(
+    world: SelfTestWorld, running: Running, until: Until
+) -> None:
+    """Two requests. It is repeated after a restart, and chats stay trusted without it."""
+    world.reads_pictures = True
+    async with running(world.feed.run()):
+        await until(lambda: world.now.reads_pictures)
+        assert ["image_url" in str(body) for body in world.bodies] == [False, True, True]
+        world.engine_tokens = lambda body: [*([1] if "image_url" in str(body) else []), *tokens_of(body)]
+        with capture_logs() as logs:
+            world.fleet.restarted("a")
+            assert not world.now.reads_pictures
+            await until(lambda: [log for log in logs if log["event"].startswith("pictures not trusted")])
+        assert (world.now.trust, world.now.reads_pictures) == (PrefixTrust.TRUSTED, False)
+
+
+async def test_a_failed_request_with_a_picture_is_repeated(
+    world: SelfTestWorld, running: Running, until: Until
+) -> None:
+    """It shows nothing about the pod."""
+    world.reads_pictures = True
+    failed: list[int] = []
+
+    def generate(request: httpx.Request) -> bytes:
+        if b"image_url" in request.content and len(failed) < 2:
+            failed.append(1)
+            return b"{}"
+        return world.generate(request)
+
+    world.engine.answers[CHAT] = generate
+    world.publishes = False
+    async with running(world.feed.run()):
+        await until(lambda: world.now.reads_pictures)
+    assert len(failed) == 2
 
 
 def test_the_probes_of_messages_hold_what_engines_convert_differently() -> None:

@@ -96,6 +96,18 @@ def await_conversions(admin_url: str, endpoint: str) -> None:
     raise AssertionError(f"{endpoint} is not proven for all of {pods}")
 
 
+def await_pictures(admin_url: str) -> None:
+    """Wait until the router has proven for all pods how they identify pictures."""
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    pods: list[dict[str, Any]] = []
+    while time.monotonic() < deadline_s:
+        pods = httpx.get(f"{admin_url}/admin/pods").json()
+        if all(pod["reads_pictures"] for pod in pods):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"pictures are not proven for all of {pods}")
+
+
 def free_port() -> int:
     """A free port."""
     with socket.socket() as probe:

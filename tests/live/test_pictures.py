@@ -14,11 +14,11 @@ import pytest
 
 from tests.live.engines import BLOCK_TOKENS, HOME, VISION_WEIGHTS, start_vision
 from tests.live.picture_bodies import KINDS, SIZES, TEXT, Body, base64_picture, image_url, opening, text
-from tests.live.router_process import await_conversions, router
+from tests.live.router_process import await_conversions, await_pictures, router
 
 pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
 
-SESSIONS = 6
+SESSIONS = 10
 TURNS = 5
 DEADLINE_S = 240.0
 
@@ -36,6 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         with router(tmp_path_factory.mktemp("pictures"), config) as urls:
             await_conversions(urls.admin, "/v1/messages")
             await_conversions(urls.admin, "/v1/responses")
+            await_pictures(urls.admin)
             yield urls.public
     finally:
         for pod in pods:
@@ -68,30 +69,31 @@ async def ask(client: httpx.AsyncClient, path: str, **fields: Any) -> Answer:
     return Answer(raw.headers["x-warmroute-pod"], predicted, reported, prompt)
 
 
-async def session(client: httpx.AsyncClient, number: int) -> list[Answer]:
-    """A chat that gets a picture on every turn."""
+def next_turn(number: int, turn: int) -> list[Body]:
+    """What a chat's client adds: every turn has a picture of its own."""
     kind, mode = KINDS[number % len(KINDS)]
-    chat: list[Body] = [{"role": "system", "content": f"Session {number}. {TEXT * 3}"}]
-    answers = []
-    for turn in range(TURNS):
-        width, height = SIZES[turn % len(SIZES)]
-        shown = image_url(base64_picture(100 * number + turn, width, height, kind, mode))
-        chat.append({"role": "user", "content": [text(f"Page {turn}: "), shown, text(TEXT * 2)]})
-        answers.append(await ask(client, "/v1/chat/completions", messages=chat))
-        chat.append({"role": "assistant", "content": f"A boat. {TEXT}"})
-    return answers
+    shown = image_url(base64_picture(100 * number + turn, *SIZES[turn % len(SIZES)], kind, mode))
+    asked = {"role": "user", "content": [text(f"Page {turn}: "), shown, text(TEXT * 2)]}
+    return [{"role": "assistant", "content": f"A boat. {TEXT}"}, asked] if turn else [asked]
 
 
 async def test_sessions_with_pictures_stay_and_are_predicted_exactly(url: str) -> None:
-    """Concurrent chats with pictures of all formats: one pod each, and exact predictions on every turn."""
+    """Interleaved chats with pictures of all formats: one pod each, and exact predictions on every turn."""
+    chats: list[list[Body]] = [
+        [{"role": "system", "content": f"Session {number}. {TEXT * 3}"}] for number in range(SESSIONS)
+    ]
+    sessions: list[list[Answer]] = [[] for _ in chats]
     async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as client, asyncio.timeout(DEADLINE_S):
-        sessions = await asyncio.gather(*[session(client, number) for number in range(SESSIONS)])
+        for turn in range(TURNS):
+            for number, (chat, answers) in enumerate(zip(chats, sessions, strict=True)):
+                chat += next_turn(number, turn)
+                answers.append(await ask(client, "/v1/chat/completions", messages=chat))
     for turns in sessions:
         print([(turn.pod[-5:], turn.predicted, turn.reported, turn.prompt) for turn in turns])
         assert [turn.predicted for turn in turns] == [turn.reported for turn in turns]
         assert len({turn.pod for turn in turns}) == 1
-        for turn, following in pairwise(turns):
-            assert following.reported > turn.prompt - BLOCK_TOKENS
+        for before, after in pairwise(turns):
+            assert after.reported > before.prompt - BLOCK_TOKENS
 
 
 async def test_the_same_text_with_another_picture_is_matched_by_its_text_alone(url: str) -> None:
