@@ -10,6 +10,7 @@
     |   +-- QuotaExceeded           429  the tenant has used what it may
     |   +-- RequestTimeout          408  not received completely in time
     |   +-- BodyTooLarge            413
+    |   +-- ShareExceeded           429  the answer would be late, because its tenant uses its share
     |   +-- UnsupportedContentType  415  an admin call without a JSON content type
     |   +-- HeadersTooLarge         431
     |   +-- UnknownModel            404
@@ -20,6 +21,7 @@
     |   +-- NoReadyPod              503
     |   +-- Stopping                503  the router is shutting down and the drain time is over
     |   +-- Saturated               503  a limit of the router itself is reached
+    |   +-- Overloaded              503  the answer would be late
     +-- UpstreamError               a pod failed
     |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
     |   +-- StaleConnection         502  a reused connection died before any answer: retried once on the same pod
@@ -116,6 +118,16 @@ class QuotaExceeded(ClientError):
         self.headers = headers
 
 
+class ShareExceeded(ClientError):
+    """The tenant uses its share of the pods, and the answer would be late. As `Overloaded`."""
+
+    code = "share_exceeded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class UnsupportedContentType(ClientError):
     """The content type is not the required one."""
 
@@ -185,6 +197,16 @@ class Saturated(FleetError):
     """A configured limit of requests or connections is reached."""
 
     code = "saturated"
+
+
+class Overloaded(FleetError):
+    """The answer would be late. `retry_after_s` later it would have been in time."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Stopping(FleetError):

@@ -13,7 +13,16 @@ import msgspec
 
 from router import errors
 from router.config.schema import Limits
-from router.errors import ClientError, HeadersTooLarge, QuotaExceeded, RouterError, code_of, shortened
+from router.errors import (
+    ClientError,
+    HeadersTooLarge,
+    Overloaded,
+    QuotaExceeded,
+    RouterError,
+    ShareExceeded,
+    code_of,
+    shortened,
+)
 from router.proxy.headers import HeaderList
 
 MAX_MESSAGE_CHARACTERS = 1000
@@ -38,6 +47,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.AccessDenied: ErrorResponse(403, "permission_error"),
     errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error"),
     errors.QuotaExceeded: ErrorResponse(429, "requests"),
+    errors.ShareExceeded: ErrorResponse(429, "requests"),
     errors.RequestTimeout: ErrorResponse(408, "invalid_request_error"),
     errors.HeadersTooLarge: ErrorResponse(431, "invalid_request_error"),
     errors.BodyTooLarge: ErrorResponse(413, "invalid_request_error"),
@@ -49,6 +59,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.NoReadyPod: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
     errors.Stopping: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
     errors.Saturated: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
+    errors.Overloaded: ErrorResponse(503, "service_unavailable_error", retry_after_s=1),
     errors.UpstreamError: ErrorResponse(502, "upstream_error"),
     errors.ConnectFailed: ErrorResponse(502, "upstream_error"),
     errors.StaleConnection: ErrorResponse(502, "upstream_error"),
@@ -84,6 +95,8 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
         headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
     if isinstance(error, QuotaExceeded):
         return [*headers, *error.headers, *_retry_headers(error.retry_after_s)]
+    if isinstance(error, Overloaded | ShareExceeded):
+        return [*headers, *_retry_headers(error.retry_after_s)]
     after_s = response.retry_after_s
     return headers if after_s is None else [*headers, (b"retry-after", b"%d" % after_s)]
 

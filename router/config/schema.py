@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from router.config.admission_schema import AdmissionConfig
 from router.config.discovery_schema import Discovery
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
@@ -214,6 +215,9 @@ class RouterConfig(Strict):
     links: LinksConfig = LinksConfig()
     limits: Limits = Limits()
     edge: Edge = Edge()
+    admission: AdmissionConfig | None = None
+    """A queue in front of the fleet, such as `admission: {}`. Null: requests wait in the engines, and none is refused
+    because it would be late."""
     probes: Probes = Probes()
     scaling: Scaling = Scaling()
     index: Index = Index()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from router.admission.admission_queue import QueueLimits
+from router.admission.tenant import Slo
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -42,6 +44,15 @@ class ForwardSettings:
     no_events_capacity_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """`slo`: of clients whose tenant has none. `workers`: processes of this router."""
+
+    limits: QueueLimits
+    slo: Slo
+    workers: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyDependencies:
     """The parts of the program that the proxy uses, and its settings."""
@@ -65,3 +76,5 @@ class ProxyDependencies:
     request_log: RequestLog | None = None
     quotas: QuotaAdmission = field(default_factory=QuotaAdmission)
     usage: UsageRecords | None = None
+    queue: QueueSettings | None = None
+    """None: requests wait in the engines."""

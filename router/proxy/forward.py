@@ -26,6 +26,7 @@ from router.proxy.dependencies import ProxyDependencies
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
+from router.proxy.request_queues import RequestQueues
 from router.proxy.token_answers import ABOUT_TOKENS
 from router.proxy.websockets import WebSocketClient, WebSocketTunnels
 
@@ -37,6 +38,7 @@ class Forwarder:
         self._decisions = RequestDecisions(needs)
         self._attempts = Attempts(needs)
         self._websockets = WebSocketTunnels(needs)
+        self._queues = RequestQueues(needs.queue, needs, self._decisions) if needs.queue else None
         self._metrics = needs.metrics
         self._calibrator = needs.calibrator
         self._breaker = needs.breaker
@@ -69,6 +71,8 @@ class Forwarder:
             context.decision = self._decisions.decide(context, match)
             if context.hold is not None:
                 await self._quotas.charge(context)
+            if self._queues is not None and context.prompt is not None:
+                await self._queues.wait_for_place(context)
             await self._attempts.attempt_in_order(context, client)
 
     async def _begin(self, context: RequestContext) -> None:
@@ -135,7 +139,7 @@ class Forwarder:
         """Predicted time to first token with the actual one."""
         decision, chosen = context.decision, ended.served
         if chosen is not None and decision is not None and context.prompt is not None and ended.ttft_ms is not None:
-            self._calibrator.compare_ttft(ended.model, decision, chosen, ended.ttft_ms)
+            self._calibrator.compare_ttft(ended.model, decision, chosen, ended.ttft_ms - context.waited_s * 1000)
         if ttft := ttft_of_one_pod(context):
             pod, expected_ms, actual_ms = ttft
             self._breaker.first_token(pod, context.client, expected_ms, actual_ms, time.monotonic())

@@ -48,6 +48,8 @@ class RequestContext(msgspec.Struct, eq=False):
     first_token_s: float | None = None
     handed_over_cached_tokens: int | None = None
     """Cached tokens that the prefill pod of a split reported."""
+    waited_s: float = 0.0
+    """In front of the fleet, for a place."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
     suspects: tuple[PodId, ...] = ()
@@ -127,7 +129,7 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
     first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
         return None
-    return candidate.pod.id, expected_ttft_ms(candidate.cost), first_token_s * 1000
+    return candidate.pod.id, expected_ttft_ms(candidate.cost), (first_token_s - context.waited_s) * 1000
 
 
 def outcome_of(context: RequestContext) -> Outcome:

@@ -67,6 +67,18 @@ class RequestDecisions:
         context.recorded = self._needs.journal.record(scene, decision, context.policy, context.workload)
         return decision
 
+    def decide_again(self, context: RequestContext, match: PrefixMatch) -> tuple[Scene, RouteDecision]:
+        """A later decision about a request that waits, by the same policy; not counted as traffic."""
+        assert context.policy is not None
+        scene = self._scene(context.request, context.prompt, match, counted=False, stored_pod=context.stored_pod)
+        return scene, decide(scene, context.policy)
+
+    def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+        """Record the decision by which the request is sent."""
+        assert context.policy is not None
+        context.decision = decision
+        context.recorded = self._needs.journal.record(scene, decision, context.policy, context.workload)
+
     async def preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         stored_pod, prompt = await self.stored_pod(request, None), await self._read(request)

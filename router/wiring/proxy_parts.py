@@ -15,7 +15,7 @@ from router.observe.journal import Journal
 from router.observe.log import LEVELS, RequestLog
 from router.policy.classes import Classes
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.dependencies import ForwardSettings, ProxyDependencies
+from router.proxy.dependencies import ForwardSettings, ProxyDependencies, QueueSettings
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderRules
 from router.proxy.quota_admission import QuotaAdmission
@@ -88,8 +88,14 @@ def build_forwarder(
         responses=parts.responses,
         quotas=records.quotas,
         usage=records.usage,
+        queue=_queue_settings(config),
     )
     return Forwarder(dependencies)
+
+
+def _queue_settings(config: RouterConfig) -> QueueSettings | None:
+    admission = config.admission
+    return QueueSettings(admission.limits, admission.slo, config.listen.workers) if admission else None
 
 
 def _request_log(config: Log) -> RequestLog | None:

@@ -65,6 +65,15 @@ def test_errors_of_the_fleet_ask_clients_to_retry_after_a_second() -> None:
     ]
 
 
+@pytest.mark.parametrize("refusal", [errors.Overloaded, errors.ShareExceeded])
+def test_refusals_name_the_seconds_after_which_the_request_would_be_in_time(
+    refusal: type[errors.Overloaded | errors.ShareExceeded],
+) -> None:
+    """Rounded up, and at least one."""
+    assert (b"retry-after", b"3") in error_headers(refusal("late", 2.1), b"{}")
+    assert (b"retry-after", b"1") in error_headers(refusal("late", 0.01), b"{}")
+
+
 def test_a_body_has_openais_four_fields() -> None:
     """`param` names the wrong field."""
     error = json.loads(error_body(MalformedRequest("no messages", param="messages")))["error"]

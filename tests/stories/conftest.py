@@ -18,6 +18,7 @@ from router.api.listen_sockets import address_of, bind_port
 from router.api.protocol import EdgeProtocol
 from router.api.server import DrainingServer, SocketServer
 from router.cli.child_processes import JSON_CALL
+from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
@@ -170,6 +171,7 @@ def deploy(
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
         usage: Path | None = None,
+        admission: AdmissionConfig | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -187,6 +189,7 @@ def deploy(
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
                 usage=UsageFile(file=str(usage) if usage else None),
+                admission=admission,
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),

@@ -10,6 +10,13 @@ _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.00
 
 REQUESTS = counter("warmroute_requests", "Requests that ended, by endpoint, model and result.", "endpoint model result")
 IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.", join=Join.SUM)
+QUEUED = gauge("warmroute_queue_requests", "Requests that wait in front of the fleet.", join=Join.SUM)
+QUEUE_S = histogram(
+    "warmroute_queue_seconds", "Seconds that requests waited in front of the fleet.", "model", buckets=SECONDS
+)
+QUEUE_REFUSED = counter(
+    "warmroute_queue_refused", "Requests refused because their answers would be late, by reason.", "model reason"
+)
 TTFT_S = histogram(
     "warmroute_time_to_first_token_seconds",
     "Seconds from arrival to first token of streamed requests.",

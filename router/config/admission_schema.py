@@ -1,0 +1,41 @@
+"""The key `admission` of `config/router.yaml`."""
+
+from __future__ import annotations
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from router.admission.admission_queue import QueueLimits
+from router.admission.tenant import Slo
+from router.config.load import Strict
+
+
+class AdmissionConfig(Strict):
+    """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
+    engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
+
+    slo: Slo = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
+    """Times that a good request meets, for clients whose tenant has none: ms to the first token, or that many times
+    the prompt's prefill on an idle pod, whichever is more; and ms per token, which limits the prompts of a pod."""
+    max_requests: PositiveInt = 1000
+    """Waiting requests of one model, in each worker. Beyond that, the tenant with the most waiting prefill loses its
+    last one."""
+    max_bytes: PositiveInt = 256 * 1024 * 1024
+    """Their bodies."""
+    max_wait_ms: PositiveFloat = 1200.0
+    """The longest wait that is predicted for a request that is not refused."""
+    headroom: NonNegativeFloat = 1.8
+    """How much longer than the mean a request may wait for its tokens while its pod computes prompts. More protects
+    decoding, and lets fewer prompts in."""
+    error_share: NonNegativeFloat = 0.05
+    """How much later than predicted first tokens may come."""
+
+    @property
+    def limits(self) -> QueueLimits:
+        """The bounds of a queue."""
+        return QueueLimits(
+            max_requests=self.max_requests,
+            max_bytes=self.max_bytes,
+            max_wait_ms=self.max_wait_ms,
+            headroom=self.headroom,
+            error_share=self.error_share,
+        )
