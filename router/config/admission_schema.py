@@ -9,13 +9,23 @@ from router.admission.tenant import Slo
 from router.config.load import Strict
 
 
+class SloConfig(Strict):
+    """Times that a good request meets."""
+
+    ttft_ms: PositiveFloat = 2000.0
+    """To the first token."""
+    idle_prefills: NonNegativeFloat = 3.0
+    """The first token of a long prompt may take that many times its prefill on an idle pod."""
+    tpot_ms: PositiveFloat = 100.0
+    """Per token after the first. Of all clients: it limits the prompts of a pod."""
+
+
 class AdmissionConfig(Strict):
     """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
     engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
 
-    slo: Slo = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
-    """Times that a good request meets, for clients whose tenant has none: ms to the first token, or that many times
-    the prompt's prefill on an idle pod, whichever is more; and ms per token, which limits the prompts of a pod."""
+    slo: SloConfig = SloConfig()
+    """For clients whose tenant has none."""
     max_requests: PositiveInt = 1000
     """Waiting requests of one model, in each worker. Beyond that, the tenant with the most waiting prefill loses its
     last one."""
@@ -28,6 +38,11 @@ class AdmissionConfig(Strict):
     decoding, and lets fewer prompts in."""
     error_share: NonNegativeFloat = 0.05
     """How much later than predicted first tokens may come."""
+
+    @property
+    def default_slo(self) -> Slo:
+        """Of clients whose tenant has none."""
+        return Slo(self.slo.ttft_ms, self.slo.tpot_ms, self.slo.idle_prefills)
 
     @property
     def limits(self) -> QueueLimits:

@@ -95,7 +95,7 @@ def build_forwarder(
 
 def _queue_settings(config: RouterConfig) -> QueueSettings | None:
     admission = config.admission
-    return QueueSettings(admission.limits, admission.slo, config.listen.workers) if admission else None
+    return QueueSettings(admission.limits, admission.default_slo, config.listen.workers) if admission else None
 
 
 def _request_log(config: Log) -> RequestLog | None:

@@ -7,12 +7,11 @@ import asyncio
 import httpx
 import pytest
 
-from router.admission.tenant import Slo
-from router.config.admission_schema import AdmissionConfig
+from router.config.admission_schema import AdmissionConfig, SloConfig
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-PATIENT = AdmissionConfig(slo=Slo(ttft_ms=60_000.0, tpot_ms=1.0), max_wait_ms=60_000.0)
+PATIENT = AdmissionConfig(slo=SloConfig(ttft_ms=60_000.0, tpot_ms=1.0), max_wait_ms=60_000.0)
 """Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
 
 
