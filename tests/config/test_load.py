@@ -44,7 +44,7 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:5: pods.0.kv_events",
             "did you mean 'replay_endpoint'?",
         ),
-        ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, classes, discovery"),
+        ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, discovery"),
         (
             "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",
             "/router.yaml:",
