@@ -13,7 +13,7 @@ from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_
 from router.cli.child_processes import FleetPlan
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, drive
-from router.cli.mock_engine_command import mock_tokenizer
+from router.cli.mock_engine_command import MAX_CONTEXT_TOKENS, mock_tokenizer
 from router.sim.chat_workload import sessions
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 
@@ -60,7 +60,8 @@ def trace_traffic(path: Path, requests: int, speedup: float, model: str) -> Traf
 
 def agent_traffic_of(path: Path, load: float, duration_s: float, seed: int, plan: FleetPlan) -> TrafficOfRound:
     """Recorded coding agents, closed loop: other sessions in every round."""
-    recorded, pod_tokens = read_agent_sessions(path), plan.num_blocks * plan.block_size_tokens
+    recorded = read_agent_sessions(path)
+    pod_tokens = min(plan.num_blocks * plan.block_size_tokens, MAX_CONTEXT_TOKENS)
 
     def of_round(number: int) -> Traffic:
         traffic = agent_traffic(recorded, speedup=load, seed=seed + number, duration_s=duration_s)

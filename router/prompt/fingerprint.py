@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -22,10 +22,11 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
-from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, IncrementalReader
+from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
 from router.prompt.media import TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities
+from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, PendingPrompt, RenderedPrompt
 from router.prompt.segments import Lookup, SegmentCache, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -42,57 +43,6 @@ _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
 _PICTURE_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
 """With these fields the engine changes pictures."""
-
-
-class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `open` and `render`."""
-
-    request: InferenceRequest
-    generation: Generation
-    seed: BlockHash
-    segments: SegmentCache
-    found: FoundPrefix | None
-    conversion: type[Conversion] | None = None
-    identities: PictureIdentities | None = None
-
-
-class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A whole prompt between `render` and `look_up`: its text with its pieces, or the client's tokens."""
-
-    generation: Generation
-    seed: BlockHash
-    prompt: str | array[int]
-    pieces: list[str] = []
-    framed: bool = False
-    media: MediaText | None = None
-    """With pictures: what is known of them."""
-    exact_pieces: int = 0
-    """Number of pieces in front of the first picture whose tokens are unknown."""
-
-
-class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `look_up` and `finish`: text that was looked up, or the client's tokens."""
-
-    generation: Generation
-    seed: BlockHash
-    prompt: Lookup | array[int]
-    framed: bool = False
-    media: MediaText | None = None
-    exact_pieces: int = 0
-    """As in `RenderedPrompt`."""
-
-    @property
-    def text(self) -> str | None:
-        """The text to encode, without special tokens; None for a prompt of tokens."""
-        return self.prompt.text if isinstance(self.prompt, Lookup) else None
-
-    @property
-    def cold_characters(self) -> int:
-        """How much text must still be encoded."""
-        return self.prompt.cold_characters if isinstance(self.prompt, Lookup) else 0
-
-
-AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt
 
 
 class Fingerprinter:
@@ -171,7 +121,27 @@ class Fingerprinter:
         found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
             found = self.incremental.find(request.prompt, request.salt)
+        if self.incremental is not None and found is None:
+            found = self.incremental.find_chat(request, conversion)
         return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
+
+    def render_new(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
+        """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`."""
+        if self.incremental is None or opened.found is None or not opened.found.key:
+            return None
+        text_of = partial(self._text_of, opened)
+        rendered = self.incremental.continue_chat(opened, text_of)
+        if rendered is not None:
+            rendered.conversion = opened.conversion
+        return rendered
+
+    def _text_of(self, opened: OpenedPrompt, prompt: Mapping[str, Any]) -> str | None:
+        """The text of the same request with other fields; None where it cannot be rendered, or is not only text."""
+        try:
+            text, framed = self._prompt(msgspec.structs.replace(opened.request, prompt=prompt), opened.conversion)
+        except (MalformedRequest, Unrenderable):
+            return None
+        return text if isinstance(text, str) and not framed else None
 
     def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
@@ -180,7 +150,7 @@ class Fingerprinter:
         `MalformedRequest` if the engine would refuse it, `ContextTooLong` if its length alone shows that it fits no
         pod, `Unrenderable` if its tokens cannot be computed here."""
         generation, seed, segments = opened.generation, opened.seed, opened.segments
-        if opened.found is not None:
+        if opened.found is not None and not opened.found.key:
             assert self.incremental is not None
             rendered = self.incremental.render(opened.found, generation, seed, segments)
             if rendered is not None:
@@ -196,7 +166,10 @@ class Fingerprinter:
             return RenderedPrompt(generation, seed, text, pieces)
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
-        return RenderedPrompt(generation, seed, prompt, pieces, framed)
+        entry = None
+        if self.incremental is not None and opened.found is not None and isinstance(prompt, str) and not framed:
+            entry = self.incremental.entry_of(opened, partial(self._text_of, opened), prompt, pieces[-1])
+        return RenderedPrompt(generation, seed, prompt, pieces, framed, entry=entry)
 
     def _rendered_media(
         self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
@@ -221,12 +194,14 @@ class Fingerprinter:
         generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
         if isinstance(prompt, str):
             lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces, salt=generation.salt)
-            return PendingPrompt(generation, seed, lookup, framed, rendered.media, rendered.exact_pieces)
+            media, exact = rendered.media, rendered.exact_pieces
+            return PendingPrompt(generation, seed, lookup, framed, media, exact, rendered.entry)
         return PendingPrompt(generation, seed, prompt)
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
         """`open`, `render` and `look_up`. Raises what `render` raises."""
-        return self.look_up(self.render(self.open(request, conversion)))
+        opened = self.open(request, conversion)
+        return self.look_up(self.render_new(opened) or self.render(opened))
 
     def finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
         """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
@@ -241,7 +216,10 @@ class Fingerprinter:
         if isinstance(self._template, Harmony):
             return None  # its texts are encoded one by one
         generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
-        text = self._prompt(request)[0] if isinstance(pending, IncrementalPrompt) else pending.text
+        if isinstance(pending, PendingPrompt):
+            text: Any = pending.text
+        else:
+            text = self._prompt(request, pending.conversion)[0]
         if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.media is not None):
             return None
         tokens = self._tokenizer.encode_slowly(text, add_special_tokens=framed)
@@ -258,6 +236,9 @@ class Fingerprinter:
         tokens.extend(prompt.tail)
         hashes = hash_path(tokens, segments, seed, generation.block_size_tokens)
         self.segments.keep(prompt, segments)
+        if pending.entry is not None:
+            known = tokens[: len(tokens) - segments[-1].token_count]
+            pending.entry.store(known, hashes, seed, generation.block_size_tokens, pending.entry.text)
         if pending.media is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
             return self._with_pictures(PromptPrefix(generation, tokens, hashes), pending.media, exact_tokens, seed)

@@ -24,10 +24,11 @@ from router.hashing import generation_seed, hash_blocks
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
-from router.prompt.fingerprint import Fingerprinter, OpenedPrompt, RenderedPrompt
+from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
+from router.prompt.prompt_stages import OpenedPrompt, RenderedPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -139,8 +140,10 @@ class LocalReader:
             conversion = self._lookups.conversion(request) if request.endpoint in CONVERTED else None
             identities = self._lookups.identities(request) if fingerprinter.reads_pictures else None
             opened = fingerprinter.open(request, conversion, identities)
-            is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
-            rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
+            rendered = self._rendered_new(opened)
+            if rendered is None:
+                is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
+                rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
             pending = fingerprinter.look_up(rendered)
             is_fast = self._tokenizer.backend != REFERENCE
             if pending.cold_characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
@@ -161,9 +164,15 @@ class LocalReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
+    def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
+        """A prompt with a cached prefix and little behind it, rendered at once."""
+        is_short = opened.found is not None and opened.found.new_bytes <= INLINE_BYTES
+        return self._fingerprinter.render_new(opened) if is_short else None
+
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
-        new_bytes = opened.found.new_bytes if opened.found else len(request.body)
+        found = opened.found
+        new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
         context_tokens = self._lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
@@ -190,7 +199,7 @@ def generating_request(request: InferenceRequest) -> InferenceRequest | None:
 def _is_short(opened: OpenedPrompt) -> bool:
     """Whether a prompt can be rendered inline."""
     request, found = opened.request, opened.found
-    if found is not None:
+    if found is not None and not found.key:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
     return len(request.body) <= INLINE_BYTES and len(request.prompt.get("messages", ())) <= INLINE_MESSAGES
 

@@ -20,6 +20,9 @@ class Conversion:
     in_harmony: type[Conversion] | None = None
     """The same for models in the Harmony format; None where the engine does something else with these."""
 
+    drops_billing = False
+    """Whether a text that begins with a billing header is dropped whole."""
+
     def __init__(self, template: ChatTemplate | Harmony | None) -> None:
         self._template = template
 

@@ -35,6 +35,8 @@ _TOOL_CHANGES = (ToolAddition, ToolRemoval)
 class VllmMessages(Conversion):
     """vLLM's conversion of Anthropic's messages."""
 
+    drops_billing = True
+
     @cached_property
     def merges_system(self) -> bool:
         """Whether late system messages are moved in front: the bare template refuses them, with or without tools."""

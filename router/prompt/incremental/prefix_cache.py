@@ -36,9 +36,17 @@ class Boundary(msgspec.Struct, frozen=True, gc=False):
 class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     """The prompt of a chat's first messages, encoded up to the last place where its text may be cut."""
 
+    messages: int = 0
+    """Number of messages."""
     roles: tuple[str, ...] = ()
+    """Of a chat with only roles and texts."""
     skeleton: int = 0
     """`TemplateSkeleton.prefixes` at this boundary."""
+    samples: bytes = b""
+    """Of any other chat: some of its messages, encoded (`continuation.py`)."""
+    head: int = 0
+    head_digest: int = 0
+    """Characters, and a digest of them, that the whole prompt starts with and short chats as well."""
     tokens: bytes = b""
     """As `hashing.token_array` lays them out."""
     seed: BlockHash = 0
@@ -61,7 +69,7 @@ class PrefixCache:
         self._seed = seed & (2**64 - 1)
         self._max_bytes = max_bytes
         self._prefixes: OrderedDict[int, CachedPrefix | None] = OrderedDict()
-        self._stored: deque[tuple[int, CachedPrefix]] = deque()
+        self._stored: deque[tuple[int, CachedPrefix, int]] = deque()
         self.bytes = 0
         """Bytes held, estimated."""
 
@@ -99,13 +107,16 @@ class PrefixCache:
             self._put(boundaries[0].digest, None)
         return None
 
-    def store(self, digest: int, prefix: CachedPrefix) -> None:
-        """Store a prefix. The next `find` can return it."""
-        self._stored.append((digest, prefix))
+    def store(self, digest: int, prefix: CachedPrefix, replaced: int = 0) -> None:
+        """Store a prefix, and drop the one that it continues, `replaced`. The next `find` can return it."""
+        self._stored.append((digest, prefix, replaced))
 
     def _take_stored(self) -> None:
         while self._stored:
-            self._put(*self._stored.popleft())
+            digest, prefix, replaced = self._stored.popleft()
+            if replaced in self._prefixes:
+                self.bytes -= _size_bytes(self._prefixes.pop(replaced))
+            self._put(digest, prefix)
 
     def _put(self, digest: int, prefix: CachedPrefix | None) -> None:
         if digest in self._prefixes:
@@ -119,4 +130,5 @@ class PrefixCache:
 def _size_bytes(prefix: CachedPrefix | None) -> int:
     if prefix is None:
         return _SEEN_BYTES
-    return sum([_PREFIX_BYTES, getsizeof(prefix.roles), len(prefix.tokens), len(prefix.hashes), getsizeof(prefix.rest)])
+    texts = getsizeof(prefix.rest) + len(prefix.samples)
+    return _PREFIX_BYTES + getsizeof(prefix.roles) + len(prefix.tokens) + len(prefix.hashes) + texts

@@ -5,31 +5,63 @@ Returns None for chats that it cannot read; `fingerprint.py` then reads the whol
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
+from router.prompt.apis.conversion import Conversion
 from router.prompt.conversation import plain_messages
+from router.prompt.incremental.continuation import (
+    ChatSample,
+    Render,
+    boundaries,
+    can_continue,
+    context_of,
+    continuation,
+    continues,
+    decoded_samples,
+    encoded_samples,
+    head_of,
+    render_samples,
+    samples_of,
+    with_one_tool,
+)
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
-from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons
+from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
 from router.prompt.segments import Lookup, SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
-from router.types import BlockHash, Generation, PromptPrefix
+from router.types import CONVERTED, BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
 
+MIN_BYTES = 32 * 1024
+"""Shorter chats that have more than roles and texts are rendered whole."""
+MAX_BYTES = 2 * 1024 * 1024
+MOST_MESSAGES = 2048
+MAX_CONTEXT_BYTES = 512 * 1024
+"""Of system prompt and tools. Larger chats are rendered whole: to look them up would hold the event loop."""
 _ONLY_MESSAGES = {"messages"}
+_CHATS = CONVERTED | {Endpoint.CHAT}
 
 
 class PendingEntry(msgspec.Struct, frozen=True, gc=False):
-    """The prefix to store when its tokens are known: the chat without its last message."""
+    """The prefix to store when its tokens are known."""
 
     cache: PrefixCache
     digest: int
-    roles: tuple[str, ...]
-    skeleton: int
+    prefix: CachedPrefix
+    """The prefix without tokens, hashes and text."""
     text: str
-    """The text behind the cached prefix, without the last message's content."""
+    """Its text behind the cached prefix."""
+    replaced: int = 0
+    """The digest of the prefix that it continues, which is then dropped."""
+
+    def store(self, tokens: array[int], hashes: array[int], seed: BlockHash, block_tokens: int, rest: str) -> None:
+        """Store the prefix with these tokens, which end at the last cut before `rest`."""
+        kept = hashes[: len(tokens) // block_tokens].tobytes()
+        found = msgspec.structs.replace(self.prefix, tokens=tokens.tobytes(), seed=seed, hashes=kept, rest=rest)
+        self.cache.store(self.digest, found, self.replaced)
 
 
 class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
@@ -41,11 +73,36 @@ class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
     seen: bool
     cache: PrefixCache
     """The cache that the prefix is from. `clear` replaces it; later stores into it are lost."""
+    key: str = ""
+    """The field of the messages, if the chat has more than roles and texts."""
 
     @property
     def new_bytes(self) -> int:
         """Size of the messages behind the prefix."""
-        return sum(map(len, self.messages[len(self.prefix.roles) :]))
+        return sum(map(len, self.messages[self.prefix.messages :]))
+
+
+class OpenedChat(Protocol):
+    """A request and its cached prefix."""
+
+    @property
+    def request(self) -> InferenceRequest: ...
+
+    @property
+    def generation(self) -> Generation: ...
+
+    @property
+    def seed(self) -> BlockHash: ...
+
+    @property
+    def segments(self) -> SegmentCache: ...
+
+    @property
+    def found(self) -> FoundPrefix | None: ...
+
+
+TextOf: TypeAlias = Callable[[Mapping[str, Any]], str | None]
+"""The prompt's text, from the fields of a request; None where it has none."""
 
 
 class IncrementalPrompt(msgspec.Struct, gc=False):
@@ -56,6 +113,8 @@ class IncrementalPrompt(msgspec.Struct, gc=False):
     prefix: CachedPrefix
     lookup: Lookup
     entry: PendingEntry | None
+    conversion: type[Conversion] | None = None
+    """How the body was converted to a chat."""
 
     @property
     def text(self) -> str:
@@ -78,11 +137,12 @@ class IncrementalReader:
         self._skeletons = Skeletons(template)
         self.enabled = self._skeletons.enabled
         """False if the template changes contents, and after `disable`."""
+        self._continues = not varies(template.source) and can_continue(template.render)
         self.cache = PrefixCache(seed, cache_bytes)
 
     def disable(self) -> None:
         """Return None from now on."""
-        self.enabled = False
+        self.enabled = self._continues = False
         self.clear()
 
     def clear(self) -> None:
@@ -110,7 +170,7 @@ class IncrementalReader:
         """The prompt, all of whose text must be encoded unless it is looked up; None if the whole prompt must be read.
         Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
         prefix, messages = found.prefix, found.messages
-        first = len(prefix.roles)
+        first = prefix.messages
         new = plain_messages(messages[first:] if first else messages)
         if not new:
             return None
@@ -130,11 +190,65 @@ class IncrementalReader:
         if found.seen and len(new) > 1:
             last = found.boundaries[0]
             text = prefix.rest + "".join(parts[:-2])
-            entry = PendingEntry(found.cache, last.digest, roles[:-1], skeleton.prefixes[last.messages], text)
+            known = CachedPrefix(last.messages, roles[:-1], skeleton.prefixes[last.messages])
+            entry = PendingEntry(found.cache, last.digest, known, text)
         text = prefix.rest + "".join(parts)
         return IncrementalPrompt(
             generation, seed, prefix, all_cold(text, segments.pieces(text), generation.salt), entry
         )
+
+    def find_chat(self, request: InferenceRequest, conversion: type[Conversion] | None) -> FoundPrefix | None:
+        """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
+        if not self._continues or not MIN_BYTES <= len(request.body) <= MAX_BYTES:
+            return None
+        if request.endpoint not in _CHATS:
+            return None
+        key = "input" if request.endpoint is Endpoint.RESPONSES else "messages"
+        messages = request.prompt.get(key)
+        if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
+            return None
+        if len(messages) > MOST_MESSAGES:
+            return None
+        name = request.endpoint.value if conversion is None else conversion.__name__
+        drops_billing = conversion is not None and conversion.drops_billing
+        context = context_of(request.prompt, key, (name, request.salt), drops_billing)
+        if len(context) > MAX_CONTEXT_BYTES:
+            return None
+        found = boundaries(messages, context, self._seed)
+        prefix = self.cache.find(found)
+        return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache, key)
+
+    def continue_chat(self, opened: OpenedChat, text_of: TextOf) -> IncrementalPrompt | None:
+        """The prompt of a chat with a cached prefix; None if the whole prompt must be read. `text_of` renders the same
+        request with other fields."""
+        found, segments = opened.found, opened.segments
+        fields = with_one_tool(opened.request.prompt)
+        if found is None or found.prefix is EMPTY_PREFIX or fields is None:
+            return None
+        prefix, messages = found.prefix, found.messages
+        samples = decoded_samples(prefix.samples)
+        ended = continuation(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
+        if ended is None or not continues(prefix, ended):
+            return None
+        text = prefix.rest[: len(prefix.rest) - ended.removed] + ended.added
+        at = next(boundary for boundary in found.boundaries if boundary.messages == prefix.messages)
+        entry = None
+        if at is not found.boundaries[0]:
+            samples = samples_of(messages, prefix.messages, samples) or ()
+            entry = _entry(found, samples, (prefix.head, prefix.head_digest), text, at.digest)
+        lookup = all_cold(text, segments.pieces(text))
+        return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry)
+
+    def entry_of(self, opened: OpenedChat, text_of: TextOf, text: str, rest: str) -> PendingEntry | None:
+        """What to store of a chat that was rendered whole as `text`, which has `rest` behind its last cut."""
+        found = opened.found
+        if found is None or not found.key or not found.seen:
+            return None
+        fields, samples = with_one_tool(opened.request.prompt), samples_of(found.messages, 0, ())
+        if fields is None or not samples:
+            return None
+        short = render_samples(_renderer(text_of, fields, found.key), samples)
+        return None if short is None else _entry(found, samples, head_of(short, text), rest)
 
     def look_up(self, rendered: IncrementalPrompt, segments: SegmentCache) -> None:
         """Look up the segments of a whole prompt. What follows a cached prefix is new."""
@@ -159,13 +273,20 @@ class IncrementalReader:
             entry = pending.entry
             cut = segments.cuts.pieces(entry.text)[:-1]
             count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
-            stored = CachedPrefix(
-                roles=entry.roles,
-                skeleton=entry.skeleton,
-                tokens=tokens[:count].tobytes(),
-                seed=seed,
-                hashes=hashes[: count // block].tobytes(),
-                rest=entry.text[sum(map(len, cut)) :],
-            )
-            entry.cache.store(entry.digest, stored)
+            entry.store(tokens[:count], hashes, seed, block, entry.text[sum(map(len, cut)) :])
         return PromptPrefix(pending.generation, tokens, hashes)
+
+
+def _renderer(text_of: TextOf, fields: Mapping[str, Any], key: str) -> Render:
+    return lambda messages: text_of({**fields, key: list(messages)})
+
+
+def _entry(
+    found: FoundPrefix, samples: Sequence[ChatSample], head: tuple[int, int], text: str, replaced: int = 0
+) -> PendingEntry | None:
+    """What to store of a whole chat whose `text` follows its cached prefix; None without samples."""
+    if not samples:
+        return None
+    encoded = encoded_samples(samples)
+    known = CachedPrefix(len(found.messages), samples=encoded, head=head[0], head_digest=head[1])
+    return PendingEntry(found.cache, found.boundaries[0].digest, known, text, replaced)

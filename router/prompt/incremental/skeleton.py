@@ -43,7 +43,13 @@ _TESTED = re.compile(
 )
 """Words that templates compare with contents. A word of letters before `in` is a field name, and is not matched."""
 _VARIES = re.compile(r"strftime_now|now\(|\brandom\b")
-"""Templates that can render the same chat differently."""
+
+
+def varies(source: str) -> bool:
+    """Whether a template can render the same chat differently."""
+    return _VARIES.search(source) is not None
+
+
 _TRIED_ROLES: tuple[tuple[str, ...], ...] = (
     ("user",),
     ("system", "user"),
@@ -86,7 +92,7 @@ class Skeletons:
         self._guard_words: tuple[str, ...] = ()
         self.find = lru_cache(SKELETONS)(self._trace)
         """The skeleton of chats with these roles, or None."""
-        self.enabled = not _VARIES.search(template.source) and self._try_out()
+        self.enabled = not varies(template.source) and self._try_out()
 
     def can_fill(self, contents: Iterable[str]) -> bool:
         """False where a content is empty or contains a guard word."""
