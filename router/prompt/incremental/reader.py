@@ -236,7 +236,7 @@ class IncrementalReader:
         if at is not found.boundaries[0]:
             samples = samples_of(messages, prefix.messages, samples) or ()
             entry = _entry(found, samples, (prefix.head, prefix.head_digest), text, at.digest)
-        lookup = all_cold(text, segments.pieces(text))
+        lookup = all_cold(text, segments.pieces(text), opened.generation.salt)
         return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry)
 
     def entry_of(self, opened: OpenedChat, text_of: TextOf, text: str, rest: str) -> PendingEntry | None:

@@ -259,6 +259,17 @@ def test_another_field_makes_another_chat(deepseek: Tokenizer, template: ChatTem
     assert not is_continued and found.tokens == right.tokens
 
 
+def test_another_salt_makes_another_chat(deepseek: Tokenizer, template: ChatTemplate) -> None:
+    """How soon a prompt is read does not depend on the chats of other salts."""
+    fingerprinter = Fingerprinter(deepseek, template, MODEL)
+    bodies = list(bodies_of_chat([("step", number) for number in range(5)]))
+    for body in bodies:
+        read(fingerprinter, "chat", body)
+    salted = msgspec.structs.replace(request_of("chat", bodies[-1]), salt="s")
+    assert not isinstance(fingerprinter.begin(salted), IncrementalPrompt)
+    assert isinstance(fingerprinter.begin(request_of("chat", bodies[-1])), IncrementalPrompt)
+
+
 @pytest.mark.parametrize(("source", "expected"), [(THINKING, True), (TOOLS_LAST, True), (NUMBERED, False)])
 def test_templates_that_number_messages_are_found_out(deepseek: Tokenizer, source: str, expected: bool) -> None:
     """Their short chats would have other numbers."""
