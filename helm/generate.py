@@ -178,6 +178,8 @@ RULES: Mapping[str, Schema] = {
     "tokenizers": {"type": "array", "items": TOKENIZER},
     "hub.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "hub.tokenSecret.name": NAME,
+    "tenants.existingSecret": NAME,
+    "tenants.existingSecretKey": {"type": "string", "minLength": 1},
     "admin.existingSecret": NAME,
     "admin.existingSecretKey": {"type": "string", "minLength": 1},
     "redis.existingSecret": NAME,

@@ -21,6 +21,9 @@
 {{- $_ := set $redis "tls" $tls -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.tenants -}}
+{{- if .existingSecret }}{{ $config = mergeOverwrite (dict "tenants" (printf "/run/secrets/warmroute/tenants/%s" .existingSecretKey)) $config }}{{ end -}}
+{{- end -}}
 {{- if $redis }}{{ $config = mergeOverwrite (dict "index" (dict "redis" $redis)) $config }}{{ end -}}
 {{- with fromYamlArray (include "warmroute.sources" .) -}}
 {{- $_ := set $config "discovery" (merge (dict "kubernetes" .) (get $config "discovery" | default dict)) -}}

@@ -184,6 +184,17 @@ def test_the_admin_token_is_random_unless_a_secret_is_named() -> None:
     assert volume["secret"] == {"secretName": "mine", "items": [{"key": "admin-token", "path": "token"}]}
 
 
+def test_the_file_of_tenants_is_mounted_from_its_secret() -> None:
+    """As a folder, so that Kubernetes updates it."""
+    rendered = minimal({"tenants": {"existingSecret": "mine", "existingSecretKey": "who.yaml"}})
+    assert rendered.router_config["tenants"] == "/run/secrets/warmroute/tenants/who.yaml"
+    spec = router(rendered)["spec"]
+    assert {"name": "tenants", "secret": {"secretName": "mine"}} in spec["volumes"]
+    mount = {"name": "tenants", "mountPath": "/run/secrets/warmroute/tenants", "readOnly": True}
+    assert mount in spec["containers"][0]["volumeMounts"]
+    assert "tenants" not in minimal().router_config
+
+
 def test_prometheus_gets_the_admin_token() -> None:
     [endpoint] = example("single-model").one("PodMonitor")["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "r-warmroute-admin", "key": "token"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from router.admission.tenant import Tenant, salt_of
 from router.cli.child_processes import (
     FleetPlan,
     RouterUrls,
@@ -27,8 +29,14 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 CANARY = "canary7sesame"
 CLIENT_KEY = "sk-canary-of-a-client"
+TENANT = "canary-tenant"
+CLIENT_SALT = "canary-salt"
+SALTS = {CLIENT_SALT, salt_of(TENANT, ""), Tenant(salt=salt_of(TENANT, "")).salted(CLIENT_SALT)}
+DIGEST = sha256(CLIENT_KEY.encode()).hexdigest()
 PLAN = FleetPlan(pods=1, num_blocks=512, time_scale=0.0)
 PAGES = ("/metrics", "/admin/pods", "/admin/policies", "/readyz", "/v1/models", "/admin/explain/request-1")
+OWN_FILES = ("router.yaml", "key", "tenants.yaml")
+"""Files that the test has written."""
 DEADLINE_S = 60.0
 
 
@@ -46,7 +54,7 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProcess, tmp_path: Path) -> None:
-    """While Redis accepts and refuses its password; nor the keys of pods and clients."""
+    """While Redis accepts and refuses its password; nor keys of pods and clients, digests of keys, or salts."""
     seen: dict[str, str] = {}
     async with mock_fleet(PLAN, tmp_path) as pods:
         url = redis.url.replace("redis://", f"redis://:{CANARY}@")
@@ -68,12 +76,13 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
                 seen |= {f"{name} without Redis": text for name, text in (await pages(client, router)).items()}
     seen |= files(tmp_path)
     assert len(seen["receipts.jsonl"]) > 100 and len(seen["router.log"]) > 100
-    assert not [name for name, text in seen.items() if CANARY in text or CLIENT_KEY in text]
+    secrets = {CANARY, CLIENT_KEY, DIGEST, *SALTS}
+    assert not [name for name, text in seen.items() if any(secret in text for secret in secrets)]
 
 
 def files(folder: Path) -> dict[str, str]:
     """All files that the processes have written."""
-    return {path.name: path.read_text() for path in folder.iterdir() if path.name not in ("router.yaml", "key")}
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name not in OWN_FILES}
 
 
 def key_file(folder: Path) -> str:
@@ -85,13 +94,20 @@ def key_file(folder: Path) -> str:
 
 def settings(url: str, folder: Path) -> dict[str, Any]:
     """Sections of the router's configuration."""
+    (folder / "tenants.yaml").write_text(f"tenants: [{{name: {TENANT}, keys: [{DIGEST}]}}]")
     receipts = {"file": str(folder / "receipts.jsonl"), "redis_maxlen": 10}
-    return {"index": {"redis": {"url": url, "ready_timeout_s": 1}}, "receipts": receipts, "listen": {"workers": 2}}
+    return {
+        "index": {"redis": {"url": url, "ready_timeout_s": 1}},
+        "receipts": receipts,
+        "listen": {"workers": 2},
+        "tenants": "tenants.yaml",
+    }
 
 
 async def pages(client: httpx.AsyncClient, router: RouterUrls) -> dict[str, str]:
     """All pages of the router, after a request with a key."""
     body = {"model": PLAN.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    body["cache_salt"] = CLIENT_SALT
     headers = {"authorization": f"Bearer {CLIENT_KEY}", "x-request-id": "request-1"}
     answer = await client.post(f"{router.public}/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
