@@ -156,7 +156,9 @@ class FairOrder:
     def part_of(self, tenant: Tenant) -> float:
         """The tenant's part of the weights of all tenants of its band that wait, and its own."""
         band = self._bands.get(tenant.band)
-        waiting = (one.tenant for one in band.tenants.values() if one.waiting) if band else ()
+        if band is None:
+            return 1.0
+        waiting = (one.tenant for one in band.tenants.values() if one.waiting)
         return tenant.weight / (tenant.weight + sum(one.weight for one in waiting if one.name != tenant.name))
 
     def others_wait(self, tenant: Tenant) -> bool:
