@@ -74,6 +74,7 @@ class Applied:
         "concurrent",
         "counted",
         "header_lines",
+        "is_short",
         "mean_output",
         "output",
         "prompt",
@@ -89,6 +90,9 @@ class Applied:
         self.prompt, self.output = by_dimension[Dimension.PROMPT], by_dimension[Dimension.OUTPUT]
         self.counted, self.tokens = self.requests + self.concurrent, self.prompt + self.output
         self.mean_output = float(FIRST_OUTPUT_TOKENS)
+        self.is_short = False
+        """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
+        refused before their prompts are read."""
         self.header_lines: dict[bool, Any] = {}
         """Kept by `proxy/rate_limit_headers.py`."""
 
@@ -128,9 +132,10 @@ class Quotas:
         for meter in applied.counted:
             if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
-        for meter in applied.tokens:
-            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
-                return self._short(applied, meter, now_s, 1)
+        if applied.is_short:
+            for meter in applied.tokens:
+                if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+                    return self._short(applied, meter, now_s, 1)
         for meter in applied.counted:
             meter.own.add(second, 1)
         if self.sharing is not None:
@@ -143,7 +148,9 @@ class Quotas:
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
                 if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
+                    applied.is_short = True
                     return self._short(applied, meter, now_s, amount)
+        applied.is_short = False
         hold.tokens_second, hold.prompt_tokens, hold.output_tokens = second, prompt_tokens, output_tokens
         for meter in applied.prompt:
             meter.own.add(second, prompt_tokens)

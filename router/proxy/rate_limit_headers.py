@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 from typing import NamedTuple, TypeAlias
 
 from router.admission.meter import Meter
@@ -54,15 +54,23 @@ def _headers(groups: Lines, second: int, reset: bytes | Callable[[Meter], bytes]
     """`reset`: the same for all limits, or by meter."""
     found: HeaderList = []
     for group in groups:
-        least, share = group[0], inf
-        for line in group:
-            meter = line.meter
-            left = meter.limit - meter.own.total - (meter.others.total and meter.others.at(second))
-            if left / meter.limit < share:
-                least, share, remaining = line, left / meter.limit, left
-        value = reset if isinstance(reset, bytes) else reset(least.meter)
-        found += (least.limit, (least.remaining, b"%d" % max(0, remaining)), (least.reset, value))
+        meter, limit, remaining, reset_name = group[0] if len(group) == 1 else _tightest(group, second)
+        others = meter.others
+        left = meter.limit - meter.own.total - (others.total and others.at(second))
+        value = reset if isinstance(reset, bytes) else reset(meter)
+        found += limit, (remaining, b"%d" % left if left > 0 else b"0"), (reset_name, value)
     return found
+
+
+def _tightest(group: Sequence[LimitLine], second: int) -> LimitLine:
+    """The limit that has the smallest part left."""
+    least, most_used = group[0], -1.0
+    for line in group:
+        meter = line[0]
+        used = (meter.own.total + (meter.others.total and meter.others.at(second))) / meter.limit
+        if used > most_used:
+            least, most_used = line, used
+    return least
 
 
 def _lines(applied: Applied, *, is_anthropic: bool) -> Lines:

@@ -69,7 +69,16 @@ def test_tokens_are_charged_when_their_number_is_known() -> None:
     short = quotas.charge(hold, 41, 0, NOW_S + 1)
     assert short is not None and (short.remaining, short.amount) == (40, 41)
     assert quotas.charge(hold, 40, 0, NOW_S + 1) is None
+
+
+def test_while_a_limit_of_tokens_is_reached_prompts_are_not_read() -> None:
+    """After the first request that did not fit."""
+    quotas, limits = Quotas(), (Quota(uncached_prompt_tokens_per_minute=100),)
+    assert quotas.charge(begun(quotas, limits), 100, 0, NOW_S) is None
+    assert quotas.charge(begun(quotas, limits), 1, 0, NOW_S) is not None
     assert refused(quotas, limits).dimension is Dimension.PROMPT
+    assert quotas.charge(begun(quotas, limits, NOW_S + 61), 1, 0, NOW_S + 61) is None
+    begun(quotas, limits, NOW_S + 61)
 
 
 def test_a_refused_request_costs_nothing() -> None:
