@@ -23,7 +23,7 @@ from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
 from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
-from router.prompt.media import TOKENS, MediaText
+from router.prompt.media import MAX_KEYS, TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities
 from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, PendingPrompt, RenderedPrompt
@@ -254,9 +254,11 @@ class Fingerprinter:
         if placed:
             hashes = hash_pictures(hashes, tokens[:exact_tokens], placed, block, seed)
         seen = [PromptPicture(one.key, at + one.token_count, one.token_count) for at, one in placed]
-        seen += [PromptPicture(key, None, TOKENS) for key in media.keys[len(placed) :]]
+        seen += [PromptPicture(key, None, TOKENS) for key in media.keys]
         unknown_tokens = (media.count - len(placed)) * TOKENS
-        return PromptPrefix(text.generation, tokens, hashes[: exact_tokens // block], unknown_tokens, tuple(seen))
+        return PromptPrefix(
+            text.generation, tokens, hashes[: exact_tokens // block], unknown_tokens, tuple(seen[-MAX_KEYS:])
+        )
 
     def fingerprint(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PromptPrefix:
         """`begin` and `finish`. Raises what `begin` raises."""

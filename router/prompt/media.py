@@ -37,8 +37,8 @@ _WORDS = (b"image", b"audio", b"video", b"\\u")
 TOKENS = 1024
 """Assumed for each picture, sound or video whose tokens are unknown: a picture of 1280 x 720 pixels has 1,196 in
 Qwen2-VL, 576 in LLaVA 1.5."""
-MAX_KEYS = 256
-"""Pictures, sounds and videos of one prompt whose keys are computed."""
+MAX_KEYS = 32
+"""Pictures, sounds and videos of one prompt that count for its price: the last ones, which are cached least often."""
 
 
 class MediaText(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +50,7 @@ class MediaText(msgspec.Struct, frozen=True, gc=False):
     count: int
     """Of all pictures, sounds and videos."""
     keys: tuple[int, ...]
-    """What identifies them, without those that have no URL."""
+    """URLs of the last ones whose tokens are unknown, as numbers."""
     pictures: tuple[Picture, ...] = ()
     """Those in the exact text."""
 
@@ -110,7 +110,8 @@ def text_with_pictures(
     `pictures`: the first of them, as far as their tokens are known. Raises what `render` raises, and `MalformedRequest`
     if a picture reaches no template."""
     text = render(conversation)
-    keys = tuple([key_of(url) for part in parts[:MAX_KEYS] if (url := url_of(part))])
+    unknown = parts[len(pictures) :]
+    keys = tuple([key_of(url) for part in unknown[-MAX_KEYS:] if (url := url_of(part))])
     exact = _exact_characters(text, conversation, render, len(pictures), len(parts))
     if pictures and text.count(PLACEHOLDER, 0, exact) != len(pictures):  # the client's text has some, too
         pictures, exact = (), text.index(PLACEHOLDER)

@@ -19,6 +19,7 @@ from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.seen_pictures import SeenPictures
 from router.index.stored_responses import StoredResponses
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
@@ -198,6 +199,7 @@ class Town:
         self.policy = "cost_aware"
         self.log_lines: list[str] = []
         self.journal = Journal()
+        self.pictures = SeenPictures()
         needs = ProxyDependencies(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -212,6 +214,7 @@ class Town:
             metrics=self.metrics,
             calibrator=self.calibrator,
             journal=self.journal,
+            pictures=self.pictures,
             request_log=RequestLog("json", write=self.log_lines.append),
             responses=ResponseLocator(self.fleet, StoredResponses()),
             settings=ForwardSettings(

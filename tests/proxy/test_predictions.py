@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from router.decision import Direct, Plan, Pull, Split
 from router.errors import RouterError
 from router.hashing import hash_array, token_array
-from router.types import Generation, PodId, PromptPrefix
+from router.types import Generation, PodId, PromptPicture, PromptPrefix
 from tests.proxy.pods import Asked, Behaviour, Client, Town, town
 from tests.proxy.test_kv_transfer import (
     ANSWERING,
@@ -77,6 +78,17 @@ async def test_a_prompt_that_was_not_computed_is_not_cached(failing: Behaviour, 
         if failing is not failing_stream or stream:
             await serve(pods, Direct(pods.pod("a")), stream=stream)
         assert await cached(pods) == {"a": 2}
+
+
+async def test_a_pod_has_seen_the_pictures_of_the_prompts_that_it_computed() -> None:
+    """Not of those that it refused."""
+    picture = PromptPicture(1, 40, 8)
+    shown = structs.replace(LONG, pictures=(picture,))
+    async with town(a=ANSWERING, b=saying({"error": {}}, 400)) as pods:
+        for name in ("b", "a"):
+            await serve(pods, Direct(pods.pod(name)), asked=shown)
+        (found,) = pods.pictures.seen([picture], pods.fleet.snapshot)
+        assert found.pods == ("a",)
 
 
 async def test_a_prompt_is_not_cached_on_a_pod_that_cannot_be_reached() -> None:

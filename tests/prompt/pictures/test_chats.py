@@ -20,7 +20,7 @@ from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.events import decode_batch
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.media import TOKENS
+from router.prompt.media import MAX_KEYS, TOKENS
 from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader
 from router.prompt.pictures.qwen_vl import PLACEHOLDER, PictureSizes
 from router.prompt.pictures.vllm_identifier import identify
@@ -220,3 +220,4 @@ def test_a_prompt_of_many_huge_pictures_is_bounded(tokenizer: Tokenizer, make_re
     prefix = read(reading(tokenizer), make_request(messages=chat(*[huge] * 100)))
     assert 64 * 16_384 == 1 << 20 < len(prefix.tokens) < 1 << 21
     assert prefix.media_tokens == (100 - 64) * TOKENS
+    assert len(prefix.pictures) == MAX_KEYS
