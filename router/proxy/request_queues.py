@@ -123,6 +123,7 @@ class _ModelQueue:
             self._needs.metrics.queued.value -= 1
             if self._waiters.pop(found.number, None) is not None:
                 self._queue.leave(found)
+                self._arrived.set()  # the next one may have been skipped for it
 
     async def _run(self) -> None:
         """Send those who wait, until nobody does."""
@@ -152,9 +153,10 @@ class _ModelQueue:
             try:
                 scene, decision = await self._decide_again(waiter.context)
             except RouterError as error:
-                waiter.go.set_exception(error)
+                if not waiter.go.done():
+                    waiter.go.set_exception(error)
                 return 0.0
-            if one.number not in self._waiters:  # its client left meanwhile
+            if waiter.go.done() or one.number not in self._waiters:  # its client left meanwhile
                 continue
             found = self._queue.try_send(one, self._places(waiter.context, decision), time.monotonic())
             if isinstance(found, Place):

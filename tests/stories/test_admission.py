@@ -60,6 +60,18 @@ async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy) ->
         assert (await deployment.chat(chat(3, 4))).status_code == 200
 
 
+async def test_clients_that_leave_at_any_time_do_not_keep_others_waiting(deploy: Deploy) -> None:
+    """Half of them leave, some while they are about to be sent."""
+    async with deploy(2, admission=PATIENT) as deployment:
+        tasks = [asyncio.create_task(deployment.chat(chat(number, 200))) for number in range(24)]
+        for leaving in tasks[::2]:
+            await deployment.until(lambda: counted(deployment, "queued") > 0 or all(one.done() for one in tasks))
+            leaving.cancel()
+        answers = await asyncio.gather(*tasks[1::2])
+        assert {one.status_code for one in answers} == {200}
+        await deployment.until(lambda: counted(deployment, "queued") == 0)
+
+
 async def test_a_request_that_would_be_late_is_refused_with_the_time_to_come_back(deploy: Deploy) -> None:
     """By the SLO, or by the client's own deadline."""
     async with deploy(1, admission=PATIENT) as deployment:
