@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
-from router.admission.shares import Grants, ShareReport
+from router.admission.shares import Grant, Grants, ShareReport
 from router.admission.sharing import TOLERANCE, MeterSharing
 from router.feeds import quota_feed
 from router.feeds.quota_feed import QuotaFeed
@@ -168,3 +169,25 @@ async def test_a_request_does_not_wait_long_for_a_redis_that_hangs() -> None:
         running.cancel()
         await asyncio.wait([running])
     assert quota_feed.MAX_WAIT_S <= 0.1
+
+
+async def test_waiting_requests_share_exchanges() -> None:
+    """Near a limit, where every request waits, Redis is asked at most 200 times a second."""
+    asked_s: list[float] = []
+
+    async def nothing(reports: Sequence[ShareReport]) -> Grants:
+        asked_s.append(asyncio.get_running_loop().time())
+        return Grants([Grant(one.used, 0, 0) for one in reports], 3)
+
+    sharing = MeterSharing(processes=3)
+    feed = QuotaFeed(sharing, nothing, clock=lambda: Router.now_s)
+    running = asyncio.create_task(feed.run())
+    async with asyncio.timeout(DEADLINE_S):
+        await become(lambda: not sharing.is_away)
+        router = Router(feed, sharing)
+        for _ in range(10):
+            await asyncio.gather(*(router.request() for _ in range(50)))
+        running.cancel()
+        await asyncio.wait([running])
+    assert len(asked_s) > 10
+    assert all(later - earlier >= quota_feed.SHORTEST_INTERVAL_S * 0.9 for earlier, later in pairwise(asked_s))
