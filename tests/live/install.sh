@@ -62,6 +62,16 @@ if [ ! -e "$home/llama/.complete" ]; then
   touch "$home/llama/.complete"
 fi
 
+if [ ! -e "$home/sglang/.complete" ]; then
+  say "SGLang's Python, without its kernels"
+  "$python" -m venv "$home/sglang"
+  # It runs on vLLM's packages; what they lack is replaced by stubs (sglang_reference.py).
+  "$home/vllm/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+    > "$("$home/sglang/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/vllm.pth"
+  "$home/sglang/bin/pip" install -q --no-deps sglang==0.5.23 orjson
+  touch "$home/sglang/.complete"
+fi
+
 if [ ! -e "$home/lmcache/.complete" ]; then
   say "LMCache"
   "$python" -m venv "$home/lmcache"

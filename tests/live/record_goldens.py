@@ -2,7 +2,7 @@
 
 Starts the engines one after the other, sends the requests of `cases.py` and a session that fills, shares, evicts and
 resets a small KV cache, and writes the responses to `tests/parity/goldens/`. Run as `python -m
-tests.live.record_goldens [chat|messages|harmony|events|pictures|llamacpp ...]`; takes about four minutes.
+tests.live.record_goldens [chat|messages|harmony|sglang|events|pictures|llamacpp ...]`; takes about four minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import zmq
 
-from tests.live import harmony_goldens
+from tests.live import harmony_goldens, sglang_goldens
 from tests.live.cases import CHATS, COMPLETIONS, LONG, Body
 from tests.live.engines import HOME, EngineProcess, start_llamacpp, start_vision, start_vllm
 from tests.live.message_goldens import BODIES, RENDERERS, record, renderer
@@ -51,6 +51,7 @@ def main(parts: list[str]) -> None:
         "chat": record_chats,
         "messages": record_apis,
         "harmony": record_harmony,
+        "sglang": record_sglang,
         "events": record_events,
         "pictures": record_pictures,
         "llamacpp": record_llamacpp,
@@ -95,6 +96,13 @@ def record_harmony() -> None:
         for endpoint, lines in harmony_goldens.recordings(client):
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             _save_text(f"vllm_{endpoint.name.lower()}_gptoss.jsonl", text)
+
+
+def record_sglang() -> None:
+    """Tokens and events of SGLang's own Python."""
+    for name, lines in (("tokens", sglang_goldens.token_lines()), ("events", sglang_goldens.event_lines())):
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        _save_text(f"sglang_{name}.jsonl", text)
 
 
 def _token_cases(client: httpx.Client, path: str, cases: Mapping[str, Body]) -> list[Line]:

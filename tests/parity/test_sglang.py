@@ -1,0 +1,104 @@
+"""Compares the router with SGLang's own Python: tokens of chats and `/v1/messages`, and the events of its radix cache.
+
+Recorded by `tests/live/record_goldens.py sglang`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+import pytest
+from xxhash import xxh3_64_hexdigest
+
+from router.engines.engine_catalog import ENGINES
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.blockmap import BlockMap
+from router.index.events import decode_batch
+from router.prompt.conversation import Unrenderable
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
+from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
+from router.wiring.tokenizer_files import load_tokenizer
+from tests.parity.test_chat_tokens import DEMO, GOLDENS
+from tests.parity.test_events import decoded, frames
+
+POD = PodId("sglang")
+NOTHING = (0, 0, 0, 0)
+
+
+def lines(name: str) -> list[dict[str, Any]]:
+    text = (GOLDENS / f"sglang_{name}.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+IGNORED = ("documents", "add_generation_prompt", "continue_final_message", "reasoning_effort")
+"""Fields of a chat that SGLang does not read as the router does; an effort does not switch thinking on."""
+
+
+def differs(body: dict[str, Any]) -> bool:
+    """Whether SGLang is known to render this body in another way than the router.
+
+    Tools are dumped with other fields and removed by `tool_choice`, text parts are joined by a space, the last message
+    of the assistant is continued, the billing header is kept, and `IGNORED` is not read."""
+    messages = body["messages"]
+    return bool(
+        body.get("tools")
+        or messages[-1]["role"] == "assistant"
+        or any(body.get(name) is not None for name in IGNORED)
+        or (body.get("output_config") or {}).get("effort")
+        or "x-anthropic-billing-header" in json.dumps(body)
+        or any(map(_has_several_texts, messages))
+    )
+
+
+def _has_several_texts(message: dict[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and len(content) > 1
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.MESSAGES])
+def test_other_bodies_have_the_tokens_that_sglang_gave_them(endpoint: Endpoint) -> None:
+    """Those that are not known to differ, and that the router reads."""
+    tokenizer = load_tokenizer(DEMO)
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="tiny"))
+    equal = 0
+    for case in lines("tokens"):
+        if case["endpoint"] != endpoint.value or differs(case["body"]):
+            continue
+        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
+        try:
+            found = fingerprinter.fingerprint(request, ENGINES["sglang"].conversions.get(endpoint))
+        except Unrenderable:
+            continue
+        tokens = array("I", found.tokens)
+        assert (len(tokens), xxh3_64_hexdigest(tokens.tobytes())) == (case["tokens"], case["digest"]), case["body"]
+        equal += 1
+    assert equal >= (12 if endpoint is Endpoint.CHAT else 50)
+
+
+@pytest.mark.parametrize("block_tokens", [8, 16])
+def test_the_map_has_what_the_radix_cache_has(block_tokens: int) -> None:
+    """After every step of a life with splits of nodes, evictions and a flush, for every prompt."""
+    generation = Generation(model="tiny", block_size_tokens=block_tokens)
+    blocks = BlockMap()
+    blocks.add_holder(POD, generation)
+    steps = lines("events")
+    events = decoded([frames(step) for step in steps])
+    seen = [list(decoded_step) for decoded_step in _by_step(steps)]
+    assert sum(map(len, seen)) == len(list(events))
+    for step, batch in zip(steps, seen, strict=True):
+        for event in batch:
+            blocks.apply(POD, event)
+        for tokens, cached in zip(step["prompts"], step["cached"], strict=True):
+            hashes = hash_blocks(token_array(tokens), block_tokens, generation_seed(generation))
+            prefix = PromptPrefix(generation, token_array(tokens), hashes)
+            assert sum(blocks.match(prefix).get(POD, NOTHING)) * block_tokens == cached, step["step"]
+    assert blocks.orphans(POD) == 0
+    assert blocks.rejected_reason(POD) == ""
+    assert {step["step"] for step in steps} == {"insert", "evict", "flush"}
+
+
+def _by_step(steps: list[dict[str, Any]]) -> list[list[Any]]:
+    return [list(decode_batch(frames(step)[-1]).events) for step in steps]
