@@ -22,7 +22,9 @@ INTERVAL_S, SHORTEST_INTERVAL_S = 0.05, 0.005
 """Time between two exchanges; while requests wait for shares, as near a limit, the shorter one."""
 MAX_EXCHANGE_S = 0.5
 """An exchange that takes longer has failed: another process may use the share by then."""
-MAX_WAIT_S = 0.1
+MAX_WAIT_S = 0.5
+"""A request waits for a round trip, but no longer than this. Then the local shares are used, which may be wrong by one
+share: a shorter wait would cause that on a busy machine."""
 
 
 class QuotaFeed:

@@ -168,7 +168,7 @@ async def test_a_request_does_not_wait_long_for_a_redis_that_hangs() -> None:
         assert sharing.is_away
         running.cancel()
         await asyncio.wait([running])
-    assert quota_feed.MAX_WAIT_S <= 0.1
+    assert quota_feed.MAX_WAIT_S <= 0.5
 
 
 async def test_waiting_requests_share_exchanges() -> None:
