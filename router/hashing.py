@@ -41,8 +41,8 @@ def hash_array(blocks: Iterable[BlockHash] | bytes = ()) -> array[int]:
 
 
 def salt_seed(salt: str) -> int:
-    """64 bits that keep what is cached for one salt apart from what is cached for another."""
-    return xxhash.xxh3_64_intdigest(salt.encode(errors="surrogatepass"))
+    """64 bits that keep what is cached for one salt apart from what is cached for another; 0 without one."""
+    return xxhash.xxh3_64_intdigest(salt.encode(errors="surrogatepass")) if salt else 0
 
 
 def generation_seed(generation: Generation) -> BlockHash:

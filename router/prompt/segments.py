@@ -72,7 +72,8 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     head: array[int]
     tail: array[int]
     """Tokens before and after those of the segments (the frame, if requested)."""
-    salt: str = ""
+    salt: int = 0
+    """The `salt_seed`: a salt of a client may be long, and this is kept."""
 
     @property
     def cold_characters(self) -> int:
@@ -89,7 +90,7 @@ class SegmentCache:
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
-        self._short: dict[tuple[str, str], bytes] = {}
+        self._short: dict[tuple[int, str], bytes] = {}
         self.cuts = find_cuts(tokenizer)
         """Where text is cut, and why there."""
         self._frame = _frame(tokenizer)
@@ -121,10 +122,9 @@ class SegmentCache:
         if pieces is None:
             pieces = self.pieces(text, framed=framed)
         root = 2 * (self._tokenizer.backend == REFERENCE) + framed
-        if salt:
-            root ^= salt_seed(salt)
-        known = self._follow(root, pieces)
-        return Lookup(text, root, known, tuple(pieces[len(known) :]), whole, head, tail, salt)
+        apart = salt_seed(salt)
+        known = self._follow(root ^ apart, pieces)
+        return Lookup(text, root ^ apart, known, tuple(pieces[len(known) :]), whole, head, tail, apart)
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
@@ -132,7 +132,7 @@ class SegmentCache:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
         return [*lookup.known, *[Segment(self._encode(piece, lookup.salt)) for piece in lookup.cold]]
 
-    def _encode(self, piece: str, salt: str) -> bytes:
+    def _encode(self, piece: str, salt: int) -> bytes:
         """Tokens of a piece. Short pieces, such as the end of every prompt, are cached by text."""
         if len(piece) > SHORT_PIECE:
             return self._tokenizer.encode(piece).tobytes()
@@ -190,7 +190,7 @@ class SegmentCache:
 
 def all_cold(text: str, pieces: list[str], salt: str) -> Lookup:
     """A text that continues one which ended at a cut and is cached elsewhere: all its pieces must be encoded."""
-    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS, salt)
+    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS, salt_seed(salt))
 
 
 def _size_bytes(segment: Segment) -> int:

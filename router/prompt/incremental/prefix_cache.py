@@ -80,7 +80,7 @@ class PrefixCache:
         """The last boundaries of a chat, the longest first. Chats with another salt have others: that a prefix is known
         shows in the time of its request."""
         first = max(len(messages) - MAX_BOUNDARIES, 1)
-        digest = xxhash.xxh3_128(seed=self._seed ^ salt_seed(salt) if salt else self._seed)
+        digest = xxhash.xxh3_128(seed=self._seed ^ salt_seed(salt))
         for message in messages[: first - 1]:
             digest.update(message)
         found = []
