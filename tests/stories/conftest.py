@@ -232,6 +232,7 @@ async def listening(
         log_level="critical",
         http=EdgeProtocol,
         ws="none",
+        timeout_keep_alive=75,  # as in `warmroute serve`; clients drop idle connections after 5 s
         timeout_graceful_shutdown=drain_timeout_s,
     )
     admin = SocketServer(program.admin, bind_port("127.0.0.1", 0))
