@@ -35,6 +35,7 @@ from router.cli.simulate_report import summary, write_csv, write_report
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
 from router.config.policy_files import choose_policy
 from router.report import legend, text_table
+from router.sim.virtual.admission_rules import Rule
 from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
 from router.sim.virtual.world import OnProgress, ignore_progress
@@ -71,10 +72,32 @@ class TrafficOptions:
             show_default="none",
         ),
     ] = None
+    admission: Annotated[
+        Rule | None,
+        typer.Option(help="What waits or is refused in front of the fleet.", show_default="as in the fleet file"),
+    ] = None
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits of a good request: ttft_ms=2000, tpot_ms=100, idle_prefills=3",
+            show_default="as in the fleet file",
+        ),
+    ] = None
+    tenants: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of tenants: weights, bands and SLO. Each sends the kind of sessions with its name.",
+            show_default="none",
+        ),
+    ] = None
 
     def experiment(self) -> Experiment:
         """Read all files. Raises `ConfigError`."""
-        return experiment(self.fleet, Source(self.traffic, self.requests, self.jitter_s), self.changes or ())
+        changes = [f"slo.{part.strip()}" for part in self.slo.split(",")] if self.slo else []
+        if self.admission is not None:
+            changes.append(f"admission.rule={self.admission.value}")
+        source = Source(self.traffic, self.requests, self.jitter_s)
+        return experiment(self.fleet, source, [*(self.changes or ()), *changes], self.tenants)
 
 
 @dataclass(frozen=True)
@@ -278,8 +301,8 @@ def _plan_table(
     setup: Experiment, chosen: Sequence[Variant], results: Sequence[PlanResult | None], options: PlanOptions
 ) -> Table:
     slo = setup.fleet.slo
-    columns = ("variant", "pods", "GPUs", "GPU-hours", "SLO", "p99 ms", "cached", "computed", "saved")
-    missed = [f"> {options.max_pods}", *[""] * 7]
+    columns = ("variant", "pods", "GPUs", "GPU-hours", "SLO", "goodput", "p99 ms", "cached", "computed", "saved")
+    missed = [f"> {options.max_pods}", *[""] * 8]
     share = f"{options.target:.0%}"
     return text_table(
         columns,
@@ -298,6 +321,7 @@ def _plan_row(one: PlanResult) -> Sequence[str]:
         str(one.gpus),
         f"{one.gpu_hours:,.1f}",
         f"{figures.slo_share:.1%}",
+        f"{figures.goodput_per_s:.1f}",
         f"{figures.ttft_p99_ms:,.0f}",
         f"{figures.cached_share:.1%}",
         f"{one.computed_tokens / 1e6:,.1f}",

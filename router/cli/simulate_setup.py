@@ -11,6 +11,7 @@ from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, load_policies
 from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
+from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
@@ -98,12 +99,22 @@ def simulated_policies() -> dict[str, Policy]:
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
-def experiment(fleet: Path, source: Source, changes: Sequence[str] = ()) -> Experiment:
-    """The fleet with `changes`, priors, policies and traffic. Raises `ConfigError`."""
+def experiment(fleet: Path, source: Source, changes: Sequence[str] = (), tenants: Path | None = None) -> Experiment:
+    """The fleet with `changes`, a file of tenants, priors, policies and traffic. Raises `ConfigError`."""
     spec = load(_found(fleet, "fleets"), FleetSpec, changes)
     source = replace(source, path=_found(source.path, "traffic"))
-    source(1.0, 0)  # raises before anything is computed
+    traffic = source(1.0, 0)  # raises before anything is computed
+    if tenants is not None:
+        spec = _with_tenants(spec, tenants, traffic)
     return Experiment(spec, shipped_prior, simulated_policies(), source)
+
+
+def _with_tenants(spec: FleetSpec, path: Path, traffic: Traffic) -> FleetSpec:
+    """Raises `ConfigError` if none of them sends any of the traffic."""
+    by_name = TenantFile(path).read().by_name
+    if all(session.kind not in by_name for session in traffic.sessions):
+        raise ConfigError(f"{path}: no tenant has the name of a kind of session in the traffic")
+    return spec.model_copy(update={"admission": replace(spec.admission, tenants=by_name)})
 
 
 def _found(path: Path, kind: str) -> Path:

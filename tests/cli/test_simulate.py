@@ -146,6 +146,38 @@ def test_values_of_the_fleet_are_set(typed: Typed, mix: Path, fleet: Path, tmp_p
     assert mean_ms("conditions.restarts=[[0, 1, 0.5]]", "believed.compute=1.0") > 0
 
 
+def test_admission_slo_and_tenants_are_options(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
+    """The first two do what `--set` does. A tenant has its own SLO."""
+    path, tenants = tmp_path / "runs.csv", tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: [{name: chat, slo: {ttft_ms: 0}}]")
+
+    def row(*options: str) -> dict[str, str]:
+        ended = typed("simulate", mix, "--fleet", fleet, "--loads", "40", *options, "--csv", path)
+        assert ended.code == 0, ended.err
+        return rows_of(path)[0]
+
+    plain = row("--slo", "ttft_ms=90, tpot_ms=100", "--admission", "queue")
+    assert plain == row("--set", "slo.ttft_ms=90", "--set", "admission.rule=queue")
+    assert int(plain["refused"]) > 0 == int(row()["refused"])
+    assert 0 < float(row("--tenants", str(tenants))["slo_share"]) < float(row()["slo_share"])
+
+
+def test_tenants_who_send_nothing_are_reported(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
+    """Kinds of sessions are their names."""
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: [{name: acme}]")
+    ended = typed("simulate", mix, "--fleet", fleet, "--tenants", tenants)
+    assert ended.code == 2 and "tenants.yaml: no tenant has the name of a kind of session" in ended.err
+
+
+def test_a_plan_has_the_same_options_and_prints_the_goodput(typed: Typed, mix: Path, fleet: Path) -> None:
+    """About four requests a second."""
+    chosen = ("--slo", "ttft_ms=900,tpot_ms=100", "--admission", "queue", "--against", "", "--dram-tokens", "0")
+    ended = typed("plan", mix, "--fleet", fleet, *chosen)
+    assert ended.code == 0 and "within 900 ms" in ended.out
+    assert 2 < float(table_rows(ended.out, "cost_aware")["cost_aware"][4]) < 8
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

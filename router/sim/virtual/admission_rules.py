@@ -37,7 +37,8 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A rule, and who sends what. `tenants`: by the kind of a session; others belong to one tenant with `slo`."""
+    """A rule, and who sends what. `tenants`: by the kind of a session; others belong to one tenant. `slo`: of tenants
+    that have none."""
 
     rule: Rule = Rule.NONE
     slo: Slo = OPEN_TENANT.slo
@@ -47,7 +48,8 @@ class Admission:
 
     def tenant_of(self, kind: str) -> Tenant:
         """The tenant of a session of that kind."""
-        return self.tenants.get(kind) or replace(OPEN_TENANT, slo=self.slo)
+        tenant = self.tenants.get(kind, OPEN_TENANT)
+        return replace(tenant, slo=self.slo) if tenant.slo == OPEN_TENANT.slo else tenant
 
     @property
     def strictest_tpot_ms(self) -> float:

@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from router.admission.tenant import Slo
 from router.policy.spec import Policy
+from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.outcome import Run, RunFigures, figures
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
@@ -74,6 +74,7 @@ class Experiment:
     def run(self, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
         """Run one setting to its end."""
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
+        admission = replace(spec.admission, slo=spec.slo)
         world = World(
             spec.build(self.prior, believed_compute=setting.compute, believed_bandwidth=setting.bandwidth),
             self.policies[setting.policy],
@@ -81,18 +82,20 @@ class Experiment:
             knowledge=spec.knowledge,
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
-            admission=replace(spec.admission, slo=spec.slo),
+            admission=admission,
         )
-        return summarize(setting, world.run(traffic, on_progress), spec.slo)
+        return summarize(setting, world.run(traffic, on_progress), admission)
 
 
-def summarize(setting: Setting, run: Run, slo: Slo) -> Result:
-    """The result of a run."""
+def summarize(setting: Setting, run: Run, admission: Admission) -> Result:
+    """The result of a run, by the SLO of each tenant."""
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)
     regret_ms = [one.regret_ms for one in run.outcomes if not math.isnan(one.regret_ms)]
-    return Result(setting, figures(run, slo), quantiles, work, regret_ms, run.duration_ms / 1000)
+    slo_by_kind = {name: admission.tenant_of(name).slo for name in admission.tenants}
+    found = figures(run, admission.slo, slo_by_kind)
+    return Result(setting, found, quantiles, work, regret_ms, run.duration_ms / 1000)
 
 
 def grid(

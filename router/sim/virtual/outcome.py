@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
@@ -68,11 +69,14 @@ class Run:
     """The prefill that waits or runs on each pod, every `Conditions.backlog_every_ms` from the start."""
     last_start_ms: float = 0.0
     """When the last session started."""
+    unsent: int = 0
+    """Requests that were not sent, because one before them in their session was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The figures of one run. Shares are 0..1. A refused request misses the SLO and counts in no other figure.
+    """The figures of one run. Shares are 0..1. A refused request misses the SLO, as do those that would have followed
+    it in its session, and counts in no other figure.
 
     `goodput_per_s` counts requests within the SLO that arrived after the first quarter of the time in which sessions
     start: the fleet is idle at the beginning, and nothing new comes at the end."""
@@ -127,12 +131,13 @@ def cached_share(answered: Iterable[AnsweredPrompt]) -> float:
     return sum(cached for cached, _ in pairs) / max(sum(tokens for _, tokens in pairs), 1)
 
 
-def figures(run: Run, slo: Slo) -> RunFigures:
-    """The figures of one run."""
+def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyType({})) -> RunFigures:
+    """The figures of one run. `slo`: of the kinds of sessions that have none of their own."""
     good = [one for one in run.outcomes if not one.refused]
+    slos = [slo_by_kind.get(one.kind, slo) for one in good]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
-    limit_ms = _array(slo.ttft_limit_ms(one.idle_prefill_ms) for one in good)
-    has_met = (ttft_ms <= limit_ms) & (tpot_ms <= slo.tpot_ms)
+    ttft_limit_ms = _array(slo.ttft_limit_ms(one.idle_prefill_ms) for slo, one in zip(slos, good, strict=True))
+    has_met = (ttft_ms <= ttft_limit_ms) & (tpot_ms <= _array(slo.tpot_ms for slo in slos))
     met = int(np.sum(has_met))
     regret_ms = _array(one.regret_ms for one in good if not math.isnan(one.regret_ms))
     work = [pod.computed_tokens for pod in run.pods.values()]
@@ -151,7 +156,7 @@ def figures(run: Run, slo: Slo) -> RunFigures:
         tpot_p99_ms=_percentile(tpot_ms, 99),
         worst_gap_p99_ms=_percentile(_array(one.worst_gap_ms for one in good), 99),
         e2e_p50_ms=_percentile(_array(one.e2e_ms for one in good), 50),
-        slo_share=met / max(len(run.outcomes), 1),
+        slo_share=met / max(len(run.outcomes) + run.unsent, 1),
         accepted_slo_share=met / max(len(good), 1),
         goodput_per_s=_goodput_per_s(run, _array(one.arrived_ms for one in good)[has_met]),
         peak_over_mean=max(work) * len(work) / sum(work) if sum(work) else 1.0,

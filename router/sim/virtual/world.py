@@ -81,6 +81,7 @@ class World:
         self._events: deque[tuple[float, PodId, Tier, bool, list[BlockHash]]] = deque()
         """KV events on their way to the routers."""
         self._last_start_ms = 0.0
+        self._unsent = 0
         self._running = 0
         self._scheduled = 0
         """Sessions and turns that will arrive."""
@@ -116,7 +117,15 @@ class World:
             pod_id: PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
             for pod_id, pod in self._pods.items()
         }
-        return Run(self._outcomes, uses, ended_ms, self._ideal_cached_tokens, self._backlogs_ms, self._last_start_ms)
+        return Run(
+            self._outcomes,
+            uses,
+            ended_ms,
+            self._ideal_cached_tokens,
+            self._backlogs_ms,
+            self._last_start_ms,
+            self._unsent,
+        )
 
     def _call_at(self, when_ms: float, callback: Callable[..., None], *args: Any) -> None:
         heapq.heappush(self._heap, (when_ms, next(self._ids), callback, args))
@@ -318,7 +327,9 @@ class World:
         self._running -= 1
         self._on_progress(len(self._outcomes) - self._running)
         session, number = turn.session, turn.number + 1
-        if number < len(session.requests) and not turn.outcome.refused:
+        if turn.outcome.refused:
+            self._unsent += len(session.requests) - number
+        elif number < len(session.requests):
             answered_ms = self._now_ms + self._conditions.overhead_ms
             self._schedule_turn(answered_ms + session.requests[number].think_s * 1000, session, number)
 

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from router.admission.tenant import Slo
+from router.admission.tenant import Slo, Tenant
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.admission_rules import Admission, Rule
+from router.sim.virtual.compare import Setting, summarize
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, figures
 from router.sim.virtual.router_view import Knowledge
@@ -105,6 +106,24 @@ def test_a_session_ends_when_a_turn_is_refused(policies: dict[str, Policy]) -> N
     too_long = prompt(1, 200_000)
     (refused,) = outcomes(fleet(1), policies["cost_aware"], at(0.0, too_long, prompt(1, 100)))
     assert refused.refused == "does not fit"
+
+
+def test_requests_that_a_refusal_keeps_from_being_sent_miss_the_slo(policies: dict[str, Policy]) -> None:
+    """Two of them, after the refused one; the other session has one request."""
+    ended = at(0.0, prompt(1, 200_000), prompt(1, 100), prompt(1, 100))
+    run = world(fleet(1), policies["cost_aware"]).run(traffic(ended, at(0.0, prompt(2, 100))))
+    assert (len(run.outcomes), run.unsent) == (2, 2)
+    assert figures(run, Slo()).slo_share == 0.25
+
+
+def test_each_tenant_has_its_own_slo_or_that_of_all() -> None:
+    """One of three kinds of sessions has its own."""
+    admission = Admission(slo=Slo(ttft_ms=5.0), tenants={name: Tenant(name=name) for name in ("a", "b")})
+    strict = replace(admission, tenants={**admission.tenants, "a": Tenant(name="a", slo=Slo(ttft_ms=1.0))})
+    assert [strict.tenant_of(kind).slo.ttft_ms for kind in ("a", "b", "c")] == [1.0, 5.0, 5.0]
+    outcomes = [RequestOutcome(kind, 0.0, 10, 1, ttft_ms=3.0, e2e_ms=3.0) for kind in ("a", "b", "c", "c")]
+    run = Run(outcomes, {}, 1000.0, 0)
+    assert summarize(Setting("any", 1.0, 1), run, strict).figures.slo_share == 0.75
 
 
 def test_a_first_token_takes_routing_queue_compute_and_overhead(policies: dict[str, Policy]) -> None:
