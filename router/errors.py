@@ -6,6 +6,7 @@
     |   +-- ContextTooLong          400  longer than every pod's max_model_len
     |   +-- NotAuthenticated        401  the bearer token is missing or wrong
     |   +-- InvalidKey              401  the API key is missing, unknown or expired
+    |   +-- UnknownSigningKey       401  the key that has signed the token is not known yet
     |   +-- AccessDenied            403  this caller may not use the admin listener, this tenant not this path
     |   +-- QuotaExceeded           429  the tenant has used what it may
     |   +-- RequestTimeout          408  not received completely in time
@@ -90,6 +91,12 @@ class InvalidKey(ClientError):
     """The API key is missing, unknown, expired or revoked."""
 
     code = "invalid_api_key"
+
+
+class UnknownSigningKey(ClientError):
+    """A token names a key of its issuer that is not known yet. It is being fetched."""
+
+    code = "unknown_signing_key"
 
 
 class AccessDenied(ClientError):

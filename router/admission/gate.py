@@ -10,16 +10,23 @@ from collections.abc import Callable, Collection, Mapping
 
 from router.admission.keys import Tenants, key_of
 from router.admission.tenant import OPEN_TENANT, Tenant
+from router.admission.tokens import TokenVerifier, is_token
 from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError
 
 
 class AdmissionGate:
     """`tenants` returns the current ones; without it, every request is admitted as `OPEN_TENANT`. `control_paths`:
-    those that change engines."""
+    those that change engines. `tokens` verifies the tokens of identity providers."""
 
-    def __init__(self, tenants: Callable[[], Tenants] | None = None, control_paths: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        tenants: Callable[[], Tenants] | None = None,
+        control_paths: Collection[str] = (),
+        tokens: TokenVerifier | None = None,
+    ) -> None:
         self._tenants = tenants
         self._control_paths = frozenset(control_paths)
+        self._tokens = tokens or TokenVerifier()
 
     def named(self, name: str) -> Tenant:
         """The tenant of this name, for operators. Raises `MalformedRequest` for an unknown name."""
@@ -38,9 +45,14 @@ class AdmissionGate:
         key = key_of(headers)
         if not key:
             return InvalidKey("Send an API key: `authorization: Bearer KEY` or `x-api-key: KEY`.")
-        tenant = self._tenants().find(key, now_s)
+        tenants = self._tenants()
+        tenant: Tenant | RouterError | None = tenants.find(key, now_s)
+        if tenant is None and tenants.issuers and is_token(key):
+            tenant = self._tokens.find(key, tenants, now_s)
         if tenant is None:
             return InvalidKey("The API key is not valid: it is unknown, has expired or was revoked.")
+        if isinstance(tenant, RouterError):
+            return tenant
         if tenant.is_suspended:
             return AccessDenied("The account of this API key is suspended.")
         if path in self._control_paths and not tenant.controls_engines:

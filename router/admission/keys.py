@@ -7,11 +7,14 @@ is searched by digest, the time of a search says nothing about the keys in it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from router.admission.tenant import Tenant
+
+if TYPE_CHECKING:
+    from router.admission.tokens import Issuer
 
 MAX_KEY_BYTES = 512
 """A longer key is unknown: its digest is not computed."""
@@ -27,10 +30,11 @@ class KeyGrant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """All tenants by name, and their keys by digest. Replaced as a whole."""
+    """All tenants by name, their keys by digest, and identity providers by name. Replaced as a whole."""
 
     by_name: Mapping[str, Tenant]
     grants: Mapping[bytes, KeyGrant]
+    issuers: Mapping[str, Issuer] = field(default_factory=dict)
 
     def find(self, key: bytes, now_s: float) -> Tenant | None:
         """The tenant of a key; None if the key is unknown or has expired. `now_s`: Unix time."""

@@ -20,6 +20,7 @@ from router.errors import (
     QuotaExceeded,
     RouterError,
     ShareExceeded,
+    UnknownSigningKey,
     code_of,
     shortened,
 )
@@ -44,6 +45,7 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
     errors.ContextTooLong: ErrorResponse(400, "invalid_request_error"),
     errors.NotAuthenticated: ErrorResponse(401, "authentication_error"),
     errors.InvalidKey: ErrorResponse(401, "invalid_request_error"),
+    errors.UnknownSigningKey: ErrorResponse(401, "invalid_request_error", retry_after_s=1),
     errors.AccessDenied: ErrorResponse(403, "permission_error"),
     errors.UnsupportedContentType: ErrorResponse(415, "invalid_request_error"),
     errors.QuotaExceeded: ErrorResponse(429, "requests"),
@@ -93,6 +95,8 @@ def error_headers(error: BaseException, body: bytes) -> HeaderList:
     response = response_for(error)
     if response.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
+    if isinstance(error, UnknownSigningKey):
+        headers.append((b"x-should-retry", b"true"))  # the SDKs do not try again after 401 by themselves
     if isinstance(error, QuotaExceeded):
         return [*headers, *error.headers, *_retry_headers(error.retry_after_s)]
     if isinstance(error, Overloaded | ShareExceeded):

@@ -7,6 +7,9 @@
       - 9f86d081...0f00a08                          # `warmroute tenants key acme` prints this line
       - 60303ae2...4bc7a19 until 2027-03-01
     key_files: [keys.txt]                           # for thousands of keys: lines `TENANT DIGEST [until DATE]`
+    oidc:                                           # tokens of an identity provider, in place of keys
+    - issuer: https://login.example.com/
+      audiences: [warmroute]
 
 Mistakes are reported all together, with file, line and key. What stands in place of a digest is never shown: it may be
 the key itself.
@@ -17,8 +20,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -27,8 +31,10 @@ from pydantic import Field, PositiveInt, field_validator
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
+from router.admission.tokens import Issuer
 from router.config.load import Document, FilePath, Strict, read_document, validate
 from router.config.mistakes import UNSHOWN, nearest
+from router.config.oidc_schema import OidcEntry
 from router.errors import ConfigError
 
 MAX_KEYS = 1_000_000
@@ -98,6 +104,8 @@ class TenantList(Strict):
     key_files: tuple[FilePath, ...] = ()
     """Files with more keys: lines `TENANT DIGEST [until DATE]`, where `#` begins a comment. 100,000 keys are read in
     less than a second, in YAML they would take minutes."""
+    oidc: tuple[OidcEntry, ...] = ()
+    """Identity providers (OpenID Connect) whose tokens are accepted as keys. Needs `warmroute[oidc]`."""
 
     @field_validator("version")
     @classmethod
@@ -159,6 +167,22 @@ class _KeyReader:
             for index, text in enumerate(entry.keys):
                 line = document.line_of(("tenants", number, "keys", index))
                 self._add(f"{document.path}:{line}: tenants.{number}.keys.{index}: ", entry.name, text)
+        self._issuers = self._read_issuers(document, parsed.oidc)
+
+    def _read_issuers(self, document: Document, entries: Sequence[OidcEntry]) -> Mapping[str, Issuer]:
+        found: dict[str, Issuer] = {}
+        for number, entry in enumerate(entries):
+
+            def wrong(keys: Sequence[str], message: str, at: int = number) -> None:
+                place: list[str | int] = ["oidc", at, *keys]
+                self._wrong(f"{document.path}:{document.line_of(place)}: {'.'.join(map(str, place))}: {message}")
+
+            if entry.issuer in found:
+                wrong(["issuer"], "duplicate issuer; each is listed once")
+            found[entry.issuer] = entry.build(self._by_name, wrong)
+        if entries and not all(map(find_spec, ("jwt", "cryptography"))):
+            self._wrong(f"{document.path}: oidc needs PyJWT: pip install 'warmroute[oidc]'")
+        return found
 
     def read_lines(self, path: Path) -> None:
         """Read a file of keys."""
@@ -172,7 +196,7 @@ class _KeyReader:
         """All of them. Raises `ConfigError` with the mistakes."""
         if self._mistakes:
             raise ConfigError("\n".join(self._mistakes[:MAX_MISTAKES]))
-        return Tenants(self._by_name, self._grants)
+        return Tenants(self._by_name, self._grants, self._issuers)
 
     def _add(self, where: str, tenant: str, text: str) -> None:
         found = _LINE.fullmatch(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -72,7 +73,31 @@ key_files: [keys.txt]
     assert tenants.find(b"k5", 0) is None
 
 
+def test_tokens_of_providers_name_tenants_or_values_that_are_mapped_to_them(tmp_path: Path) -> None:
+    """The issuer stays as it is written, because tokens are compared with it."""
+    text = """
+tenants: [{name: acme}, {name: other}]
+oidc:
+- {issuer: https://login.example.com/, audiences: [w]}
+- {issuer: "http://127.0.0.1:9", audiences: [w], claim: groups, tenants: {eng: acme, ops: acme}, jwks_url: "https://h/k?p=1"}
+"""
+    tenants = written(tmp_path, text).read()
+    plain, mapped = tenants.issuers["https://login.example.com/"], tenants.issuers["http://127.0.0.1:9"]
+    assert (plain.claim, plain.tenants, plain.keys_url) == ("tenant", tenants.by_name, "")
+    acme = tenants.by_name["acme"]
+    assert (mapped.claim, mapped.tenants, mapped.keys_url) == ("groups", {"eng": acme, "ops": acme}, "https://h/k?p=1")
+
+
+def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the file is read, not when the first token comes."""
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ConfigError, match=r"warmroute\[oidc\]"):
+        written(tmp_path, PROVIDER).read()
+
+
 SECRET = "sk-canary"
+OIDC = "oidc:\n- "
+PROVIDER = f"{OIDC}issuer: https://h\n  audiences: [w]"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +111,14 @@ SECRET = "sk-canary"
         ("tenants:\n- name: a\n  weight: 0", "tenants.yaml:3: tenants.0.weight: "),
         ("key_files: [other.txt]", "other.txt: cannot be read"),
         ("version: 2", "tenants.yaml:1: version: must be 1"),
+        (f"{OIDC}issuer: http://login.example.com", "tenants.yaml:2: oidc.0.issuer: must look like https://"),
+        (f"{OIDC}issuer: https://me:sk-canary@h", "tenants.yaml:2: oidc.0.issuer: must look like https://"),
+        (f"{OIDC}issuer: https://h\n  audiences: []", "tenants.yaml:3: oidc.0.audiences: "),
+        (
+            f"{PROVIDER}\n  tenants:\n    eng: acmee\ntenants: [{{name: acme}}]",
+            "tenants.yaml:5: oidc.0.tenants.eng: unknown tenant 'acmee'; did you mean 'acme'?",
+        ),
+        (f"{PROVIDER}\n- issuer: https://h\n  audiences: [w]", "tenants.yaml:4: oidc.1.issuer: duplicate issuer"),
         ("key_files: [keys.txt]\ntenants: [{name: acme}]", "keys.txt:2: unknown tenant; did you mean 'acme'?"),
     ],
 )
