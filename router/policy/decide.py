@@ -14,13 +14,27 @@ from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
 from router.policy.eligible import eligible, filtered
-from router.policy.plans import BYTES_PER_TOKEN, Planner, expected_cached_tokens, most_promising, prompt_token_count
+from router.policy.plans import (
+    BYTES_PER_TOKEN,
+    Planner,
+    expected_cached_tokens,
+    most_promising,
+    prompt_token_count,
+    unread_tokens,
+)
 from router.policy.spec import Policy
 from router.policy.split import split_candidates
 from router.policy.term import Placement, prices_ms
 from router.types import Pod, PodId, PodStatus, Scene
 
-__all__ = ["BYTES_PER_TOKEN", "decide", "expected_cached_tokens", "expected_ttft_ms", "prompt_token_count"]
+__all__ = [
+    "BYTES_PER_TOKEN",
+    "decide",
+    "expected_cached_tokens",
+    "expected_ttft_ms",
+    "prompt_token_count",
+    "unread_tokens",
+]
 
 
 def decide(scene: Scene, policy: Policy) -> RouteDecision:

@@ -31,6 +31,10 @@ from router.types import (
 
 BYTES_PER_TOKEN = 4
 """Assumed for a body that was not tokenized."""
+MAX_UNREAD_TOKENS = 256 * 1024
+"""Assumed at most: a longer body has pictures in base64 rather than text, or is refused by the engine."""
+FORM_BYTES_PER_TOKEN = 320
+"""Assumed for a form: a second of audio has 16 kB (128 kbit/s), and 50 tokens in Whisper's encoder."""
 EXPECTED_OUTPUT_TOKENS = 256
 """Length of an answer: the client's limit says no more than that it is not longer. Most clients set it far too high."""
 MAX_PULLING = 6
@@ -43,7 +47,13 @@ _NOTHING: BlocksByTier = (0, 0, 0, 0)
 def prompt_token_count(scene: Scene) -> int:
     """Length of the prompt in tokens: those of its pictures estimated, and all from the body if they are unknown."""
     prompt = scene.prompt
-    return len(prompt.tokens) + prompt.media_tokens if prompt else len(scene.request.body) // BYTES_PER_TOKEN
+    return len(prompt.tokens) + prompt.media_tokens if prompt else unread_tokens(scene.request.body)
+
+
+def unread_tokens(body: bytes) -> int:
+    """Assumed length in tokens of a prompt that was not tokenized."""
+    is_form = body.startswith(b"--")
+    return min(len(body) // (FORM_BYTES_PER_TOKEN if is_form else BYTES_PER_TOKEN), MAX_UNREAD_TOKENS)
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:

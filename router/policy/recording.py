@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 import xxhash
 
+from router.policy.plans import BYTES_PER_TOKEN, unread_tokens
 from router.policy.ring import key_block
 from router.types import (
     BlockHash,
@@ -59,7 +60,7 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     stream: bool = False
     max_output_tokens: int | None = None
     body_bytes: BodyBytes = 0
-    """Length of the body if the prompt's tokens are unknown, else 0."""
+    """Length of a body with as many assumed tokens if the prompt's are unknown, else 0."""
     prompt_tokens: Count | None = None
     media_tokens: Count = 0
     """Further tokens of its pictures, estimated."""
@@ -150,7 +151,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         workload=workload,
         stream=request.stream,
         max_output_tokens=request.max_output_tokens,
-        body_bytes=0 if prompt else len(request.body),
+        body_bytes=0 if prompt else unread_tokens(request.body) * BYTES_PER_TOKEN,
         prompt_tokens=len(prompt.tokens) if prompt else None,
         media_tokens=prompt.media_tokens if prompt else 0,
         block_size_tokens=prompt.generation.block_size_tokens if prompt else 1,

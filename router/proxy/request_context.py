@@ -15,7 +15,7 @@ from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
 from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
-from router.policy.decide import BYTES_PER_TOKEN, expected_ttft_ms
+from router.policy.decide import expected_ttft_ms, unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.proxy.headers import HeaderList, Inbound, first_values
@@ -57,8 +57,8 @@ class RequestContext(msgspec.Struct, eq=False):
     result: str = INTERNAL
     error: str = ""
     """The message of the router's error."""
-    _body_bytes: int = 0
-    """Length of a dropped body."""
+    _unread_tokens: int = 0
+    """Assumed length of the prompt in a dropped body."""
     _split_refusal: str | None = None
 
     @property
@@ -66,12 +66,12 @@ class RequestContext(msgspec.Struct, eq=False):
         """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
         if self.prompt:
             return self.prompt.token_count
-        return (self._body_bytes or len(self.request.body)) // BYTES_PER_TOKEN
+        return self._unread_tokens or unread_tokens(self.request.body)
 
     def drop_prompt(self) -> None:
         """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
         hashes, which remain, take a twentieth of the memory."""
-        self._body_bytes = self._body_bytes or len(self.request.body)
+        self._unread_tokens = self._unread_tokens or unread_tokens(self.request.body)
         self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))

@@ -91,6 +91,13 @@ def test_other_bodies_are_not_read(body: dict[str, Any]) -> None:
         HARMONY.render(body)
 
 
+def test_an_empty_text_of_reasoning_is_not_read() -> None:
+    """vLLM makes an empty message of it, though of none in a chat."""
+    part = {"type": "reasoning_text", "text": ""}
+    with pytest.raises(Unrenderable):
+        _rendered(Endpoint.RESPONSES, {"input": [{"type": "reasoning", "summary": [], "content": [part]}]})
+
+
 def test_an_unknown_effort_is_refused_as_by_the_engine() -> None:
     """Harmony knows three."""
     with pytest.raises(MalformedRequest):

@@ -13,7 +13,8 @@ from router.decision import Candidate, Cost, Direct, RouteDecision, Split
 from router.errors import ClientError, FleetError
 from router.policy.decide import BYTES_PER_TOKEN, decide, expected_ttft_ms, prompt_token_count
 from router.policy.eligible import eligible
-from router.policy.plans import Planner
+from router.policy.plans import FORM_BYTES_PER_TOKEN, MAX_UNREAD_TOKENS, Planner
+from router.policy.recording import record
 from router.policy.term import Costs
 from router.types import InFlight, PodState, PrefixMatch, Role, Scene
 from tests.policy.scenes import (
@@ -127,6 +128,20 @@ def test_a_prompt_that_could_not_be_read_is_as_long_as_its_body_suggests() -> No
     (candidate,) = decide(seen, POLICIES["cost_aware"]).candidates
     assert candidate.cached_tokens == 0
     assert dict(candidate.cost.parts)["prefill"] == one.speed.prefill_ms(1000)
+
+
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [
+        (b"--form" + bytes(25 * 2**20), 25 * 2**20 // FORM_BYTES_PER_TOKEN),
+        (b"{" + bytes(25 * 2**20), MAX_UNREAD_TOKENS),
+    ],
+    ids=["form", "json"],
+)
+def test_a_body_with_audio_or_pictures_is_a_bounded_amount_of_work(body: bytes, tokens: int) -> None:
+    """In a recorded scene, too."""
+    seen = scene(*ready(pod("a")), prompt=None, request=request(body=body))
+    assert prompt_token_count(seen) == prompt_token_count(record(seen).scene()) == tokens
 
 
 def test_waiting_at_the_holder_and_computing_elsewhere_compare_in_milliseconds() -> None:

@@ -70,10 +70,11 @@ def _messages(items: Iterable[Item], has_instructions: bool) -> Iterator[Message
                 raise not_converted("the output of an unknown call, or one that is not a string")
             yield {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
         elif item.type == "reasoning":
-            if item.content is None or isinstance(item.content, str):
+            if not item.content or isinstance(item.content, str):
                 continue
-            if text := "\n".join(part.text or "" for part in item.content):
-                yield {"role": "assistant", "reasoning": text}
+            if not (text := "\n".join(part.text or "" for part in item.content)):
+                raise not_converted("an empty text of reasoning")
+            yield {"role": "assistant", "reasoning": text}
         else:
             raise not_converted(f"an item of type {item.type}")
 
