@@ -29,3 +29,5 @@ MAX_RESPONSE_ID_CHARACTERS = 128
 
 CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.RESPONSES})
 """Endpoints whose bodies every engine converts to a chat in its own way."""
+
+READ_AS_CHATS = CONVERTED | {Endpoint.CHAT}

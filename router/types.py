@@ -17,6 +17,7 @@ import msgspec
 from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
 from router.endpoints import CONVERTED as CONVERTED
+from router.endpoints import READ_AS_CHATS as READ_AS_CHATS
 from router.endpoints import Endpoint as Endpoint
 from router.kv_events import BlocksCleared as BlocksCleared
 from router.kv_events import BlocksRemoved as BlocksRemoved

@@ -73,6 +73,7 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     cache_salt: Name | None = None
     system: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    tool_choice: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     thinking: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     output_config: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     chat_template_kwargs: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

@@ -43,7 +43,7 @@ _CONVERTED_BODIES: dict[Endpoint, type[msgspec.Struct]] = {
     Endpoint.RESPONSES: ResponsesBody,
 }
 _CONVERTED_FIELDS = {
-    MessagesBody: ("messages", "system", "tools", "thinking", "output_config", "chat_template_kwargs"),
+    MessagesBody: ("messages", "system", "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"),
     ResponsesBody: (
         *("input", "instructions", "tools", "reasoning", "truncation", "chat_template_kwargs"),
         *("previous_response_id", "previous_input_messages", "background", "store"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -18,6 +20,8 @@ from router.engines.adapter import (
     on_pod,
 )
 from router.engines.prometheus import LoadGauges
+from router.prompt.apis.conversion import Conversion
+from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.apis.sglang_messages import SglangMessages
 from router.types import Endpoint, Pod
 
@@ -53,7 +57,11 @@ class Sglang(EngineAdapter):
     describe_paths = (MODELS_PATH, _INFO_PATH)
     tokenize_fields = frozenset({"messages", "tools"})
     lora_paths = ("/load_lora_adapter", "/unload_lora_adapter")
-    conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), SglangMessages)
+    conversions: Mapping[Endpoint, type[Conversion]] = {
+        Endpoint.CHAT: SglangChat,
+        Endpoint.MESSAGES: SglangMessages,
+        Endpoint.COUNT_TOKENS: SglangMessages,
+    }
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

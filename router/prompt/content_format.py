@@ -11,7 +11,11 @@ from typing import Literal
 
 from jinja2 import nodes
 
+from router.prompt.sandbox import parse_template
+
 ContentFormat = Literal["string", "openai"]
+_MEDIA_WORDS = ("image", "audio", "video", "vision")
+_NAMES = ("message", "msg", "m")
 
 
 class _Undecidable(Exception):
@@ -24,6 +28,14 @@ def detect_content_format(template: nodes.Template) -> ContentFormat:
         return "openai" if any(_content_loops(template)) else "string"
     except _Undecidable:
         return "string"
+
+
+def detect_sglang_format(text: str) -> ContentFormat:
+    """The same as SGLang 0.5.23 detects it (`parser/jinja_template_utils.py`), from a template's source."""
+    if any(word in text for word in _MEDIA_WORDS):
+        return "openai"
+    loops = parse_template(text).find_all(nodes.For)
+    return "openai" if any(_reads(loop.iter, name, "content") for loop in loops for name in _NAMES) else "string"
 
 
 def _content_loops(root: nodes.Template) -> Iterator[bool]:

@@ -52,6 +52,10 @@ class MediaPart(dict[str, Any]):
     """A content part that is not text, as templates receive it: `media.py` puts it in place of the request's."""
 
 
+class TemplateMessages(list[Message]):
+    """Messages as the template receives them: a conversion has rewritten them."""
+
+
 class UnreadReason(StrEnum):
     """Why a request is routed without a prefix: a label of metrics."""
 
@@ -81,6 +85,8 @@ class Unrenderable(Exception):
 
 def normal_messages(messages: Any, content_format: ContentFormat) -> list[Message]:
     """The body's `messages` as the template receives them. Raises `MalformedRequest`, or `Unrenderable` for media."""
+    if isinstance(messages, TemplateMessages):
+        return messages
     if not isinstance(messages, list) or not messages:
         raise MalformedRequest("messages must be a list with at least one message", param="messages")
     return [_message(message, content_format, i) for i, message in enumerate(messages)]

@@ -121,6 +121,8 @@ class Fingerprinter:
         found = None
         if self.incremental is not None and request.endpoint is Endpoint.CHAT:
             found = self.incremental.find(request.prompt, request.salt)
+            if found is not None and conversion is not None and not self._made(conversion).reads_plain(found.messages):
+                found = None
         if self.incremental is not None and found is None:
             found = self.incremental.find_chat(request, conversion)
         return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
@@ -154,6 +156,7 @@ class Fingerprinter:
             assert self.incremental is not None
             rendered = self.incremental.render(opened.found, generation, seed, segments)
             if rendered is not None:
+                rendered.conversion = opened.conversion
                 self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
@@ -302,12 +305,17 @@ class Fingerprinter:
             if kind.in_harmony is None:
                 raise Unrenderable(UnreadReason.NOT_CONVERTED, "this engine does not render Harmony as vLLM does")
             kind = kind.in_harmony
-        conversion = self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
+        conversion = self._made(kind)
         try:
-            chat, identities = conversion.chat(request.prompt), _unchanged(request.prompt, identities)
+            chat, identities = conversion.template_body(request.prompt), _unchanged(request.prompt, identities)
             return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
         except MalformedRequest as error:
+            if request.endpoint is Endpoint.CHAT and error.param == "chat_template":
+                raise
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
+
+    def _made(self, kind: type[Conversion]) -> Conversion:
+        return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
 
     def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
         """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is

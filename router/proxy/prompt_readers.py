@@ -32,7 +32,7 @@ from router.prompt.prompt_stages import OpenedPrompt, RenderedPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
-from router.types import CONVERTED, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.types import CONVERTED, READ_AS_CHATS, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
 """Longer new messages are rendered in a thread."""
@@ -137,7 +137,7 @@ class LocalReader:
             return await self._read_tokenized(request)
         fingerprinter = self._fingerprinter
         try:
-            conversion = self._lookups.conversion(request) if request.endpoint in CONVERTED else None
+            conversion = self._lookups.conversion(request) if request.endpoint in READ_AS_CHATS else None
             identities = self._lookups.identities(request) if fingerprinter.reads_pictures else None
             opened = fingerprinter.open(request, conversion, identities)
             rendered = self._rendered_new(opened)

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, RouterError
+from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
@@ -357,3 +358,14 @@ async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:
                 await asyncio.sleep(0.001)  # the thread still ends its work
     finally:
         gc.enable()
+
+
+async def test_chats_are_read_as_the_engine_of_the_pods_reads_them(tokenizer: Tokenizer) -> None:
+    """SGLang joins the parts of a message by spaces."""
+    request = chat("one two")
+    parts = [{"type": "text", "text": word} for word in ("one", "two")]
+    request.prompt["messages"][:] = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": parts}))]
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="m"))
+    lookups = FleetLookups(conversion=lambda _: SglangChat)
+    found = await LocalReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups).read(request)
+    assert found == fingerprinter.fingerprint(chat("one two"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,14 @@ class Conversion:
         """The chat's body for `ChatTemplate.render`, from the fields of a body, raw or decoded. Raises `Unrenderable`
         where it cannot know what the engine does: the engine then answers for itself."""
         raise NotImplementedError
+
+    def template_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The chat's body as `ChatTemplate.render` needs it: `chat`, unless the engine reads chats in its own way."""
+        return self.chat(body)
+
+    def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
+        """Whether it reads a chat with only plain roles and texts as vLLM does."""
+        return False
 
 
 class Decoder(msgspec.Struct, frozen=True):

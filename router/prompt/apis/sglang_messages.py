@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from router.prompt.apis.anthropic import (
     Block,
     Message,
@@ -23,13 +25,23 @@ from router.prompt.apis.anthropic import (
     ToolUse,
     read_fields,
 )
-from router.prompt.apis.conversion import Conversion, not_converted
+from router.prompt.apis.conversion import Decoder, not_converted
+from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.sandbox import renders_bare
 
+
+class _Choice(msgspec.Struct):
+    """Which tools may be called."""
+
+    type: str = "auto"
+    name: str | None = None
+
+
+_CHOICE = Decoder.of(_Choice | None)
 _LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 
-class SglangMessages(Conversion):
+class SglangMessages(SglangChat):
     """SGLang's conversion of Anthropic's messages."""
 
     @cached_property
@@ -45,15 +57,17 @@ class SglangMessages(Conversion):
         if fields.output_config is not None and fields.output_config.effort is not None:
             effort = fields.output_config.effort
             chat["reasoning_effort"] = "max" if effort == "xhigh" else effort
-        if tools := [_tool(tool) for tool in fields.tools or () if tool.input_schema is not None]:
+        tools = [_tool(tool) for tool in fields.tools or () if tool.input_schema is not None]
+        choice = _CHOICE.read(body.get("tool_choice"), "tool_choice") or _Choice()
+        if choice.type == "tool":
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.name]
+        if tools and choice.type != "none":
             chat["tools"] = tools
         return chat
 
     def _messages(self, fields: MessagesFields) -> list[dict[str, Any]]:
         late = [message for message in fields.messages if message.role == "system"]
         merges = bool(late) and self.merges_system
-        if not merges and any(not isinstance(message.content, str) for message in late):
-            raise not_converted("a late system message with blocks")
         system = _system(fields.system)
         if merges:
             system += [text for message in late if (text := _stripped(message))]
@@ -99,7 +113,7 @@ def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
             raise not_converted(f"a block of type {type(block).__name__} of the role {role}")
     if calls:
         yield {"role": role, "tool_calls": calls} | ({"content": _content(parts)} if parts else {})
-    elif parts or role == "assistant":
+    elif parts or role != "user":
         yield {"role": role, "content": _content(parts)}
 
 
@@ -133,5 +147,11 @@ def _part(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    schema = tool.input_schema or {}
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": {**schema, "type": schema.get("type", "object")},
+        "strict": bool(tool.strict),
+    }
     return {"type": "function", "defer_loading": tool.defer_loading, "function": function}

@@ -33,7 +33,7 @@ from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, Cache
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
 from router.prompt.segments import Lookup, SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
-from router.types import CONVERTED, BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import READ_AS_CHATS, BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
 
 MIN_BYTES = 32 * 1024
 """Shorter chats that have more than roles and texts are rendered whole."""
@@ -42,7 +42,6 @@ MOST_MESSAGES = 2048
 MAX_CONTEXT_BYTES = 512 * 1024
 """Of system prompt and tools. Larger chats are rendered whole: to look them up would hold the event loop."""
 _ONLY_MESSAGES = {"messages"}
-_CHATS = CONVERTED | {Endpoint.CHAT}
 
 
 class PendingEntry(msgspec.Struct, frozen=True, gc=False):
@@ -201,7 +200,7 @@ class IncrementalReader:
         """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
         if not self._continues or not MIN_BYTES <= len(request.body) <= MAX_BYTES:
             return None
-        if request.endpoint not in _CHATS:
+        if request.endpoint not in READ_AS_CHATS:
             return None
         key = "input" if request.endpoint is Endpoint.RESPONSES else "messages"
         messages = request.prompt.get(key)
