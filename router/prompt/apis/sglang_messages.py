@@ -30,14 +30,14 @@ from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.sandbox import renders_bare
 
 
-class _Choice(msgspec.Struct):
+class _AllowedTools(msgspec.Struct):
     """Which tools may be called."""
 
     type: str = "auto"
     name: str | None = None
 
 
-_CHOICE = Decoder.of(_Choice | None)
+_CHOICE = Decoder.of(_AllowedTools | None)
 _LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 
@@ -58,7 +58,7 @@ class SglangMessages(SglangChat):
             effort = fields.output_config.effort
             chat["reasoning_effort"] = "max" if effort == "xhigh" else effort
         tools = [_tool(tool) for tool in fields.tools or () if tool.input_schema is not None]
-        choice = _CHOICE.read(body.get("tool_choice"), "tool_choice") or _Choice()
+        choice = _CHOICE.read(body.get("tool_choice"), "tool_choice") or _AllowedTools()
         if choice.type == "tool":
             tools = [tool for tool in tools if tool["function"]["name"] == choice.name]
         if tools and choice.type != "none":
