@@ -17,7 +17,8 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-def _provider_url(value: str) -> str:
+def provider_url(value: str) -> str:
+    """The URL of an identity provider, unchanged. Raises `ValueError`."""
     try:
         parts = urlsplit(value)
         host, _ = parts.hostname, parts.port
@@ -29,7 +30,7 @@ def _provider_url(value: str) -> str:
     return value
 
 
-ProviderUrl = Annotated[str, Field(max_length=1024), AfterValidator(_provider_url), UNSHOWN]
+ProviderUrl = Annotated[str, Field(max_length=1024), AfterValidator(provider_url), UNSHOWN]
 
 
 class OidcEntry(Strict):

@@ -13,6 +13,7 @@ import structlog
 from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
+from router.admission.tokens import TokenVerifier
 from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.api.admin_access import AdminAccess
 from router.api.admin_commands import DRAIN, AdminCommands
@@ -32,6 +33,7 @@ from router.config.startup_files import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
+from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
 from router.index.recent_prompts import RecentPrompts
@@ -70,6 +72,8 @@ CERTIFICATE_CHECK_S = 1.0
 MAX_ADMIN_CONNECTIONS = 128
 WORKERS_TIMEOUT_S = 10.0
 """Longest wait until the pods that are ready in other workers are ready here."""
+SIGNING_KEYS_TIMEOUT_S = 11.0
+"""Longest wait for the keys of identity providers: two requests of 5 s."""
 
 log = structlog.get_logger()
 
@@ -121,7 +125,9 @@ class Program:
         self.tracing = build_tracing(config.tracing)
         self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
         self._tenants = build_tenants(config)
-        self._gate = build_gate(config, self._tenants)
+        tokens = TokenVerifier()
+        self._gate = build_gate(config, self._tenants, tokens)
+        self._signing_keys = SigningKeyFeed(self._tenants.current, tokens) if self._tenants else None
         self._worth = HitWorth(self.records.journal, self.metrics, self.pods.gpus_of)
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
@@ -260,6 +266,8 @@ class Program:
     async def _wait_for_peers(self) -> None:
         """Wait for the state of other replicas and workers, before this process serves."""
         wait = StartupWait(self.fleet, self_test=self._config.probes.self_test)
+        if self._signing_keys:
+            await wait.for_signing_keys(self._signing_keys)
         if self.pods.cluster and self._config.index.redis:
             await wait.for_cluster(self.pods.cluster, self._config.index.redis.ready_timeout_s)
         if self._worker_sync:
@@ -277,6 +285,7 @@ class Program:
             "idle connections": self._sweep_idle,
             "policies": self.policies.run,
             **({"tenants": self._tenants.run} if self._tenants else {}),
+            **({"signing keys": self._signing_keys.run} if self._signing_keys else {}),
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
@@ -325,6 +334,10 @@ class StartupWait:
         await wait_until(lambda: cluster.is_away or complete(), timeout_s)
         if not complete():
             log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
+
+    async def for_signing_keys(self, feed: SigningKeyFeed) -> None:
+        """Wait until each identity provider has answered once or has failed."""
+        await wait_until(lambda: feed.is_tried, SIGNING_KEYS_TIMEOUT_S)
 
     async def for_workers(self, sync: WorkerSync) -> None:
         """Wait until the pods that other workers use are usable here."""

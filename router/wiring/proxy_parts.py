@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.admission.gate import AdmissionGate
+from router.admission.tokens import TokenVerifier
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
@@ -39,9 +40,9 @@ def build_tenants(config: RouterConfig) -> TenantFeed | None:
     return TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
 
 
-def build_gate(config: RouterConfig, tenants: TenantFeed | None) -> AdmissionGate:
+def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVerifier) -> AdmissionGate:
     """The gate that admits requests."""
-    return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths)
+    return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
 
 
 def upstream_pools(config: RouterConfig) -> UpstreamPools:

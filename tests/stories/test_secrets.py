@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 CANARY = "canary7sesame"
 CLIENT_KEY = "sk-canary-of-a-client"
+TOKEN = "canary-header.canary-claims.canary-signature"
 TENANT = "canary-tenant"
 CLIENT_SALT = "canary-salt"
 SALTS = {CLIENT_SALT, salt_of(TENANT, ""), Tenant(salt=salt_of(TENANT, "")).salted(CLIENT_SALT)}
@@ -76,7 +77,7 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
                 seen |= {f"{name} without Redis": text for name, text in (await pages(client, router)).items()}
     seen |= files(tmp_path)
     assert len(seen["receipts.jsonl"]) > 100 and len(seen["router.log"]) > 100
-    secrets = {CANARY, CLIENT_KEY, DIGEST, *SALTS}
+    secrets = {CANARY, CLIENT_KEY, DIGEST, *TOKEN.split("."), *SALTS}
     assert not [name for name, text in seen.items() if any(secret in text for secret in secrets)]
 
 
@@ -94,7 +95,8 @@ def key_file(folder: Path) -> str:
 
 def settings(url: str, folder: Path) -> dict[str, Any]:
     """Sections of the router's configuration."""
-    (folder / "tenants.yaml").write_text(f"tenants: [{{name: {TENANT}, keys: [{DIGEST}]}}]")
+    provider = f"oidc: [{{issuer: 'http://127.0.0.1:{free_port()}', audiences: [router]}}]"
+    (folder / "tenants.yaml").write_text(f"tenants: [{{name: {TENANT}, keys: [{DIGEST}]}}]\n{provider}\n")
     receipts = {"file": str(folder / "receipts.jsonl"), "redis_maxlen": 10}
     return {
         "index": {"redis": {"url": url, "ready_timeout_s": 1}},
@@ -111,8 +113,10 @@ async def pages(client: httpx.AsyncClient, router: RouterUrls) -> dict[str, str]
     headers = {"authorization": f"Bearer {CLIENT_KEY}", "x-request-id": "request-1"}
     answer = await client.post(f"{router.public}/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
+    refused = await client.get(f"{router.public}/v1/models", headers={"authorization": f"Bearer {TOKEN}"})
+    assert refused.status_code == 401
     found = {f"{url}{path}": (await client.get(f"{url}{path}")).text for url in router for path in PAGES}
-    return found | {"answer": f"{answer.headers}{answer.text}"}
+    return found | {"answer": f"{answer.headers}{answer.text}{refused.headers}{refused.text}"}
 
 
 async def wrong_requests(client: httpx.AsyncClient, router: RouterUrls, url: str) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""Fetches the public keys of identity providers, in the background.
+
+At the start, every few minutes, and when a token names an unknown key. The last good keys stay in use while a provider
+does not answer, so that no valid token is refused for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+import structlog
+
+from router.admission.keys import Tenants
+from router.admission.tokens import Issuer, SigningKeys, TokenVerifier, read_signing_keys
+from router.config.oidc_schema import provider_url
+from router.feeds.http_client import get_url, open_client
+from router.feeds.supervise import raise_if_cancelled
+
+CHECK_S = 0.25
+INTERVAL_S = 300.0
+MIN_INTERVAL_S = 10.0
+"""Between two fetches because of unknown keys: clients choose the names of keys."""
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+TIMEOUT_S = 5.0
+MAX_DOCUMENT_BYTES = 256 * 1024
+DISCOVERY = "/.well-known/openid-configuration"
+
+Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
+"""The body of a GET. Raises `RouterError`."""
+
+log = structlog.get_logger()
+
+
+class _Discovery(msgspec.Struct):
+    issuer: str
+    jwks_uri: str
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """Fetches from one place. Times are of the feed's clock."""
+
+    tried_s: float = float("-inf")
+    next_s: float = float("-inf")
+    failures: int = 0
+    """Since the last success."""
+
+
+class SigningKeyFeed:
+    """Gives `verifier` the keys of the issuers of the current tenants."""
+
+    def __init__(
+        self,
+        tenants: Callable[[], Tenants],
+        verifier: TokenVerifier,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tenants = tenants
+        self._verifier = verifier
+        self._sleep = sleep
+        self._clock = clock
+        self._attempts: dict[tuple[str, str], _Attempts] = {}
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the keys of all current issuers were fetched once, with or without success."""
+        return all((issuer.name, issuer.keys_url) in self._attempts for issuer in self._tenants().issuers.values())
+
+    async def run(self) -> None:
+        """Fetch keys until cancelled."""
+        async with open_client() as client:
+            while True:
+                await self.fetch_due(partial(get_url, client, timeout_s=TIMEOUT_S))
+                await self._sleep(CHECK_S)
+
+    async def fetch_due(self, fetch: Fetch) -> None:
+        """Fetch the keys of all issuers whose time has come. Does not raise for their failures."""
+        await asyncio.gather(*(self._try(issuer, fetch) for issuer in self._tenants().issuers.values()))
+
+    async def _try(self, issuer: Issuer, fetch: Fetch) -> None:
+        place = issuer.name, issuer.keys_url
+        done, now_s = self._attempts.get(place, _Attempts()), self._clock()
+        is_wanted = issuer.name in self._verifier.wanted and now_s >= done.tried_s + MIN_INTERVAL_S
+        if not is_wanted and now_s < done.next_s:
+            return
+        try:
+            keys = await _fetched_keys(issuer, fetch)
+        except Exception as error:  # of any kind: one provider must not stop the keys of the others
+            raise_if_cancelled()
+            if not done.failures:
+                log.warning("keys of identity provider not available", issuer=issuer.name, error=str(error))
+            done.failures += 1
+            wait_s = min(FIRST_RETRY_S * 2.0 ** min(done.failures - 1, 10), MAX_RETRY_S)
+        else:
+            if done.failures or done.tried_s < 0:
+                log.info("keys of identity provider fetched", issuer=issuer.name, keys=len(keys))
+            self._verifier.set_keys(issuer.name, keys)
+            done.failures, wait_s = 0, INTERVAL_S
+        done.tried_s, done.next_s = now_s, self._clock() + wait_s
+        self._attempts[place] = done
+
+
+async def _fetched_keys(issuer: Issuer, fetch: Fetch) -> SigningKeys:
+    """Raises `RouterError`, `ValueError`."""
+    url = issuer.keys_url
+    if not url:
+        document = _bounded(await fetch(issuer.name.rstrip("/") + DISCOVERY))
+        try:
+            found = msgspec.json.decode(document, type=_Discovery)
+        except (msgspec.MsgspecError, RecursionError):
+            raise ValueError("not a discovery document with `issuer` and `jwks_uri`") from None
+        if found.issuer != issuer.name:
+            raise ValueError("the discovery document is of another issuer")
+        url = provider_url(found.jwks_uri)
+    return await asyncio.to_thread(read_signing_keys, _bounded(await fetch(url)))
+
+
+def _bounded(document: bytes) -> bytes:
+    if len(document) > MAX_DOCUMENT_BYTES:
+        raise ValueError(f"larger than {MAX_DOCUMENT_BYTES} bytes")
+    return document
