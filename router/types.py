@@ -206,7 +206,7 @@ class Pod:
     reads_pictures: bool = False
     """Whether it identifies and counts pictures as the router does: the result of a parity test."""
     converts: frozenset[Endpoint] = frozenset()
-    """Endpoints of `CONVERTED` whose bodies it converts as the router does: the result of their parity tests."""
+    """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

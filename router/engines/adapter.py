@@ -136,7 +136,8 @@ class EngineAdapter:
     lora_paths: tuple[str, str] | None = None
     """Its paths to load and to unload a LoRA adapter at run time; None if it has none. The bodies name `lora_name`."""
     conversions: Mapping[Endpoint, type[Conversion]] = {}
-    """How it makes a chat of a body, for endpoints of `CONVERTED` that it has."""
+    """How it makes a chat of a body, for endpoints of `CONVERTED` that it has, and for chats where it reads them in its
+    own way."""
     identify_picture: Identify | None = None
     """How it identifies a picture; None where that is unknown."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -62,6 +63,11 @@ class Sglang(EngineAdapter):
         Endpoint.MESSAGES: SglangMessages,
         Endpoint.COUNT_TOKENS: SglangMessages,
     }
+
+    def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
+        if prompt.get("tool_choice") not in (None, "auto", "required"):
+            return None  # tools that may not be called are left out
+        return super().tokenize_body(model, prompt)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)

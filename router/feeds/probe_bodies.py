@@ -73,6 +73,21 @@ def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterato
     yield [(Endpoint.MESSAGES, {**common, "thinking": {"type": "disabled"}, "messages": turns[:1]})]
 
 
+def tools_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """A group of probes of chats with tools: an agent's turn, then without a system message."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "Köln"}'}}
+    parameters = {"type": "object", "properties": {"place": {"type": "string"}}}
+    turns = [
+        {"role": "system", "content": f"{nonce} You are a probe."},
+        {"role": "user", "content": [_text(f"{nonce}\n{_long_text(block_tokens)}"), _text("Look.")]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "21.5 C"},
+    ]
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    fields = {"model": model, "max_tokens": 1, "temperature": 0, "tools": [tool]}
+    yield [(Endpoint.CHAT, {**fields, "messages": turns}), (Endpoint.CHAT, {**fields, "messages": turns[1:]})]
+
+
 def responses_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
     """Groups of probes of the conversion of the Responses API: an agent's turn with every kind of item, then without
     what some templates do not know."""
@@ -122,6 +137,7 @@ def _text(text: str) -> dict[str, str]:
 
 
 CONVERSION_PROBES: Mapping[Endpoint, MakeGroups] = {
+    Endpoint.CHAT: tools_probes,
     Endpoint.MESSAGES: messages_probes,
     Endpoint.RESPONSES: responses_probes,
 }

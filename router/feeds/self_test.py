@@ -48,6 +48,9 @@ _EVENTS = {
     PrefixTrust.UNTESTED: "self-test inconclusive; prefix matching disabled for this pod",
 }
 
+_NOT_TRUSTED = "conversion not trusted; requests to this endpoint are routed by load"
+_WARNINGS = {Endpoint.CHAT: "chats with tools are matched up to the first difference only"}
+
 log = structlog.get_logger()
 
 
@@ -193,8 +196,9 @@ class ParityFeed:
                 passed |= {endpoint, *PROVEN_WITH.get(endpoint, ())}
             elif endpoint not in logged and report.trust is PrefixTrust.MISMATCH:
                 logged.add(endpoint)
-                event = "conversion not trusted; requests to this endpoint are routed by load"
-                log.warning(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+                log.warning(
+                    _WARNINGS.get(endpoint, _NOT_TRUSTED), pod=pod.id, endpoint=endpoint.value, reason=report.reason
+                )
         now = self._fleet.status(pod.id)
         if now is not None and now.pod.epoch == pod.epoch:
             self._fleet.trust_conversions(pod.id, frozenset(passed))
@@ -292,8 +296,8 @@ class ParityFeed:
         endpoint, body = probe
         if endpoint in CONVERTED:
             return None
-        field = "messages" if endpoint is Endpoint.CHAT else "prompt"
-        asked = ENGINES[pod.engine].tokenize_body(body["model"], {field: body[field]})
+        fields: dict[str, Any] = {name: body[name] for name in ("messages", "tools", "prompt") if name in body}
+        asked = ENGINES[pod.engine].tokenize_body(body["model"], fields)
         if asked is None:
             return None
         try:

@@ -82,3 +82,4 @@ def test_a_chat_is_tokenized_with_messages_and_tools_alone() -> None:
     """Other fields would be ignored."""
     assert SGLANG.tokenize_body("m", {"messages": []}) == {"model": "m", "messages": []}
     assert SGLANG.tokenize_body("m", {"messages": [], "chat_template_kwargs": {"x": 1}}) is None
+    assert SGLANG.tokenize_body("m", {"messages": [], "tools": [], "tool_choice": "none"}) is None

@@ -374,6 +374,22 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
     assert len(world.bodies) == 2
 
 
+async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(
+    network: Network, make_pod: MakePod, running: Running, until: Until
+) -> None:
+    """A difference is in the log once, and chats stay trusted."""
+    world = SelfTestWorld(network, make_pod("a", engine="sglang"))
+    world.engine_tokens = lambda body: [1, *tokens_of(body)] if "tools" in body else tokens_of(body)
+    with capture_logs() as logs:
+        async with running(world.feed.run()):
+            await until(lambda: len(world.bodies) > 2)
+            assert world.now.reads_alike(Endpoint.CHAT)
+            assert Endpoint.CHAT not in world.now.converts
+            world.engine_tokens = tokens_of
+            await until(lambda: Endpoint.CHAT in world.now.converts)
+    assert [log["endpoint"] for log in logs if "chats with tools" in log["event"]] == [CHAT]
+
+
 async def test_pictures_are_trusted_after_a_test_of_their_own(
     world: SelfTestWorld, running: Running, until: Until
 ) -> None:
