@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine
+from typing import Any
 
 from router.decision import Split
 from router.errors import RouterError, Stopping, shortened
@@ -51,29 +51,33 @@ class Forwarder:
 
     async def forward_websocket(self, context: RequestContext, client: WebSocketClient) -> None:
         """Serve one websocket, until it is closed. Raises `RouterError` where none was begun."""
-        with self._settled(context, client):
-            await self._begin(context)
-            match = await self._decisions.match(context)
-            context.decision = self._decisions.decide(context, match)
-            await self._websockets.serve(context, client)
+        await self._settled(self._serve_websocket(context, client), context, client)
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
         """Serve one request. Raises `RouterError` where no response could be sent, or not to its end."""
-        with self._settled(context, client):
-            await self._begin(context)
-            context.stored_pod = context.stored_pod or await self._decisions.stored_pod(
-                context.request, context.tenant.name
-            )
-            context.prompt = await self._decisions.fingerprint(context)
-            if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
-                return
-            match = await self._decisions.match(context)
-            context.decision = self._decisions.decide(context, match)
-            if context.hold is not None:
-                await self._quotas.charge(context)
-            if self._queues is not None and context.prompt is not None:
-                await self._queues.wait_for_place(context)
-            await self._attempts.attempt_in_order(context, client)
+        await self._settled(self._serve(context, client), context, client)
+
+    async def _serve_websocket(self, context: RequestContext, client: WebSocketClient) -> None:
+        await self._begin(context)
+        match = await self._decisions.match(context)
+        context.decision = self._decisions.decide(context, match)
+        await self._websockets.serve(context, client)
+
+    async def _serve(self, context: RequestContext, client: Downstream) -> None:
+        await self._begin(context)
+        context.stored_pod = context.stored_pod or await self._decisions.stored_pod(
+            context.request, context.tenant.name
+        )
+        context.prompt = await self._decisions.fingerprint(context)
+        if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
+            return
+        match = await self._decisions.match(context)
+        context.decision = self._decisions.decide(context, match)
+        if context.hold is not None:
+            await self._quotas.charge(context)
+        if self._queues is not None and context.prompt is not None:
+            await self._queues.wait_for_place(context)
+        await self._attempts.attempt_in_order(context, client)
 
     async def _begin(self, context: RequestContext) -> None:
         """Count one request more of its tenant. Raises `QuotaExceeded`."""
@@ -82,12 +86,13 @@ class Forwarder:
             if context.tenant.quotas:
                 await self._quotas.begin(context)
 
-    @contextmanager
-    def _settled(self, context: RequestContext, client: Downstream | WebSocketClient) -> Iterator[None]:
-        """Count the request, and settle it however it ends."""
+    async def _settled(
+        self, serving: Coroutine[Any, Any, None], context: RequestContext, client: Downstream | WebSocketClient
+    ) -> None:
+        """Count the request, and settle it however it ends. Raises what `serving` does."""
         self._metrics.in_flight.value += 1
         try:
-            yield
+            await serving
         except asyncio.CancelledError:
             context.result = CLIENT_GONE if client.disconnected else Stopping.code
             if client.disconnected:
