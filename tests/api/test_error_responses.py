@@ -54,10 +54,11 @@ def test_base_classes_have_statuses_too(base: type[RouterError], status: int) ->
     assert response_for(base("x")).status == status
 
 
-def test_errors_of_the_fleet_ask_clients_to_retry_after_a_second() -> None:
-    """No other error does."""
+def test_errors_that_pass_ask_clients_to_retry_after_a_second() -> None:
+    """Those of the fleet, and a key that is being fetched; no other error does."""
+    passing = (errors.FleetError, errors.UnknownSigningKey)
     for error, response in RESPONSES.items():
-        assert response.retry_after_s == (1 if issubclass(error, errors.FleetError) else None)
+        assert response.retry_after_s == (1 if issubclass(error, passing) else None)
     assert (b"retry-after", b"1") in error_headers(errors.Saturated("x"), b"{}")
     assert error_headers(MalformedRequest("x"), b"{}") == [
         (b"content-type", b"application/json"),
