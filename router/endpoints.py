@@ -18,14 +18,22 @@ class Endpoint(StrEnum):
     """OpenAI's successor of chats; read as the chat that the pods' engine makes of it."""
     TOKENIZE = "/tokenize"
     """The tokens of a chat or a text; read as such."""
+    DETOKENIZE = "/detokenize"
+    """The text of tokens; forwarded unread."""
     REALTIME = "/v1/realtime"
     """A websocket, whose messages are not read."""
     OTHER = "other"
-    """Any other endpoint: forwarded unread, without a prefix."""
+    """Any other endpoint: forwarded without a prefix."""
 
 
 MAX_RESPONSE_ID_CHARACTERS = 128
 """Of the id of a response that a pod stores: of ASCII letters, digits, `_` and `-`."""
+
+TEXTS = frozenset({Endpoint.EMBEDDINGS, Endpoint.OTHER})
+"""Endpoints of which only the number of tokens is read, where the body has texts to embed, score or rank."""
+
+MAY_NAME_NO_MODEL = frozenset({Endpoint.OTHER, Endpoint.DETOKENIZE, Endpoint.REALTIME})
+"""Endpoints whose body may be anything."""
 
 CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.RESPONSES})
 """Endpoints whose bodies every engine converts to a chat in its own way."""

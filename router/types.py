@@ -17,7 +17,9 @@ import msgspec
 from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
 from router.endpoints import CONVERTED as CONVERTED
+from router.endpoints import MAY_NAME_NO_MODEL as MAY_NAME_NO_MODEL
 from router.endpoints import READ_AS_CHATS as READ_AS_CHATS
+from router.endpoints import TEXTS as TEXTS
 from router.endpoints import Endpoint as Endpoint
 from router.kv_events import BlocksCleared as BlocksCleared
 from router.kv_events import BlocksRemoved as BlocksRemoved
@@ -110,7 +112,7 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     generation: Generation
     tokens: Sequence[int]
     hashes: Sequence[BlockHash]
-    media_tokens: int = 0  # of pictures whose tokens are unknown, estimated
+    media_tokens: int = 0  # of pictures whose tokens are unknown, estimated; of texts that share no prefix
     pictures: tuple[PromptPicture, ...] = ()
 
     @property
@@ -119,7 +121,7 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_media(self) -> bool:
-        """Whether it has pictures, sounds or videos."""
+        """Whether it has tokens that are only counted, such as those of pictures, sounds or videos."""
         return bool(self.media_tokens or self.pictures)
 
     @property

@@ -120,7 +120,16 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 
 
 class OtherBody(msgspec.Struct):
-    """The only fields that the router reads of other bodies."""
+    """The only fields that the router reads of other bodies. Texts to embed, score or rank stay undecoded."""
 
     model: str
     cache_salt: Any = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    query: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    documents: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    items: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_2: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data_2: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

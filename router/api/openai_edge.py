@@ -60,7 +60,7 @@ from router.proxy.relay import end_broken_stream
 from router.proxy.request_context import RequestContext
 from router.proxy.response_reader import reader_of
 from router.proxy.websockets import WebSocketClient
-from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
+from router.types import MAX_NAME_CHARACTERS, MAY_NAME_NO_MODEL, Endpoint, InferenceRequest
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 _JSON = b"application/json"
@@ -283,9 +283,9 @@ class OpenAiEdge(HttpEdge):
         tenant: Tenant,
         given_model: str = "",
     ) -> InferenceRequest:
-        """The request to route: `Endpoint.OTHER` by its model alone, which is `given_model` if the body has none.
+        """The request to route. `given_model`: that of a request whose body may name none.
         Raises `ClientError` or `NoReadyPod`."""
-        if endpoint in (Endpoint.OTHER, Endpoint.REALTIME):
+        if endpoint in MAY_NAME_NO_MODEL:
             parsed = None if given_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self.limits.max_messages)
@@ -310,7 +310,7 @@ class OpenAiEdge(HttpEdge):
             session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
-            prompt=prompt_fields(endpoint, parsed),
+            prompt=prompt_fields(endpoint, parsed) if parsed else {},
         )
 
     def _session(self, named: Mapping[bytes, bytes]) -> str:

@@ -21,7 +21,8 @@ from router.api.body_types import ChatBody, CompletionBody, MessagesBody, OtherB
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
-from router.types import CONVERTED, Endpoint
+from router.prompt.texts import TEXT_FIELDS
+from router.types import CONVERTED, TEXTS, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024
 """Maximum size of one of `CONTAINERS`."""
@@ -53,6 +54,7 @@ _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 } | {endpoint: _CONVERTED_FIELDS[body] for endpoint, body in _CONVERTED_BODIES.items()}
+_PROMPT_FIELDS |= dict.fromkeys(TEXTS, TEXT_FIELDS)
 _PROMPT_FIELDS[Endpoint.TOKENIZE] = tuple(name for name in TokenizeBody.__annotations__ if name != "model")
 """Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response; of a
 response, also whether it is stored."""
@@ -75,6 +77,7 @@ _DECODERS = {
     Endpoint.COMPLETIONS: _decoder(CompletionBody),
     Endpoint.EMBEDDINGS: _decoder(OtherBody),
     Endpoint.TOKENIZE: _decoder(TokenizeBody),
+    Endpoint.DETOKENIZE: _decoder(OtherBody),
     Endpoint.REALTIME: _decoder(OtherBody),
     **{endpoint: _decoder(body) for endpoint, body in _CONVERTED_BODIES.items()},
     Endpoint.OTHER: _decoder(OtherBody),
@@ -118,9 +121,11 @@ _IS_GIVEN = partial(is_not, msgspec.UNSET)
 _ABSENT = (None, msgspec.UNSET)
 _NULL = msgspec.Raw(b"null")
 _NOTHING = msgspec.Raw(b"[]")
+_TEXTS_OF = dict.fromkeys(Endpoint, ("messages", "prompt", "prompt_embeds")) | dict.fromkeys(
+    (*TEXTS, Endpoint.DETOKENIZE, Endpoint.REALTIME), TEXT_FIELDS
+)
 _UNDECODED = {
-    endpoint: frozenset({*_DETECTED, "messages", "prompt", "prompt_embeds", *_NUMBERS_IN.get(endpoint, ())})
-    for endpoint in Endpoint
+    endpoint: frozenset({*_DETECTED, *_TEXTS_OF[endpoint], *_NUMBERS_IN.get(endpoint, ())}) for endpoint in Endpoint
 } | {
     endpoint: frozenset({*_DETECTED, *_CONVERTED_FIELDS[body], *_NUMBERS_IN[endpoint]} - _DECODED)
     for endpoint, body in _CONVERTED_BODIES.items()

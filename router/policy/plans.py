@@ -18,7 +18,9 @@ from router.policy.term import Costs, Placement, RequestFacts, Transfer
 from router.policy.work_ahead import work_ahead_ms
 from router.types import (
     BlocksByTier,
+    Endpoint,
     FleetSnapshot,
+    InferenceRequest,
     InFlight,
     Pod,
     PodId,
@@ -47,11 +49,14 @@ _NOTHING: BlocksByTier = (0, 0, 0, 0)
 def prompt_token_count(scene: Scene) -> int:
     """Length of the prompt in tokens: those of its pictures estimated, and all from the body if they are unknown."""
     prompt = scene.prompt
-    return len(prompt.tokens) + prompt.media_tokens if prompt else unread_tokens(scene.request.body)
+    return len(prompt.tokens) + prompt.media_tokens if prompt else unread_tokens(scene.request)
 
 
-def unread_tokens(body: bytes) -> int:
+def unread_tokens(request: InferenceRequest) -> int:
     """Assumed length in tokens of a prompt that was not tokenized."""
+    if request.endpoint is Endpoint.DETOKENIZE:
+        return 0
+    body = request.body
     is_form = body.startswith(b"--")
     return min(len(body) // (FORM_BYTES_PER_TOKEN if is_form else BYTES_PER_TOKEN), MAX_UNREAD_TOKENS)
 

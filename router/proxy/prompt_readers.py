@@ -20,7 +20,7 @@ import msgspec
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import ClientError, UpstreamError
-from router.hashing import generation_seed, hash_blocks
+from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
@@ -29,10 +29,11 @@ from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.prompt_stages import OpenedPrompt, RenderedPrompt
+from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
-from router.types import CONVERTED, READ_AS_CHATS, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.types import CONVERTED, READ_AS_CHATS, TEXTS, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
 """Longer new messages are rendered in a thread."""
@@ -135,6 +136,8 @@ class LocalReader:
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         if request.endpoint is Endpoint.TOKENIZE:
             return await self._read_tokenized(request)
+        if request.endpoint in TEXTS:
+            return await self._count_texts(request)
         fingerprinter = self._fingerprinter
         try:
             conversion = self._lookups.conversion(request) if request.endpoint in READ_AS_CHATS else None
@@ -155,6 +158,24 @@ class LocalReader:
             return None
         self.check.sample(request, pending, prefix)
         return prefix
+
+    async def _count_texts(self, request: InferenceRequest) -> PromptPrefix | None:
+        """The number of tokens of texts that share no prefix."""
+        size = size_bytes(request.prompt)
+        try:
+            if size > MAX_TEXT_BYTES:
+                return None
+            if size <= REFERENCE_CHARACTERS:
+                count = count_tokens(request.prompt, self._token_counts)
+            else:
+                count = await self._threads.run(size, count_tokens, request.prompt, self._token_counts)
+        except Unrenderable:
+            return None
+        return PromptPrefix(self._fingerprinter.generation, token_array(()), hash_array(()), count)
+
+    def _token_counts(self, texts: Sequence[str]) -> Sequence[int]:
+        """The number of tokens of each text, with those that the engine puts around it."""
+        return [len(tokens) for tokens in self._tokenizer.encode_batch(texts, add_special_tokens=True)]
 
     async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | None:
         """The prompt of a request to /tokenize. None where only the engine knows what it answers."""
@@ -226,7 +247,7 @@ class EngineReader:
         self._threads = threads or ReadThreads()
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        if request.endpoint is Endpoint.TOKENIZE:
+        if request.endpoint is Endpoint.TOKENIZE or request.endpoint in TEXTS:
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")

@@ -66,12 +66,12 @@ class RequestContext(msgspec.Struct, eq=False):
         """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
         if self.prompt:
             return self.prompt.token_count
-        return self._unread_tokens or unread_tokens(self.request.body)
+        return self._unread_tokens or unread_tokens(self.request)
 
     def drop_prompt(self) -> None:
         """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
         hashes, which remain, take a twentieth of the memory."""
-        self._unread_tokens = self._unread_tokens or unread_tokens(self.request.body)
+        self._unread_tokens = self._unread_tokens or unread_tokens(self.request)
         self.request = replace(self.request, body=b"", prompt={})
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
@@ -144,7 +144,7 @@ def outcome_of(context: RequestContext) -> Outcome:
         model=request.model,
         endpoint=request.endpoint,
         result=context.result,
-        prompt_tokens=len(prompt.tokens) if prompt else reader.prompt_tokens or 0,
+        prompt_tokens=(len(prompt.tokens) if prompt else 0) or reader.prompt_tokens or 0,
         output_tokens=reader.output_tokens,
         cached_tokens=context.cached_tokens,
         ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,

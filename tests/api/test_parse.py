@@ -110,7 +110,8 @@ def test_the_prompt_has_only_fields_that_determine_its_tokens() -> None:
     assert fields == {"tools": tools}
     completion = parse_body(Endpoint.COMPLETIONS, b'{"model": "m", "prompt": [1, 2], "max_tokens": 3}')
     assert prompt_fields(Endpoint.COMPLETIONS, completion) == {"prompt": msgspec.Raw(b"[1, 2]")}
-    assert prompt_fields(Endpoint.EMBEDDINGS, parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x"}')) == {}
+    embeddings = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "dimensions": 3}')
+    assert prompt_fields(Endpoint.EMBEDDINGS, embeddings) == {"input": msgspec.Raw(b'"x"')}
 
 
 json_values = st.recursive(

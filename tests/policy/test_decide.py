@@ -16,7 +16,7 @@ from router.policy.eligible import eligible
 from router.policy.plans import FORM_BYTES_PER_TOKEN, MAX_UNREAD_TOKENS, Planner
 from router.policy.recording import record
 from router.policy.term import Costs
-from router.types import InFlight, PodState, PrefixMatch, Role, Scene
+from router.types import Endpoint, InFlight, PodState, PrefixMatch, Role, Scene
 from tests.policy.scenes import (
     BLOCK,
     MODEL,
@@ -142,6 +142,12 @@ def test_a_body_with_audio_or_pictures_is_a_bounded_amount_of_work(body: bytes, 
     """In a recorded scene, too."""
     seen = scene(*ready(pod("a")), prompt=None, request=request(body=body))
     assert prompt_token_count(seen) == prompt_token_count(record(seen).scene()) == tokens
+
+
+def test_tokens_to_decode_are_no_work_for_the_gpu() -> None:
+    """/detokenize looks them up."""
+    asked = request(endpoint=Endpoint.DETOKENIZE, body=b"x" * 4000)
+    assert prompt_token_count(scene(*ready(pod("a")), prompt=None, request=asked)) == 0
 
 
 def test_waiting_at_the_holder_and_computing_elsewhere_compare_in_milliseconds() -> None:

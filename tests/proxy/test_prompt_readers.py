@@ -20,6 +20,7 @@ from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
+from router.prompt.texts import MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_check, prompt_readers
 from router.proxy.prompt_readers import (
@@ -120,6 +121,23 @@ class Reading:
             await asyncio.wait([self.reader.check.running])
         assert prefix is not None
         return list(prefix.tokens)
+
+
+@pytest.mark.parametrize("repeated", [1, 5_000], ids=["inline", "in a thread"])
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.OTHER])
+async def test_of_texts_without_a_prefix_only_the_length_is_read(
+    tokenizer: Tokenizer, endpoint: Endpoint, repeated: int
+) -> None:
+    """By the tokenizer, with the special tokens of each text; of very long ones, by the body."""
+    text = TEXT * repeated
+    raw = msgspec.Raw(msgspec.json.encode(text))
+    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt={"input": raw})
+    prefix = await Reading(tokenizer).reader.read(request)
+    assert prefix is not None
+    count = len(tokenizer.encode(text, add_special_tokens=True))
+    assert (prefix.token_count, len(prefix.tokens), len(prefix.hashes), prefix.has_media) == (count, 0, 0, True)
+    long = msgspec.structs.replace(request, prompt={"input": msgspec.Raw(b'"' + b"x" * MAX_TEXT_BYTES + b'"')})
+    assert await Reading(tokenizer).reader.read(long) is None
 
 
 # --- long prompts ---
