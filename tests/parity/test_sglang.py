@@ -50,7 +50,7 @@ def test_bodies_have_the_tokens_that_sglang_gave_them(endpoint: Endpoint) -> Non
         tokens = array("I", found.tokens)
         assert (len(tokens), xxh3_64_hexdigest(tokens.tobytes())) == (case["tokens"], case["digest"]), case["body"]
         equal += 1
-    assert equal >= (12 if endpoint is Endpoint.CHAT else 50)
+    assert equal >= (30 if endpoint is Endpoint.CHAT else 200)
 
 
 @pytest.mark.parametrize("block_tokens", [8, 16])

@@ -48,9 +48,6 @@ class SglangChat(Conversion):
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The body, with an effort that switches thinking on or off."""
-        for name, usual in (("add_generation_prompt", True), ("add_special_tokens", False)):
-            if body.get(name, usual) not in (usual, None):
-                raise not_converted(f"{name} is read by /tokenize alone")
         effort, variables = body.get("reasoning_effort"), body.get("chat_template_kwargs") or {}
         if effort is not None:
             if effort not in _EFFORTS:

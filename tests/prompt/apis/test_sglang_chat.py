@@ -112,8 +112,6 @@ def test_an_effort_switches_thinking_unless_the_client_does(deepseek: Tokenizer)
         (ASKED, {"tools": [{"function": {"name": "look", "parameters": {"a": [{"type": ["varchar"]}]}}}]}),
         (ASKED, {"tools": [LOOK], "tool_choice": {"function": {"name": "walk"}}}),
         (ASKED, {"continue_final_message": True}),
-        (ASKED, {"add_generation_prompt": False}),
-        (ASKED, {"add_special_tokens": True}),
         (ASKED, {"reasoning_effort": 0.5}),
         (ASKED, {"chat_template_kwargs": {"tools": []}}),
     ],
