@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.api import parse
 from router.api.parse import (
+    MAX_DECODED_BYTES,
     MAX_NESTING,
     MAX_SEARCHED_BYTES,
     MAX_SEARCHED_FIELDS,
@@ -112,6 +113,15 @@ def test_the_prompt_has_only_fields_that_determine_its_tokens() -> None:
     assert prompt_fields(Endpoint.COMPLETIONS, completion) == {"prompt": msgspec.Raw(b"[1, 2]")}
     embeddings = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "dimensions": 3}')
     assert prompt_fields(Endpoint.EMBEDDINGS, embeddings) == {"input": msgspec.Raw(b'"x"')}
+    ranked = read_other(b'{"model": "m", "query": "x", "documents": ["y"], "top_n": 1}')
+    assert prompt_fields(Endpoint.OTHER, ranked) == {"query": msgspec.Raw(b'"x"'), "documents": msgspec.Raw(b'["y"]')}
+
+
+def test_texts_to_embed_may_be_longer_than_what_is_decoded() -> None:
+    """They stay undecoded."""
+    text = b'"' + b"x" * (MAX_DECODED_BYTES + 1) + b'"'
+    parsed = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": ' + text + b"}")
+    assert (parsed.model, parsed.input) == ("m", msgspec.Raw(text))
 
 
 json_values = st.recursive(
