@@ -12,6 +12,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives import hashes, hmac, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -228,7 +229,12 @@ UNUSABLE = {
     "said to be symmetric": jwk("one", alg="HS256"),
     "said to be unsigned": jwk("one", alg="none"),
     "without a modulus": jwk("one", n=None),
-    "of another curve": jwk("one", "ES256", crv="secp256k1", alg=None),
+    "of another curve": {
+        **jwt.get_algorithm_by_name("ES256K").to_jwk(
+            ec.generate_private_key(ec.SECP256K1()).public_key(), as_dict=True
+        ),
+        "kid": "one",
+    },
     "weak": jwk("one", n=base64.urlsafe_b64encode(b"\xff" * 128).decode().rstrip("=")),
     "endless": jwk("one", n=base64.urlsafe_b64encode(b"\xff" * 4096).decode().rstrip("=")),
 }
