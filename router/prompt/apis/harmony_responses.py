@@ -7,7 +7,6 @@ from typing import Any
 
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.apis.response_fields import (
-    ENGINE_KNOWS,
     ITEM,
     TEXT,
     Item,
@@ -24,12 +23,7 @@ class HarmonyResponses(Conversion):
     """vLLM's conversion of the Responses API, as a chat that Harmony renders alike."""
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        for name in ENGINE_KNOWS:
-            if body.get(name) is not None:
-                raise not_converted(f"{name}: only its pod knows these messages")
         fields = read_fields(body)
-        if fields.get("truncation") == "auto":
-            raise not_converted("the engine may truncate the input")
         given = body.get("input")
         instructions = fields.get("instructions")
         messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]

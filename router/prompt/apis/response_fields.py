@@ -7,13 +7,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from router.prompt.apis.conversion import Decoder
+from router.prompt.apis.conversion import Decoder, not_converted
 
 Message: TypeAlias = dict[str, Any]
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
 """The field with the text, by type of content part."""
 _PICTURE = ("image_url", "uuid")
-ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
+_ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 class Part(msgspec.Struct):
@@ -80,5 +80,11 @@ _FIELDS = {
 
 
 def read_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields besides `input`, decoded. Raises `Unrenderable`."""
-    return {name: decoder.read(body[name], name) for name, decoder in _FIELDS.items() if name in body}
+    """The fields besides `input`, decoded. Raises `Unrenderable`, also where only the pod knows the whole prompt."""
+    for name in _ENGINE_KNOWS:
+        if body.get(name) is not None:
+            raise not_converted(f"{name}: only its pod knows these messages")
+    fields = {name: decoder.read(body[name], name) for name, decoder in _FIELDS.items() if name in body}
+    if fields.get("truncation") == "auto":
+        raise not_converted("the engine may truncate the input")
+    return fields

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.apis.harmony_responses import HarmonyResponses
-from router.prompt.apis.response_fields import ENGINE_KNOWS, ITEM, TEXT, Item, Message, Part, ResponseTool, read_fields
+from router.prompt.apis.response_fields import ITEM, TEXT, Item, Message, Part, ResponseTool, read_fields
 
 _INPUT_SCHEMA = {
     "type": "object",
@@ -28,12 +28,7 @@ class VllmResponses(Conversion):
     in_harmony = HarmonyResponses
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        for name in ENGINE_KNOWS:
-            if body.get(name) is not None:
-                raise not_converted(f"{name}: only its pod knows these messages")
         fields = read_fields(body)
-        if fields.get("truncation") == "auto":
-            raise not_converted("the engine may truncate the input")
         given = body.get("input")
         items = [ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
         instructions = fields.get("instructions")
