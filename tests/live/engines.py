@@ -13,7 +13,9 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +45,11 @@ class EngineProcess:
     """Address of its KV events."""
     replay_endpoint: str | None = None
 
+    @property
+    def address(self) -> str:
+        """Host and port: the router's name for the pod."""
+        return self.url.removeprefix("http://")
+
     def stop(self) -> None:
         """Terminate the process group; kill what is left after STOP_TIMEOUT_S."""
         self._signal_group(signal.SIGTERM)
@@ -68,6 +75,19 @@ class EngineProcess:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
             pass  # the whole group has ended
+
+
+@contextmanager
+def started_together(starts: Sequence[Callable[[], EngineProcess]]) -> Iterator[list[EngineProcess]]:
+    """Engines started concurrently, each in a thread of its own. All are killed at the end, also those whose neighbour
+    does not start."""
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(starts)) as threads:
+            starting = [threads.submit(start) for start in starts]
+        for one in starting:
+            if not one.exception():
+                stack.callback(one.result().kill)
+        yield [one.result() for one in starting]
 
 
 def start_vllm(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from tests.live.engines import HOME, EngineProcess, start_vllm
+from tests.live.engines import HOME, EngineProcess, start_vllm, started_together
 from tests.live.router_process import free_port, router
 from tests.live.tiers import lmcache_server, mooncake_environment, mooncake_master
 
@@ -221,15 +221,11 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
     kind = CONNECTORS[connector]
     with ExitStack() as stack:
         halves = stack.enter_context(kind.options(folder))
-        with ThreadPoolExecutor(2) as threads:
-            starting = [
-                threads.submit(_start, f"{connector}-{role}", half)
-                for role, half in zip(("prefill", "decode"), halves, strict=True)
-            ]
-        for one in starting:
-            if not one.exception():
-                stack.callback(one.result().kill)
-        prefill, decode = (one.result() for one in starting)
+        starts = [
+            partial(_start, f"{connector}-{role}", half)
+            for role, half in zip(("prefill", "decode"), halves, strict=True)
+        ]
+        prefill, decode = stack.enter_context(started_together(starts))
         relay = stack.enter_context(Relay(prefill).running())
         urls = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
         yield Pair(connector, relay, decode, urls.public, urls.admin)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 
 from tests.live.calibrate import Calibration
-from tests.live.engines import HOME, EngineProcess, start_vllm
+from tests.live.engines import HOME, EngineProcess, start_vllm, started_together
 
 MODEL = HOME / "model" / "tiny-llama"
 SHAPE = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8}
@@ -28,13 +28,8 @@ def slow_pods() -> Iterator[list[EngineProcess]]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         pytest.skip("two independent pods need two cores")
-    with ThreadPoolExecutor(2) as threads:
-        started = list(threads.map(start_pod, range(2), cores))
-    try:
-        yield started
-    finally:
-        for pod in started:
-            pod.kill()
+    with started_together([partial(start_pod, number, core) for number, core in enumerate(cores)]) as pods:
+        yield pods
 
 
 def start_pod(number: int, core: int) -> EngineProcess:

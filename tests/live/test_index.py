@@ -7,23 +7,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.live.engines import HOME, start_vllm
-from tests.live.router_process import publisher, router
+from tests.live.engines import HOME, start_vllm, started_together
+from tests.live.live_fleet import TEXT, answer_of
+from tests.live.router_process import free_port, publisher, router
 from tests.redis_process import redis_process
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
 MODEL = HOME / "model" / "tiny-llama"
-TEXT = "The harbour master writes down every boat that comes in, its name and its cargo. "
 GATHERED_WITHIN_S = 5.0
 
 Chat = list[dict[str, Any]]
@@ -58,11 +58,9 @@ class Harbour:
 def harbour(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
     """Started once; takes about a minute on two cores."""
     folder = tmp_path_factory.mktemp("index")
-    with ThreadPoolExecutor(2) as threads:
-        pods = list(threads.map(lambda n: start_vllm(f"index-{n}", 18031 + n, MODEL, kv_port=15581 + n), range(2)))
+    starts = [partial(start_vllm, f"index-{n}", free_port(), MODEL, kv_port=free_port()) for n in range(2)]
     with ExitStack() as stack:
-        for pod in pods:
-            stack.callback(pod.kill)
+        pods = stack.enter_context(started_together(starts))
         redis = stack.enter_context(redis_process())
         config = {
             "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
@@ -82,10 +80,8 @@ def ask(url: str, chat: Chat) -> tuple[str, int, int, str]:
     body = {"model": "tiny", "messages": chat, "max_tokens": 12, "temperature": 0}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
     answer.raise_for_status()
-    said = answer.json()
-    reported = said["usage"]["prompt_tokens_details"]["cached_tokens"] or 0
-    predicted = int(answer.headers["x-warmroute-cached-tokens"])
-    return answer.headers["x-warmroute-pod"], predicted, reported, said["choices"][0]["message"]["content"] or ""
+    found = answer_of(answer.headers, answer.json())
+    return found.pod, found.predicted, found.reported, found.body["choices"][0]["message"]["content"] or ""
 
 
 def converse(harbour: Harbour, topic: str, turns: int) -> list[tuple[str, int, int]]:

@@ -9,8 +9,9 @@ import openai
 import pytest
 
 from tests.live.engines import HOME, start_llamacpp
+from tests.live.live_fleet import Answer, answer_of
 from tests.live.router_process import router
-from tests.live.test_vllm import Answer, Chat, opening
+from tests.live.test_vllm import Chat, opening
 
 pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
 
@@ -51,16 +52,8 @@ async def _converse(client: openai.AsyncOpenAI, model: str, chat: Chat) -> list[
             max_tokens=8,
             temperature=0,
         )
-        answer = raw.parse()
-        text = answer.choices[0].message.content or ""
-        details = answer.usage.prompt_tokens_details if answer.usage else None
-        turns.append(
-            Answer(
-                raw.headers["x-warmroute-pod"],
-                int(raw.headers["x-warmroute-cached-tokens"]),
-                (details.cached_tokens or 0) if details else 0,
-                text,
-            )
-        )
+        answer = answer_of(raw.headers, raw.parse().model_dump())
+        turns.append(answer)
+        text = answer.body["choices"][0]["message"]["content"] or ""
         chat += [{"role": "assistant", "content": text}, {"role": "user", "content": f"More, {number}."}]
     return turns

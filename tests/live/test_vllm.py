@@ -4,146 +4,119 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.live.engines import HOME, EngineProcess, start_vllm
-from tests.live.router_process import router
+from tests.live.engines import HOME, start_vllm
+from tests.live.live_fleet import (
+    AGENT_FLAGS,
+    BOOK,
+    TEXT,
+    Answer,
+    LiveFleet,
+    answer_of,
+    check_sessions,
+    live_fleet,
+    take_turns,
+)
 
 pytestmark = [pytest.mark.live, pytest.mark.net, pytest.mark.anyio]
 
-MODEL = HOME / "model" / "tiny-llama"
-TEXT = "The harbour master writes down every boat that comes in, its name and its cargo. "
+MODEL = HOME / "model" / "tiny-qwen3"
+SESSIONS = 10
+TURNS = 10
+SCHEMA = {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "description": f"{name} a page. {TEXT}", "parameters": SCHEMA}}
+    for name in ("read", "write")
+]
 Chat = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """Two vLLM pods and a router in front."""
-
-    pods: list[EngineProcess]
-    url: str
-    admin_url: str
-
-
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Started once; takes about a minute on two cores."""
-    with ThreadPoolExecutor(2) as threads:
-        pods = list(threads.map(lambda n: start_vllm(f"live-{n}", 18011 + n, MODEL, kv_port=15561 + n), range(2)))
-    config = {
-        "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
-        "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
-    }
-    try:
-        with router(tmp_path_factory.mktemp("vllm"), config) as urls:
-            yield Fleet(pods, urls.public, urls.admin)
-    finally:
-        for pod in pods:
-            pod.kill()
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
+    """Started once."""
+    assert Path(MODEL).is_dir(), "run tests/live/install.sh (or `make live`)"
+    start = partial(start_vllm, model_dir=MODEL, extra_args=AGENT_FLAGS)
+    with live_fleet("live", tmp_path_factory.mktemp("vllm"), MODEL, start) as running:
+        yield running
 
 
-@dataclass(slots=True)
-class Answer:
-    """Result of one turn."""
-
-    pod: str
-    predicted: int
-    reported: int
-    text: str
-
-
-def sdk(fleet: Fleet) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-async def ask(client: openai.AsyncOpenAI, chat: Chat, *, stream: bool = False, max_tokens: int = 12) -> Answer:
+async def ask(client: openai.AsyncOpenAI, fields: dict[str, Any], *, stream: bool = False) -> Answer:
     """One turn through the SDK, with the router's headers."""
-    asked: dict[str, Any] = {"model": "tiny", "messages": chat, "max_tokens": max_tokens, "temperature": 0}
-    if stream:
-        asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    raw = await client.chat.completions.with_raw_response.create(**asked)
+    fields = {"model": "tiny", "max_tokens": 12, "temperature": 0, **fields}
+    if not stream:
+        raw = await client.chat.completions.with_raw_response.create(**fields)
+        return answer_of(raw.headers, raw.parse().model_dump(exclude_none=True))
+    fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    raw = await client.chat.completions.with_raw_response.create(**fields)
     parsed: Any = raw.parse()
-    text, usage = "", None
-    if stream:
-        async for chunk in parsed:
-            usage = chunk.usage or usage
-            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
-    else:
-        text, usage = parsed.choices[0].message.content or "", parsed.usage
-    assert usage is not None
-    reported = usage.prompt_tokens_details.cached_tokens or 0
-    return Answer(raw.headers["x-warmroute-pod"], int(raw.headers["x-warmroute-cached-tokens"]), reported, text)
+    chunks = [chunk async for chunk in parsed]
+    content = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    usage = chunks[-1].usage.model_dump(exclude_none=True)
+    return answer_of(raw.headers, {"choices": [{"message": {"content": content}}], "usage": usage})
 
 
-def opening(topic: str) -> Chat:
+def opening(topic: str, text: str = TEXT * 12) -> Chat:
+    """A system prompt and a question."""
     return [
-        {"role": "system", "content": f"You keep the book of {topic}. " + TEXT * 12},
+        {"role": "system", "content": f"You keep the book of {topic}. {text}"},
         {"role": "user", "content": f"Read out page {topic}."},
     ]
 
 
+class ChatSession:
+    """One agent: a book as its system prompt, tools, calls and their results."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.chat = opening(name, BOOK)
+
+    def asked(self, turn: int) -> dict[str, Any]:
+        return {"tools": TOOLS, "messages": self.chat}
+
+    def answered(self, turn: int, body: dict[str, Any]) -> None:
+        """The model's words, a call that it might have made, and the call's result."""
+        said = body["choices"][0]["message"].get("content") or ""
+        function = {"name": "read", "arguments": f'{{"page": {turn}}}'}
+        self.chat += [
+            {
+                "role": "assistant",
+                "content": said,
+                "tool_calls": [{"id": f"c{turn}", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"Page {turn}. {TEXT}"},
+            {"role": "user", "content": f"Go on with {turn}."},
+        ]
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
-async def test_sessions_stay_on_their_pod_with_exact_predictions(fleet: Fleet, stream: bool) -> None:
-    """Four interleaved conversations of five turns: one pod each, and exact predictions."""
-    topics = [f"{topic}-{stream}" for topic in ("north", "south", "east", "west")]
-    chats = {topic: opening(topic) for topic in topics}
-    answers: dict[str, list[Answer]] = {topic: [] for topic in topics}
-    async with sdk(fleet) as client:
-        for turn in range(5):
-            for topic, chat in chats.items():
-                answer = await ask(client, chat, stream=stream)
-                answers[topic].append(answer)
-                chat += [
-                    {"role": "assistant", "content": answer.text},
-                    {"role": "user", "content": f"Go on with {turn}. {TEXT}"},
-                ]
-    for topic, turns in answers.items():
-        print(topic, [(turn.pod[-5:], turn.predicted, turn.reported) for turn in turns])
-        assert len({turn.pod for turn in turns}) == 1
-        assert [turn.predicted for turn in turns] == [turn.reported for turn in turns]
-        assert turns[-1].reported > turns[0].reported
+async def test_agent_sessions_stay_on_their_pod_with_exact_predictions(fleet: LiveFleet, stream: bool) -> None:
+    """Ten interleaved sessions of ten turns."""
+    sessions = [ChatSession(f"{n}-{stream}") for n in range(SESSIONS)]
+    async with fleet.openai_sdk() as client:
+        check_sessions(await take_turns(sessions, TURNS, partial(ask, client, stream=stream)))
 
 
-async def test_a_repeated_prompt_is_predicted_to_its_last_whole_block(fleet: Fleet) -> None:
+async def test_a_repeated_prompt_is_predicted_to_its_last_whole_block(fleet: LiveFleet) -> None:
     """Engines recompute the last block of a prompt that is fully cached."""
-    async with sdk(fleet) as client:
-        answers = [await ask(client, opening("repeat")) for _ in range(3)]
+    async with fleet.openai_sdk() as client:
+        answers = [await ask(client, {"messages": opening("repeat")}) for _ in range(3)]
     assert [answer.predicted for answer in answers] == [answer.reported for answer in answers]
     assert answers[2].reported > 0
 
 
-async def test_a_killed_pod_costs_no_unstreamed_request(fleet: Fleet) -> None:
-    """One of two busy pods is killed: every request is answered, and later ones go to the other."""
-    async with sdk(fleet) as client:
-        asked = [asyncio.create_task(ask(client, opening(f"storm {number}"), max_tokens=200)) for number in range(16)]
-        await _both_run(fleet)
-        fleet.pods[0].kill()
+async def test_a_killed_pod_costs_no_unstreamed_request(fleet: LiveFleet) -> None:
+    """One of two pods is killed at work: every request is answered, and later ones go to the other."""
+    async with fleet.openai_sdk() as client:
+        storm = [{"messages": opening(f"storm {number}"), "max_tokens": 200} for number in range(16)]
+        asked = [asyncio.create_task(ask(client, fields)) for fields in storm]
+        _, other = await fleet.kill_a_busy_pod()
         answers = await asyncio.gather(*asked)
-        assert len(answers) == 16
-        assert any(answer.pod.endswith("18011") for answer in answers) or {a.pod for a in answers} == {
-            "127.0.0.1:18012"
-        }
-        after = [await ask(client, opening(f"calm {number}")) for number in range(4)]
-    assert {answer.pod for answer in after} == {"127.0.0.1:18012"}
-
-
-async def _both_run(fleet: Fleet) -> None:
-    import httpx
-
-    async with httpx.AsyncClient() as client, asyncio.timeout(60):
-        while True:
-            pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()
-            if all(pod["in_flight"] for pod in pods):
-                return
-            await asyncio.sleep(0.02)
-
-
-def test_the_models_are_installed() -> None:
-    """A message before half a minute of waiting."""
-    assert Path(MODEL).is_dir(), "run tests/live/install.sh (or `make live`)"
+        after = [await ask(client, {"messages": opening(f"calm {number}")}) for number in range(4)]
+    assert other in {answer.pod for answer in answers}
+    assert {answer.pod for answer in after} == {other}
