@@ -40,17 +40,20 @@ FRAMES = 5
 
 
 class LagSample(msgspec.Struct, frozen=True, gc=False, tag="look"):
-    """One lag sample, with a clock common to all processes. `cpu_s` is the CPU time of all threads since the previous
-    sample: each thread can block the loop."""
+    """One lag sample, with a clock common to all processes. Since the previous sample: `cpu_s` is the CPU time of all
+    threads, each of which can block the loop, and `waited_s` the time in which the loop was ready to run and had no
+    core."""
 
     at_s: float
     late_s: float
     cpu_s: float
+    waited_s: float = 0.0
 
     @property
     def own_s(self) -> float:
-        """The part of the lag during which the process used the CPU: the most that it can have caused."""
-        return min(self.late_s, self.cpu_s)
+        """The part of the lag during which the process used the CPU and the machine had a core for its loop: the most
+        that it can have caused."""
+        return min(max(0.0, self.late_s - self.waited_s), self.cpu_s)
 
 
 class LongCallback(msgspec.Struct, frozen=True, gc=False, tag="hold"):
@@ -67,7 +70,7 @@ class Watch:
     def __init__(self, path: str) -> None:
         self._path = path
         self._at: list[str] = []
-        self._cpu_s = self._search_s = 0.0
+        self._cpu_s = self._waited_s = self._search_s = 0.0
         self._open()
         os.register_at_fork(after_in_child=self._open)
 
@@ -84,9 +87,9 @@ class Watch:
         look = LoopLag._sample
 
         def watched(self_: LoopLag, late_s: float) -> None:
-            cpu_s = time.process_time()
-            self._write(LagSample(time.monotonic(), late_s, cpu_s - self._cpu_s))
-            self._cpu_s = cpu_s
+            cpu_s, waited_s = time.process_time(), _waited_s()
+            self._write(LagSample(time.monotonic(), late_s, cpu_s - self._cpu_s, waited_s - self._waited_s))
+            self._cpu_s, self._waited_s = cpu_s, waited_s
             look(self_, late_s)
 
         LoopLag._sample = watched  # type: ignore[method-assign, assignment]
@@ -122,6 +125,12 @@ class Watch:
 
     def _write(self, line: LagSample | LongCallback) -> None:
         self._out.write(msgspec.json.encode(line) + b"\n")
+
+
+def _waited_s() -> float:
+    """Time in which this thread was ready to run and had no core. Source: the kernel's
+    Documentation/scheduler/sched-stats."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def _name(callback: Any) -> str:

@@ -57,6 +57,16 @@ def longest_thread(session: AgentSession) -> list[AgentRequest]:
     return found[::-1]
 
 
+def long_sessions(path: Path) -> list[AgentSession]:
+    """The recorded sessions with a long prompt and enough steps."""
+    return [
+        session
+        for session in read_agent_sessions(path)
+        if TOKENS[0] <= longest_thread(session)[-1].prompt_tokens <= TOKENS[1]
+        and len(longest_thread(session)) > STEPS + WARM_STEPS
+    ]
+
+
 def words(random: Random, tokens: float) -> str:
     return " ".join(random.choices(WORDS, k=max(1, int(tokens / 1.35))))
 
@@ -216,14 +226,8 @@ def main() -> None:
     arguments.add_argument("--tokenizer", default="")
     options = arguments.parse_args()
     tokenizer = load_tokenizer(TokenizerSource(options.tokenizer) if options.tokenizer else TOKENIZER)
-    recorded = [
-        session
-        for session in read_agent_sessions(options.sessions)
-        if TOKENS[0] <= longest_thread(session)[-1].prompt_tokens <= TOKENS[1]
-        and len(longest_thread(session)) > STEPS + WARM_STEPS
-    ]
     table = Table("API", "requests", "tokens", "KB", "whole ms", "continued ms", "longest ms", "bytecodes", "before")
-    for session in recorded:
+    for session in long_sessions(options.sessions):
         for api, (endpoint, *_) in APIS.items():
             bodies = steps(api, session)
             template, generation = ChatTemplate(tokenizer), Generation(model="m")
