@@ -1,22 +1,24 @@
 """When may a pod get its next prompt, so that those who decode on it get their tokens in time?
 
 While a pod computes prompts, its other requests wait for their next token. If prompts take a share s of its time, a
-decode step of d ms becomes d / (1 - s). So each pod gets prompts for a share of its time only.
+decode step of d ms becomes d / (1 - s). So each pod gets prompts for a share of its time only. And since an answer of
+few tokens waits for a whole prompt or for none, it gets some time between two of them.
 """
 
 from __future__ import annotations
 
 MAX_NAMES = 10_000
 """Beyond that, those that are not ahead of their pace are dropped."""
+HEADROOM = 1.2
+"""Decode steps may take up to 1 / 1.2 of their limit on average."""
 MIN_SHARE = 0.05
 """A pod whose decode steps leave no time for prompts gets them for this share of its time."""
 
 
-def prefill_share(step_ms: float, tpot_ms: float, headroom: float) -> float:
-    """The share of a pod's time for prompts, if its decode steps of `step_ms` may become `tpot_ms` on average.
-
-    `headroom`: a request may need that many times its mean, because prompts come unevenly."""
-    return max(1 - headroom * step_ms / tpot_ms, MIN_SHARE)
+def prefill_share(step_ms: float, tpot_ms: float) -> float:
+    """The share of a pod's time for prompts, if its decode steps of `step_ms` may become `tpot_ms` / `HEADROOM` on
+    average."""
+    return max(1 - HEADROOM * step_ms / tpot_ms, MIN_SHARE)
 
 
 class PrefillPace:
@@ -31,8 +33,10 @@ class PrefillPace:
         """The time until the next prompt is due; 0 if it is."""
         return max(self._even_s.get(name, now_s) - now_s - self._burst_s, 0.0) * 1000
 
-    def sent(self, name: str, prefill_ms: float, pace: float, now_s: float) -> None:
-        """A prompt was sent. `pace`: milliseconds of prefill in a millisecond."""
+    def sent(self, name: str, prefill_ms: float, pace: float, now_s: float, rest_ms: float = 0.0) -> None:
+        """A prompt was sent. `pace`: milliseconds of prefill in a millisecond. `rest_ms`: the time without prompts
+        after it, at least."""
         if len(self._even_s) >= MAX_NAMES:
             self._even_s = {one: at_s for one, at_s in self._even_s.items() if at_s > now_s}
-        self._even_s[name] = max(self._even_s.get(name, now_s), now_s) + prefill_ms / pace / 1000
+        even_s, taken_ms = self._even_s.get(name, now_s), max(prefill_ms / pace, prefill_ms + rest_ms)
+        self._even_s[name] = max(even_s, now_s) + taken_ms / 1000

@@ -92,6 +92,8 @@ class Exchange(msgspec.Struct, eq=False):
     started: bool = False
     response_complete: bool = False
     disconnected: bool = False
+    was_slow: bool = False
+    """Whether the response had to wait for the client."""
     more_body: bool = True
     """Whether the request is incomplete."""
     pieces: list[bytes] = []
@@ -237,6 +239,7 @@ class Exchange(msgspec.Struct, eq=False):
     async def ready(self) -> None:
         """Wait until the client has read enough."""
         if self._connection.flow.write_paused:
+            self.was_slow = True
             await self._connection.flow.drain()
 
     def finish(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from typing import Annotated
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from router.admission.admission_queue import QueueLimits
 from router.admission.tenant import Slo
@@ -33,11 +35,9 @@ class AdmissionConfig(Strict):
     """Their bodies."""
     max_wait_ms: PositiveFloat = 1200.0
     """The longest wait that is predicted for a request that is not refused."""
-    headroom: NonNegativeFloat = 1.8
-    """How much longer than the mean a request may wait for its tokens while its pod computes prompts. More protects
-    decoding, and lets fewer prompts in."""
-    error_share: NonNegativeFloat = 0.05
-    """How much later than predicted first tokens may come."""
+    slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
+    """Of the requests that are not refused, those that shall meet the SLO; more refuses more. How much later than
+    predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
 
     @property
     def default_slo(self) -> Slo:
@@ -51,6 +51,5 @@ class AdmissionConfig(Strict):
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,
             max_wait_ms=self.max_wait_ms,
-            headroom=self.headroom,
-            error_share=self.error_share,
+            slo_share=self.slo_share,
         )

@@ -49,6 +49,8 @@ class Metrics:
         self.queued = Gauge(r, of_requests.QUEUED).labels()
         self.queue_s = Histogram(r, of_requests.QUEUE_S)
         self.queue_refused = Counter(r, of_requests.QUEUE_REFUSED)
+        self.queue_error = Gauge(r, of_requests.QUEUE_ERROR)
+        self.queue_rest_s = Gauge(r, of_requests.QUEUE_REST_S)
         self._declare_prompts(r)
         self._declare_pods(r)
         self._declare_discovery(r)

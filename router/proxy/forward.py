@@ -75,9 +75,13 @@ class Forwarder:
         context.decision = self._decisions.decide(context, match)
         if context.hold is not None:
             await self._quotas.charge(context)
-        if self._queues is not None and context.prompt is not None:
-            await self._queues.wait_for_place(context)
+        if self._queues is None or context.prompt is None:
+            await self._attempts.attempt_in_order(context, client)
+            return
+        await self._queues.wait_for_place(context)
         await self._attempts.attempt_in_order(context, client)
+        if context.result == "ok" and not client.was_slow:
+            self._queues.answered(context)
 
     async def _begin(self, context: RequestContext) -> None:
         """Count one request more of its tenant. Raises `QuotaExceeded`."""

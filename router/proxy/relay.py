@@ -33,6 +33,10 @@ class Downstream(Protocol):
     def disconnected(self) -> bool:
         """Whether the client has closed the connection."""
 
+    @property
+    def was_slow(self) -> bool:
+        """Whether the response had to wait for the client."""
+
     def start(self, status: int, headers: HeaderList) -> None:
         """Send status and headers."""
 

@@ -50,6 +50,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """Cached tokens that the prefill pod of a split reported."""
     waited_s: float = 0.0
     """In front of the fleet, for a place."""
+    ttft_limit_ms: float | None = None
+    """The latest first token that its SLO allows; None if its client has chosen a limit, or no queue asked."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
     suspects: tuple[PodId, ...] = ()

@@ -56,6 +56,16 @@ class RequestQueues:
                 context.waited_s = time.monotonic() - began_s
                 self._needs.metrics.queue_s.labels(model).observe(context.waited_s)
 
+    def answered(self, context: RequestContext) -> None:
+        """Learn whether a request met its SLO, from a complete response that its client has read as fast as it came.
+        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed."""
+        first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
+        if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
+            return
+        tokens, decoding_ms = context.reader.output_tokens, (context.phases.elapsed_s() - first_s) * 1000
+        tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0
+        self._queues[context.request.model].answered(context.request.model, first_s * 1000 > limit_ms, tpot_ms)
+
     def _ttft_limit_ms(self, context: RequestContext) -> float:
         """Until when the client wants the first token, else what the SLO allows."""
         assert context.decision is not None
@@ -64,7 +74,8 @@ class RequestQueues:
                 return _deadline_ms(value)
         slo = self._settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
         speed = context.decision.candidates[0].pod.speed
-        return slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
+        context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
+        return context.ttft_limit_ms
 
 
 def _deadline_ms(value: bytes) -> float:
@@ -101,6 +112,13 @@ class _ModelQueue:
         inflight = self._needs.ledger.inflight()
         place = place_of(best, inflight, now_s, context.prompt_tokens, expected_ttft_ms(best.cost))
         return self._queue.send_at_once(request, place, now_s, len(decision.candidates))
+
+    def answered(self, model: str, is_late: bool, tpot_ms: float | None) -> None:
+        """Learn from a request that was answered."""
+        queue, metrics = self._queue, self._needs.metrics
+        queue.answered(is_late, tpot_ms)
+        metrics.queue_error.labels(model).set(queue.error_share)
+        metrics.queue_rest_s.labels(model).set(queue.rest_ms / 1000)
 
     async def wait(self, context: RequestContext, request: Offer) -> None:
         """Wait for a place. Raises `Overloaded` or `ShareExceeded`."""

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.admission_queue import AdmissionQueue, Offer, Place, QueueLimits, Reason, Refusal
+from router.admission.admission_queue import (
+    MAX_ERROR_SHARE,
+    MAX_REST_MS,
+    AdmissionQueue,
+    Closed,
+    Offer,
+    Place,
+    QueueLimits,
+    Reason,
+    Refusal,
+)
 from router.admission.fair_order import Waiting
+from router.admission.pace import HEADROOM
 from router.admission.tenant import OPEN_TENANT, Tenant
 
 LIMITS = QueueLimits(max_wait_ms=1000.0, burst_ms=0.0, error_share=0.0)
@@ -180,12 +192,68 @@ def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
 
 
 def test_decoding_gets_its_part_of_the_time() -> None:
-    """Steps of 25 ms that may take 100 ms: prompts for three quarters of the time."""
-    queue = AdmissionQueue(QueueLimits(burst_ms=0.0, headroom=1.0), tpot_ms=100.0)
+    """Steps of 25 ms that may take 100 ms on average: prompts for three quarters of the time."""
+    queue = AdmissionQueue(QueueLimits(burst_ms=0.0, rest_ms=0.0), tpot_ms=100.0 * HEADROOM)
     decoding = Place("a", 300.0, 300.0, 0.0, 300.0, 25.0)
     assert queue.send_at_once(offer(), decoding, 0.0)
     assert not queue.send_at_once(offer(), decoding, 0.399)
     assert queue.send_at_once(offer(), decoding, 0.401)
+
+
+DECODING = Place("a", 100.0, 100.0, 0.0, 100.0, 0.0)
+
+
+def rest_ms(queue: AdmissionQueue, now_s: float) -> float:
+    """The time after a prompt without another one."""
+    assert queue.send_at_once(offer(), DECODING, now_s)
+    one = wait(queue, offer(), [DECODING], now_s)
+    found = queue.try_send(one, [DECODING], now_s)
+    assert isinstance(found, Closed)
+    queue.leave(one)
+    return found.wait_ms - DECODING.prefill_ms
+
+
+def test_the_pause_between_two_prompts_is_learnt_from_slow_answers() -> None:
+    """It grows while more than the allowed share of answers is slow, to a bound, and else becomes shorter."""
+    limits = QueueLimits(rest_ms=0.0)
+    queue = AdmissionQueue(limits, tpot_ms=50.0)
+    assert rest_ms(queue, 0.0) == pytest.approx(0.0)
+    for _ in range(10):
+        queue.answered(False, 51.0)
+    longer_ms = rest_ms(queue, 1000.0)
+    assert longer_ms > 100.0
+    for _ in range(100):
+        queue.answered(False, 50.0)
+    queue.answered(False, None)
+    assert 0.0 < rest_ms(queue, 2000.0) < longer_ms
+    for _ in range(1000):
+        queue.answered(False, 51.0)
+    assert rest_ms(queue, 3000.0) == pytest.approx(MAX_REST_MS)
+
+
+def test_a_pod_that_does_not_decode_and_a_request_without_an_slo_need_no_pause() -> None:
+    """Nothing waits for its tokens."""
+    queue = AdmissionQueue(QueueLimits(), tpot_ms=100.0)
+    prefill = msgspec.structs.replace(DECODING, decodes=False)
+    assert queue.send_at_once(offer(), prefill, 0.0) and queue.send_at_once(offer(), prefill, 0.101)
+    queue = AdmissionQueue(QueueLimits())
+    assert queue.send_at_once(offer(), DECODING, 0.0) and queue.send_at_once(offer(), DECODING, 0.101)
+
+
+def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
+    """While they are late, requests are refused that would be in time by little; to a bound."""
+
+    def is_refused(limit_ms: float) -> bool:
+        return isinstance(queue.offer(offer(limit_ms=limit_ms), [place(prefill_ms=0.0)], 0.0), Refusal)
+
+    queue = busy(ms=600.0)
+    assert not is_refused(601.0)
+    for _ in range(4):
+        queue.answered(True, None)
+    assert is_refused(700.0)
+    for _ in range(100):
+        queue.answered(True, None)
+    assert is_refused(599.0 * (1 + MAX_ERROR_SHARE)) and not is_refused(601.0 * (1 + MAX_ERROR_SHARE))
 
 
 def test_a_pod_with_prompts_of_others_is_not_open() -> None:

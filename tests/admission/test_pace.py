@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.pace import MAX_NAMES, MIN_SHARE, PrefillPace, prefill_share
+from router.admission.pace import HEADROOM, MAX_NAMES, MIN_SHARE, PrefillPace, prefill_share
 
 
 def test_the_share_leaves_time_for_the_tokens_of_others() -> None:
-    """Steps of 25 ms may become 100 ms on average if prompts take three quarters of the time."""
-    assert prefill_share(25.0, 100.0, 1.0) == 0.75
-    assert prefill_share(25.0, 100.0, 2.0) == 0.5
+    """Steps of 25 ms become 100 ms on average if prompts take three quarters of the time."""
+    assert prefill_share(25.0, 100.0 * HEADROOM) == pytest.approx(0.75)
+    assert prefill_share(50.0, 100.0 * HEADROOM) == pytest.approx(0.5)
 
 
 def test_without_a_limit_prompts_may_take_all_the_time() -> None:
     """And without time left, a little."""
-    assert prefill_share(25.0, float("inf"), 2.0) == 1.0
-    assert prefill_share(500.0, 100.0, 1.0) == MIN_SHARE
+    assert prefill_share(25.0, float("inf")) == 1.0
+    assert prefill_share(500.0, 100.0) == MIN_SHARE
 
 
 def test_an_idle_pod_is_open() -> None:
@@ -30,6 +30,14 @@ def test_an_idle_pod_is_open() -> None:
     assert pace.wait_ms("a", 100.0) == 0.0
     pace.sent("a", 100.0, 1.0, 100.0)
     assert pace.wait_ms("a", 100.0) == pytest.approx(50.0)
+
+
+def test_a_pod_rests_between_two_prompts() -> None:
+    """Unless its share makes the pause longer."""
+    pace = PrefillPace()
+    pace.sent("a", 100.0, 0.8, 0.0, rest_ms=300.0)
+    pace.sent("b", 900.0, 0.5, 0.0, rest_ms=300.0)
+    assert [pace.wait_ms(name, 0.0) for name in "ab"] == [pytest.approx(400.0), pytest.approx(1800.0)]
 
 
 def test_memory_is_bounded_by_those_who_are_ahead() -> None:

@@ -146,6 +146,7 @@ class Client:
 
     started: bool = False
     disconnected: bool = False
+    was_slow: bool = False
     finished: bool = False
     status: int = 0
     headers: HeaderList = field(default_factory=list)

@@ -70,6 +70,7 @@ class Client:
     def __init__(self) -> None:
         self.started = False
         self.disconnected = False
+        self.was_slow = False
         self.finished = False
         self.status = 0
         self.headers: HeaderList = []

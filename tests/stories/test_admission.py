@@ -88,6 +88,26 @@ async def test_a_request_that_would_be_late_is_refused_with_the_time_to_come_bac
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
+async def test_slow_answers_make_pods_rest_longer_between_prompts(deploy: Deploy) -> None:
+    """A pod that takes more than the SLO for each token; not if the client chose a deadline, or has no usage."""
+    async with deploy(1, admission=AdmissionConfig(slo=SloConfig(tpot_ms=0.001))) as deployment:
+        whole = {"model": "demo", "messages": chat(1, 4), "max_tokens": 4}
+        stream = {**whole, "stream": True}
+        usage = {**stream, "stream_options": {"include_usage": True}}
+        deadline = {"x-request-deadline-ms": "50000"}
+
+        async def learnt(body: dict[str, object], headers: dict[str, str]) -> dict[str, float]:
+            assert (await deployment.client.post("/v1/chat/completions", json=body, headers=headers)).is_success
+            await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
+            families = (deployment.program.metrics.queue_error, deployment.program.metrics.queue_rest_s)
+            return {one.name: one.value for family in families for one in next(iter(family.collect())).samples}
+
+        assert await learnt(usage, deadline) == await learnt(whole, {}) == {}
+        error, rest_s = "warmroute_queue_error_ratio", "warmroute_queue_rest_seconds"
+        assert (await learnt(stream, {})) == pytest.approx({error: 0.04975, rest_s: 0.2})
+        assert (await learnt(usage, {})) == pytest.approx({error: 0.0495, rest_s: 0.2147})
+
+
 def refusal_of(answer: httpx.Response) -> tuple[int, str, int]:
     """Status, code and Retry-After."""
     return answer.status_code, answer.json()["error"]["code"], int(answer.headers["retry-after"])

@@ -17,6 +17,15 @@ QUEUE_S = histogram(
 QUEUE_REFUSED = counter(
     "warmroute_queue_refused", "Requests refused because their answers would be late, by reason.", "model reason"
 )
+QUEUE_ERROR = gauge(
+    "warmroute_queue_error_ratio",
+    "Learnt share by which first tokens may come later than predicted, before a request is refused.",
+    "model",
+    Join.MAX,
+)
+QUEUE_REST_S = gauge(
+    "warmroute_queue_rest_seconds", "Learnt time between two prompts of a pod, for decoding alone.", "model", Join.MAX
+)
 TTFT_S = histogram(
     "warmroute_time_to_first_token_seconds",
     "Seconds from arrival to first token of streamed requests.",

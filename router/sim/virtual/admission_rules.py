@@ -87,6 +87,9 @@ class AdmitAll:
     def _admit(self, turn: SessionTurn, scene: Scene, decision: RouteDecision) -> None:
         self._fleet.dispatch(turn, decision)
 
+    def answered(self, turn: SessionTurn) -> None:
+        """A request has its last token."""
+
 
 class EarlyRejection(AdmitAll):
     """Mooncake's rule (2407.00079), with the predicted load of the decoding pod."""
@@ -157,6 +160,9 @@ class QueueRule(AdmitAll):
         while (dropped := self._queue.overflow()) is not None:
             self._fleet.refuse(self._turns.pop(dropped.number), "queue full")
         self._send()
+
+    def answered(self, turn: SessionTurn) -> None:
+        self._queue.answered(turn.outcome.ttft_ms > turn.ttft_limit_ms, turn.outcome.tpot_ms)
 
     def _send(self) -> None:
         now_ms = self._fleet.now_ms()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.admission.tenant import Tenant
@@ -25,6 +26,7 @@ class SessionTurn:
     outcome: RequestOutcome
     view: RouterView
     ledger: Ledger
+    answered: Callable[[SessionTurn], None]
     prefill: Lease | None = None
     decode: Lease | None = None
 

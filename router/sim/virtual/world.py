@@ -166,8 +166,8 @@ class World:
         router = next(self._next_router)
         view, tenant = self.views[router], self._admission.tenant_of(session.kind)
         self._running += 1
-        turn = SessionTurn(str(len(self._outcomes)), session, number, tenant, outcome, view, view.ledger)
-        self._rules[router].arrive(turn)
+        rule, request_id = self._rules[router], str(len(self._outcomes))
+        rule.arrive(SessionTurn(request_id, session, number, tenant, outcome, view, view.ledger, rule.answered))
 
     def _decide(self, turn: SessionTurn, counted: bool) -> tuple[Scene, RouteDecision]:
         """What the router knows, and its decision. `counted`: count the prompt as requested."""
@@ -301,6 +301,7 @@ class World:
             return
         turn.outcome.e2e_ms = self._now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
         turn.outcome.worst_gap_ms = job.worst_gap_ms
+        turn.answered(turn)
         self._release(turn)
         self._end(turn)
 
