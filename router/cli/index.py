@@ -29,9 +29,9 @@ from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
-from router.feeds.http_client import open_client
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
+from router.proxy.upstream import upstream_pools
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection, redis_error_text
@@ -239,18 +239,12 @@ async def _verify(index: _Index, model: str | None) -> int:
     if not rows:
         return _print_empty(index, model)
     configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
-    async with open_client() as client:
-        results = [
-            await verify_holder(
-                index.reader,
-                client,
-                generation,
-                holder,
-                row.facts.source if row.facts.source in ENGINES else "vllm",
-                configured,
-            )
-            for generation, holder, row in rows
-        ]
+    pools = upstream_pools(index.config.limits)
+    results = []
+    for generation, holder, row in rows:
+        engine = row.facts.source if row.facts.source in ENGINES else "vllm"
+        results.append(await verify_holder(index.reader, pools.fetch, generation, holder, engine, configured))
+    pools.close()
     table = _table("holder", "in the index", "announced", "missing", "stale", "result")
     for result in results:
         stale = "unknown" if result.stale is None else f"{result.stale:,}"

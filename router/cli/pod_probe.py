@@ -12,10 +12,9 @@ from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.discovery.membership import configured_pods
-from router.feeds.http_client import Fetch
-from router.feeds.pod_problems import fetch_facts, unusable_reason
+from router.feeds.pod_problems import Fetch, fetch_facts, unusable_reason
+from router.proxy.upstream import upstream_pools
 from router.types import Pod, PodSpeed
-from router.wiring.proxy_parts import upstream_pools
 
 
 def print_probes(config: RouterConfig) -> bool:
@@ -38,7 +37,7 @@ def _pod_of(config: PodConfig) -> Pod:
 
 
 async def _probe_all(pods: list[Pod], config: RouterConfig) -> list[PodFacts | str]:
-    pools, timeout_s = upstream_pools(config), config.probes.health_timeout_s
+    pools, timeout_s = upstream_pools(config.limits), config.probes.health_timeout_s
     try:
         return await asyncio.gather(*(_probe(pools.fetch, pod, timeout_s) for pod in pods))
     finally:

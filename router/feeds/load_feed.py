@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from router.config.schema import Probes
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.http_client import Fetch
+from router.feeds.pod_problems import Fetch
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError, shortened
-from router.feeds.http_client import Fetch
 from router.types import Pod
 
 MAX_REASON_CHARACTERS = 400
+Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
+"""GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
+
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 

@@ -18,8 +18,7 @@ from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
-from router.feeds.http_client import Fetch
-from router.feeds.pod_problems import fetch_facts, unusable_reason
+from router.feeds.pod_problems import Fetch, fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
@@ -127,8 +126,7 @@ class ProbeFeed:
             facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s))
         except UpstreamError:
             return
-        now = self._fleet.status(pod_id)
-        if facts is not None and now is not None and now.pod.epoch == pod.epoch:
+        if facts is not None and self._fleet.same_epoch(pod):
             self._fleet.learn_adapters(pod_id, facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
@@ -139,18 +137,17 @@ class ProbeFeed:
         except UpstreamError as error:
             self._explain(pod, seen, error)
             return False
-        now = self._fleet.status(pod.id)
-        if now is None or now.pod.epoch != pod.epoch:
+        now = self._fleet.same_epoch(pod)
+        if now is None:
             return False
         seen.described_epoch = pod.epoch
         self._on_described(now.pod, facts)
-        after = self._fleet.status(pod.id)
-        return after is not None and after.pod.epoch == pod.epoch
+        return self._fleet.same_epoch(pod) is not None
 
     def _explain(self, pod: Pod, seen: _Seen, error: UpstreamError) -> None:
         """Record why the pod is not READY; log each reason once until it is READY."""
-        now = self._fleet.status(pod.id)
-        if now is None or now.pod.epoch != pod.epoch or now.state not in (PodState.JOINING, PodState.EJECTED):
+        now = self._fleet.same_epoch(pod)
+        if now is None or now.state not in (PodState.JOINING, PodState.EJECTED):
             return
         reason = unusable_reason(pod, error)
         self._fleet.explain_state(pod.id, reason)

@@ -199,8 +199,7 @@ class ParityFeed:
                 log.warning(
                     _WARNINGS.get(endpoint, _NOT_TRUSTED), pod=pod.id, endpoint=endpoint.value, reason=report.reason
                 )
-        now = self._fleet.status(pod.id)
-        if now is not None and now.pod.epoch == pod.epoch:
+        if self._fleet.same_epoch(pod):
             self._fleet.trust_conversions(pod.id, frozenset(passed))
         return passed.issuperset(_untested(pod))
 
@@ -210,8 +209,7 @@ class ParityFeed:
         report = await self._test_conversion(
             pod, picture_probes, lambda prompt: bool(prompt.pictures) and not prompt.media_tokens
         )
-        now = self._fleet.status(pod.id)
-        if now is None or now.pod.epoch != pod.epoch:
+        if self._fleet.same_epoch(pod) is None:
             return False
         if report is None:
             self._fleet.trust_pictures(pod.id)
@@ -236,9 +234,9 @@ class ParityFeed:
         return None if read else _NONE_READ
 
     def _record(self, pod: Pod, report: ParityReport) -> None:
-        now = self._fleet.status(pod.id)
-        if now is None or now.pod.epoch != pod.epoch:
-            return  # the pod has restarted since
+        now = self._fleet.same_epoch(pod)
+        if now is None:
+            return
         is_new = (report.trust, report.reason) != (now.pod.trust, self._fleet.trust_reason(pod.id))
         self._fleet.trust(pod.id, report.trust, report.reason)
         if is_new:

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -19,7 +18,6 @@ import structlog
 from router.admission.keys import Tenants
 from router.admission.tokens import Issuer, SigningKeys, TokenVerifier, read_signing_keys
 from router.config.oidc_schema import provider_url
-from router.feeds.http_client import get_url, open_client
 from router.feeds.supervise import raise_if_cancelled
 
 CHECK_S = 0.25
@@ -31,8 +29,8 @@ TIMEOUT_S = 5.0
 MAX_DOCUMENT_BYTES = 256 * 1024
 DISCOVERY = "/.well-known/openid-configuration"
 
-Fetch: TypeAlias = Callable[[str], Awaitable[bytes]]
-"""The body of a GET. Raises `RouterError`."""
+GetUrl: TypeAlias = Callable[[str, float], Awaitable[bytes]]
+"""The body of a GET within a timeout in seconds. Raises `RouterError`."""
 
 log = structlog.get_logger()
 
@@ -59,12 +57,14 @@ class SigningKeyFeed:
         self,
         tenants: Callable[[], Tenants],
         verifier: TokenVerifier,
+        get_url: GetUrl,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tenants = tenants
         self._verifier = verifier
+        self._get_url = get_url
         self._sleep = sleep
         self._clock = clock
         self._attempts: dict[tuple[str, str], _Attempts] = {}
@@ -76,27 +76,28 @@ class SigningKeyFeed:
 
     async def run(self) -> None:
         """Fetch keys until cancelled."""
-        async with open_client() as client:
-            while True:
-                await self.fetch_due(partial(get_url, client, timeout_s=TIMEOUT_S))
-                await self._sleep(CHECK_S)
+        while True:
+            await self.fetch_due()
+            await self._sleep(CHECK_S)
 
-    async def fetch_due(self, fetch: Fetch) -> None:
+    async def fetch_due(self) -> None:
         """Fetch the keys of all issuers whose time has come. Does not raise for their failures."""
-        await asyncio.gather(*(self._try(issuer, fetch) for issuer in self._tenants().issuers.values()))
+        await asyncio.gather(*map(self._try, self._tenants().issuers.values()))
 
-    async def _try(self, issuer: Issuer, fetch: Fetch) -> None:
+    async def _try(self, issuer: Issuer) -> None:
         place = issuer.name, issuer.keys_url
         done, now_s = self._attempts.get(place, _Attempts()), self._clock()
         is_wanted = issuer.name in self._verifier.wanted and now_s >= done.tried_s + MIN_INTERVAL_S
         if not is_wanted and now_s < done.next_s:
             return
         try:
-            keys = await _fetched_keys(issuer, fetch)
+            keys = await self._fetched_keys(issuer)
         except Exception as error:  # of any kind: one provider must not stop the keys of the others
             raise_if_cancelled()
             if not done.failures:
-                log.warning("keys of identity provider not available", issuer=issuer.name, error=str(error))
+                log.warning(
+                    "keys of identity provider not available", issuer=issuer.name, error=str(error).removeprefix("pod ")
+                )
             done.failures += 1
             wait_s = min(FIRST_RETRY_S * 2.0 ** min(done.failures - 1, 10), MAX_RETRY_S)
         else:
@@ -107,23 +108,22 @@ class SigningKeyFeed:
         done.tried_s, done.next_s = now_s, self._clock() + wait_s
         self._attempts[place] = done
 
+    async def _fetched_keys(self, issuer: Issuer) -> SigningKeys:
+        """Raises `RouterError`, `ValueError`."""
+        url = issuer.keys_url
+        if not url:
+            document = await self._document(issuer.name.rstrip("/") + DISCOVERY)
+            try:
+                found = msgspec.json.decode(document, type=_Discovery)
+            except (msgspec.MsgspecError, RecursionError):
+                raise ValueError("not a discovery document with `issuer` and `jwks_uri`") from None
+            if found.issuer != issuer.name:
+                raise ValueError("the discovery document is of another issuer")
+            url = provider_url(found.jwks_uri)
+        return await asyncio.to_thread(read_signing_keys, await self._document(url))
 
-async def _fetched_keys(issuer: Issuer, fetch: Fetch) -> SigningKeys:
-    """Raises `RouterError`, `ValueError`."""
-    url = issuer.keys_url
-    if not url:
-        document = _bounded(await fetch(issuer.name.rstrip("/") + DISCOVERY))
-        try:
-            found = msgspec.json.decode(document, type=_Discovery)
-        except (msgspec.MsgspecError, RecursionError):
-            raise ValueError("not a discovery document with `issuer` and `jwks_uri`") from None
-        if found.issuer != issuer.name:
-            raise ValueError("the discovery document is of another issuer")
-        url = provider_url(found.jwks_uri)
-    return await asyncio.to_thread(read_signing_keys, _bounded(await fetch(url)))
-
-
-def _bounded(document: bytes) -> bytes:
-    if len(document) > MAX_DOCUMENT_BYTES:
-        raise ValueError(f"larger than {MAX_DOCUMENT_BYTES} bytes")
-    return document
+    async def _document(self, url: str) -> bytes:
+        document = await self._get_url(url, TIMEOUT_S)
+        if len(document) > MAX_DOCUMENT_BYTES:
+            raise ValueError(f"larger than {MAX_DOCUMENT_BYTES} bytes")
+        return document

@@ -108,6 +108,11 @@ class Fleet:
         """One pod; None if it is not in the fleet."""
         return self._statuses.get(pod_id)
 
+    def same_epoch(self, pod: Pod) -> PodStatus | None:
+        """The status of this pod now; None if it is gone or has restarted since."""
+        status = self._statuses.get(pod.id)
+        return status if status is not None and status.pod.epoch == pod.epoch else None
+
     def resolve(self, model: str) -> tuple[str, str] | None:
         """(base model, adapter or "") of a name that clients use; None if no pod serves it."""
         if self._names is None:

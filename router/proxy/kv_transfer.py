@@ -56,10 +56,10 @@ _Edited = TypeVar("_Edited", bytes, bytes | None)
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
 
 
-def is_same_epoch(fleet: Fleet, pod: Pod) -> bool:
-    """Whether the pod is present, not ejected, and has not restarted since `pod` was read: it still has its KV."""
-    status = fleet.status(pod.id)
-    return status is not None and status.pod.epoch == pod.epoch and status.state is not PodState.EJECTED
+def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
+    """Whether the pod is present, not ejected, and has not restarted since `pod` was read."""
+    status = fleet.same_epoch(pod)
+    return status is not None and status.state is not PodState.EJECTED
 
 
 class LargeEdits:
@@ -117,7 +117,7 @@ class SplitAttempt:
         """The body for the decode pod, to be sent now: `edited`, or the client's own where no handoff was offered, or
         where it was used or is too old, so that the decode pod computes the prompt."""
         request, in_time = self.context.request, time.monotonic() < self.began_s + self.dialect.hold_s
-        if offered is None or self.sent_handoff or not in_time or not is_same_epoch(fleet, self.pair.prefill):
+        if offered is None or self.sent_handoff or not in_time or not still_has_kv(fleet, self.pair.prefill):
             self.result = "dropped" if offered else "not_offered"
             self.context.handed_over_cached_tokens = None
             return request.body
@@ -243,7 +243,7 @@ class SplitExecutor:
         pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
         while not decode.done() and time.monotonic() < until_s:
             await asyncio.wait((decode,), timeout=WATCH_INTERVAL_S)
-            if not decode.done() and not is_same_epoch(self._fleet, pod):
+            if not decode.done() and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 

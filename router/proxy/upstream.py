@@ -23,6 +23,7 @@ import msgspec
 
 from router.config.pod_keys import key_headers
 from router.config.pod_tls import tls_of
+from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.proxy.connection import Connection, Message, UpstreamTimeouts
@@ -34,6 +35,7 @@ IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must be closed earlier."""
 COPIED_BYTES = 256 * 1024
 """A larger body is not copied behind its head, because that takes long."""
+IDLE_SWEEP_S = 1.0
 MAX_IDLE_CONNECTIONS = 256
 MAX_FETCHED_BYTES = 16 * 1024 * 1024
 """A hundred times the largest metrics page of an engine."""
@@ -42,7 +44,7 @@ _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errn
 """The router, not the pod, is why a connection cannot be opened."""
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
-_PLAIN: HeaderList = [(b"accept-encoding", b"identity")]
+_PLAIN: HeaderList = [(b"accept-encoding", b"identity"), (b"user-agent", b"warmroute")]
 _JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
 
 
@@ -271,10 +273,12 @@ class UpstreamPools:
         return pool.fetch(path, timeout_s, msgspec.json.encode(body), pool.rank_headers)
 
     async def get_url(self, url: str, timeout_s: float, *, pod: Pod | None = None) -> bytes:
-        """GET a URL without a query over a connection of its own: see `UpstreamPool.fetch`."""
-        pool = UpstreamPool("", url, self._timeouts, served=pod)
+        """GET a URL over a connection of its own: see `UpstreamPool.fetch`."""
+        parts = urlsplit(url)
+        base = f"{parts.scheme}://{parts.netloc}"
+        pool = UpstreamPool(base, base, self._timeouts, served=pod)
         try:
-            return await pool.fetch("", timeout_s)
+            return await pool.fetch(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", timeout_s)
         finally:
             pool.close()
 
@@ -284,15 +288,23 @@ class UpstreamPools:
         if pool is not None:
             pool.close()
 
-    def expire_idle(self) -> None:
-        """Close connections before engines close them."""
-        for pool in self._pools.values():
-            pool.expire_idle()
+    async def expire_idle(self) -> None:
+        """Close connections before engines close them, until cancelled."""
+        while True:
+            await asyncio.sleep(IDLE_SWEEP_S)
+            for pool in self._pools.values():
+                pool.expire_idle()
 
     def close(self) -> None:
         """Close all idle connections, when the router stops."""
         for pod in list(self._pools):
             self.remove(pod)
+
+
+def upstream_pools(limits: Limits) -> UpstreamPools:
+    """Pools with the configured timeouts."""
+    timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
+    return UpstreamPools(timeouts)
 
 
 class UpstreamSender:

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-import httpx
 import structlog
 
 from router.errors import UpstreamError
-from router.feeds.http_client import get_url
 from router.feeds.kv_zmq import KvSink
 from router.types import BlocksRemoved, BlocksStored, KvEvent, Tier
 
@@ -124,7 +122,7 @@ class MooncakeSource:
         master_url: str,
         pool: str,
         sink: KvSink,
-        client: httpx.AsyncClient,
+        get_url: Callable[[str, float], Awaitable[bytes]],
         *,
         group: int = 0,
         poll_interval_s: float,
@@ -132,7 +130,7 @@ class MooncakeSource:
         self._holder = holder
         self._url = master_url.rstrip("/") + "/get_all_keys"
         self._sink = sink
-        self._client = client
+        self._get_url = get_url
         self._poll_interval_s = poll_interval_s
         self._listing = Listing(pool, group)
         self._complete: bool | None = None
@@ -148,7 +146,7 @@ class MooncakeSource:
     async def poll(self) -> None:
         """Poll once. While the master does not answer, the known blocks stay."""
         try:
-            body = await get_url(self._client, self._url, TIMEOUT_S)
+            body = await self._get_url(self._url, TIMEOUT_S)
         except UpstreamError as error:
             if self._complete is not False:
                 log.warning("Mooncake master does not answer", holder=self._holder, error=repr(error))

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import httpx
-
 from router.config.pod_schema import PodConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.http_client import get
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
+from router.feeds.pod_problems import Fetch
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderId
@@ -47,7 +45,7 @@ class VerifyResult:
 
 async def verify_holder(
     reader: IndexReader,
-    client: httpx.AsyncClient,
+    fetch: Fetch,
     generation: Generation,
     holder: HolderId,
     engine: str,
@@ -63,7 +61,7 @@ async def verify_holder(
     config = configured.get(row.facts.url)
     credentials = config.credentials if config else {}
     pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, **credentials)
-    source = await _source(client, pod)
+    source = await _source(fetch, pod)
     if source is None or source.replay_endpoint is None:
         return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")
     before = await _indexed(reader, generation, holder)
@@ -76,12 +74,12 @@ async def verify_holder(
     return VerifyResult(holder, len(after), len(announced), len(announced - (before | after)), stale)
 
 
-async def _source(client: httpx.AsyncClient, pod: Pod) -> KvEventSource | None:
+async def _source(fetch: Fetch, pod: Pod) -> KvEventSource | None:
     adapter = ENGINES[pod.engine]
     responses: dict[str, bytes] = {}
     for path in adapter.describe_paths:
         try:
-            responses[path] = await get(client, pod, path, TIMEOUT_S)
+            responses[path] = await fetch(pod, path, TIMEOUT_S)
         except UpstreamError:
             continue
     facts = adapter.describe(responses, pod)

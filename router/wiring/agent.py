@@ -22,7 +22,6 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
-from router.feeds.http_client import get, open_client
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
@@ -30,6 +29,7 @@ from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.index.holders import ALL_PODS, HolderFacts
+from router.proxy.upstream import upstream_pools
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
@@ -74,25 +74,25 @@ class Agent:
         self.fleet = Fleet()
         self.fleet.listen(log_changes(self.fleet))  # first, so that lines are in the order of the changes
         self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
-        self._client = open_client()
+        self._pools = upstream_pools(config.limits)
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
         self._membership.check(published.pods)
         self.fleet.listen(self._remove_gone)
         self.standard = StandardIntake()
-        self._sources: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._feeds: dict[str, Callable[[], Awaitable[None]]] = {"idle connections": self._pools.expire_idle}
         self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
         for store in config.publish.stores:
             self._add_store(store)
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        fetch, probes = partial(get, self._client), self._config.probes
-        probe = ProbeFeed(self.fleet, self._breaker, fetch, self._on_described, probes)
+        probes = self._config.probes
+        probe = ProbeFeed(self.fleet, self._breaker, self._pools.fetch, self._on_described, probes)
         log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
-            async with running({"probe": probe.run, **self._membership.feeds, **self._sources}):
+            async with running({**self._feeds, "probe": probe.run, **self._membership.feeds}):
                 yield
         finally:
             began_s, holders = time.monotonic(), self.publisher.holders
@@ -101,7 +101,7 @@ class Agent:
             await self.publisher.stop()
             stop_s = round(time.monotonic() - began_s, 3)
             log.info("stopped", holders=len(holders), written_blocks=written_blocks, stop_s=stop_s)
-            await self._client.aclose()
+            self._pools.close()
             await self._connection.close()
 
     def _render_metrics(self) -> bytes:
@@ -128,11 +128,11 @@ class Agent:
             store.url,
             store.key_prefix or store.model,
             StoreSink(self.publisher, store.model, lambda _holder: facts),
-            self._client,
+            self._pools.get_url,
             group=store.group,
             poll_interval_s=store.poll_interval_s,
         )
-        self._sources[f"mooncake {store.id}"] = source.run
+        self._feeds[f"mooncake {store.id}"] = source.run
 
     def _add_lmcache(self, store: LmcacheServers) -> None:
         """Pods of a server's host can read the tiers of that server; all pods can read shared tiers."""
@@ -143,13 +143,14 @@ class Agent:
         sink = StoreSink(self.publisher, store.model, facts_of)
         coordinator = Coordinator(store.engine_model_name or store.model, sink, store.group)
         self.app.include_router(lmcache_routes(coordinator))
-        self._sources[f"lmcache {store.model}"] = partial(expire_servers, coordinator)
+        self._feeds[f"lmcache {store.model}"] = partial(expire_servers, coordinator)
 
     # --- pods ---
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
             self._streams.leave(pod.id)
+            self._pools.remove(pod.id)
             self.publisher.end(pod.id)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:

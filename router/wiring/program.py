@@ -50,6 +50,7 @@ from router.policy.review import Review
 from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.prompt_readers import FleetLookups
+from router.proxy.upstream import upstream_pools
 from router.proxy.usage_records import UsageRecords
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
 from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
@@ -57,7 +58,7 @@ from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.proxy_parts import RequestRecords, build_forwarder, build_gate, build_tenants, upstream_pools
+from router.wiring.proxy_parts import RequestRecords, build_forwarder, build_gate, build_tenants
 from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
@@ -67,7 +68,6 @@ from router.workers.worker_sync import WorkerHooks, WorkerSync
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
-IDLE_SWEEP_S = 1.0
 CERTIFICATE_CHECK_S = 1.0
 MAX_ADMIN_CONNECTIONS = 128
 WORKERS_TIMEOUT_S = 10.0
@@ -103,7 +103,7 @@ class Program:
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
-        self._pools = upstream_pools(config)
+        self._pools = upstream_pools(config.limits)
         self.prompts = Prompts(
             config,
             self._pools.of,
@@ -127,7 +127,8 @@ class Program:
         self._tenants = build_tenants(config)
         tokens = TokenVerifier()
         self._gate = build_gate(config, self._tenants, tokens)
-        self._signing_keys = SigningKeyFeed(self._tenants.current, tokens) if self._tenants else None
+        tenants, get_url = self._tenants, self._pools.get_url
+        self._signing_keys = SigningKeyFeed(tenants.current, tokens, get_url) if tenants else None
         self._worth = HitWorth(self.records.journal, self.metrics, self.pods.gpus_of)
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
@@ -282,7 +283,7 @@ class Program:
             **self.quotas.feeds,
             **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
             **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
-            "idle connections": self._sweep_idle,
+            "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
             **({"tenants": self._tenants.run} if self._tenants else {}),
             **({"signing keys": self._signing_keys.run} if self._signing_keys else {}),
@@ -292,11 +293,6 @@ class Program:
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
-
-    async def _sweep_idle(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE_SWEEP_S)
-            self._pools.expire_idle()
 
     async def _renew(self, certificate: ListenCertificate) -> None:
         while True:

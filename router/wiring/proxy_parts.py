@@ -1,4 +1,4 @@
-"""Builds the admission gate, the forwarder, and the connection pools that it uses."""
+"""Builds the admission gate and the forwarder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from router.feeds.tenant_feed import TenantFeed
 from router.observe.journal import Journal
 from router.observe.log import LEVELS, RequestLog
 from router.policy.classes import Classes
-from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies, QueueSettings
 from router.proxy.forward import Forwarder
 from router.proxy.headers import HeaderRules
@@ -43,12 +42,6 @@ def build_tenants(config: RouterConfig) -> TenantFeed | None:
 def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVerifier) -> AdmissionGate:
     """The gate that admits requests."""
     return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
-
-
-def upstream_pools(config: RouterConfig) -> UpstreamPools:
-    limits = config.limits
-    timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
-    return UpstreamPools(timeouts)
 
 
 def build_forwarder(

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.feeds.http_client import exchange
+from router.config.pod_keys import key_headers
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.types import Pod, PodSpeed
 
 MakePod = Callable[..., Pod]
@@ -55,31 +56,44 @@ class FakePod:
 
 
 class Network:
-    """Fake pods by host name, and the HTTP client that reaches them."""
+    """Fake pods by host name, reached as by `UpstreamPools`."""
 
     def __init__(self) -> None:
         self.pods: dict[str, FakePod] = {}
-        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self._handle), timeout=None)
 
     def __getitem__(self, host: str) -> FakePod:
         return self.pods.setdefault(host, FakePod())
 
-    async def post(self, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
-        """As `UpstreamPools.post`."""
-        return await exchange(
-            self.client, self.client.build_request("POST", pod.url + path, json=body), pod.id, timeout_s
-        )
+    async def fetch(self, pod: Pod, path: str, timeout_s: float) -> bytes:
+        return await self._exchange(httpx.Request("GET", pod.url + path), pod.id, timeout_s)
 
-    async def _handle(self, request: httpx.Request) -> httpx.Response:
-        return await self[request.url.host].handle(request)
+    async def post(self, pod: Pod, path: str, body: Mapping[str, Any], timeout_s: float) -> bytes:
+        return await self._exchange(httpx.Request("POST", pod.url + path, json=body), pod.id, timeout_s)
+
+    async def get_url(self, url: str, timeout_s: float, *, pod: Pod | None = None) -> bytes:
+        headers = key_headers(pod.bearer_file, pod.bearer_env) if pod else {}
+        return await self._exchange(httpx.Request("GET", url, headers=headers), url, timeout_s)
+
+    async def _exchange(self, request: httpx.Request, pod: str, timeout_s: float) -> bytes:
+        path = request.url.path
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self[request.url.host].handle(request)
+        except httpx.ConnectError as error:
+            raise ConnectFailed(f"pod {pod}: cannot connect: {error}", pod=pod, refused=True) from error
+        except httpx.HTTPError as error:
+            raise UpstreamBroken(f"pod {pod}: {error}", pod=pod) from error
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"pod {pod}: {path}: no response within {timeout_s:g} s", pod=pod) from error
+        if response.status_code != httpx.codes.OK:
+            raise unexpected_status(response.status_code, path, pod)
+        return response.content
 
 
 @pytest.fixture
-async def network() -> AsyncIterator[Network]:
+def network() -> Network:
     """An empty network."""
-    network = Network()
-    yield network
-    await network.client.aclose()
+    return Network()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.handoff_facts import HandoffFacts
-from router.feeds.http_client import get_url
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, Role
 from tests.feeds.conftest import MakePod, Network
@@ -39,9 +37,7 @@ class FactsWorld:
         for pod in pods:
             self.fleet.event(pod.id, PodEvent.PROBE_OK)
         dialects = {"mooncake": Mooncake(), "nixl": Nixl()}
-        self.feed = HandoffFacts(
-            self.fleet, partial(get_url, network.client), timeout_s=1.0, dialects=dialects, retry_s=0.001
-        )
+        self.feed = HandoffFacts(self.fleet, network.get_url, timeout_s=1.0, dialects=dialects, retry_s=0.001)
 
     def of(self, pod_id: str, dialect: str = "mooncake") -> Any:
         status = self.fleet.status(pod_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 import httpx
@@ -12,8 +11,8 @@ import pytest
 
 from router.config.schema import Probes
 from router.decision import Lease
-from router.feeds.http_client import Fetch, get
 from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.pod_problems import Fetch
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import Pod, PodLoad, PodState
@@ -31,7 +30,8 @@ def metrics(running: int, engine: int = 0) -> bytes:
 
 def fetching(network: Network) -> Fetch:
     """Fetches over the fake network."""
-    return partial(get, network.client)
+    fetch: Fetch = network.fetch
+    return fetch
 
 
 def fleet_of(*pods: Pod) -> Fleet:

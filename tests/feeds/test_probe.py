@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 import httpx
@@ -15,7 +14,6 @@ from structlog.testing import capture_logs
 from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
 from router.errors import ConnectFailed
-from router.feeds.http_client import get
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
@@ -43,8 +41,8 @@ class Probing:
         self.described: list[tuple[int, PodState, PodFacts]] = []
         self.fleet.sync([pod])
         self.pod = network["a"]
-        self.client = network.client
-        asked = partial(get, network.client)
+        self.network = network
+        asked = network.fetch
         self.probes = ProbeFeed(
             self.fleet, self.breaker, asked, self._take, Probes(health_interval_s=0.001, health_timeout_s=0.05)
         )
@@ -100,7 +98,7 @@ async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
             await until(lambda: world.is_in(PodState.READY))
     assert [(log["event"], log["pod"]) for log in logs] == [("pod cannot be used", "a")] * 3
     reasons = [log["reason"] for log in logs]
-    assert reasons[0].startswith("/health: cannot connect") and reasons[1:] == [
+    assert reasons[0].startswith("cannot connect") and reasons[1:] == [
         "503 Service Unavailable from /health",
         "404 Not Found from /v1/models",
     ]
@@ -130,7 +128,8 @@ async def test_a_router_that_can_open_no_connection_ejects_no_pod(
         if local:
             failed.append(path)
             raise ConnectFailed("cannot connect: Too many open files", pod=pod.id, local=True)
-        return await get(world.client, pod, path, timeout_s)
+        found: bytes = await world.network.fetch(pod, path, timeout_s)
+        return found
 
     probes = ProbeFeed(world.fleet, world.breaker, fetch, lambda *_: None, Probes(health_interval_s=0.001))
     async with running(probes.run()):

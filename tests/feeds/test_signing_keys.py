@@ -35,7 +35,7 @@ class Provider:
     documents: dict[str, bytes]
     fetched: list[str] = field(default_factory=list)
 
-    async def fetch(self, url: str) -> bytes:
+    async def get_url(self, url: str, _timeout_s: float) -> bytes:
         self.fetched.append(url)
         if url not in self.documents:
             raise ConnectFailed("nothing answers", pod="", refused=True)
@@ -48,13 +48,13 @@ class Router:
     def __init__(self, provider: Provider, *issuers: Issuer) -> None:
         self.tenants = Tenants({}, {}, {issuer.name: issuer for issuer in issuers or (BY_URL,)})
         self.provider, self.verifier, self.now_s = provider, TokenVerifier(), 1000.0
-        self.feed = SigningKeyFeed(lambda: self.tenants, self.verifier, clock=lambda: self.now_s)
+        self.feed = SigningKeyFeed(lambda: self.tenants, self.verifier, provider.get_url, clock=lambda: self.now_s)
 
     async def after(self, for_s: float = 0.0) -> int:
         """Number of fetches that are made this much later."""
         before = len(self.provider.fetched)
         self.now_s += for_s
-        await self.feed.fetch_due(self.provider.fetch)
+        await self.feed.fetch_due()
         return len(self.provider.fetched) - before
 
     def is_tried(self) -> bool:
@@ -162,9 +162,10 @@ async def test_a_new_issuer_of_the_file_is_asked_at_once() -> None:
 async def test_an_error_of_the_provider_is_not_a_bug_of_the_feed() -> None:
     """Such as an HTTP status."""
 
-    async def broken(_url: str) -> bytes:
-        raise UpstreamBroken("503", pod="")
+    class Broken(Provider):
+        async def get_url(self, url: str, _timeout_s: float) -> bytes:
+            raise UpstreamBroken("503", pod="")
 
-    router = Router(Provider({}))
-    await router.feed.fetch_due(broken)
+    router = Router(Broken({}))
+    await router.after()
     assert router.is_tried() and not router.accepts()

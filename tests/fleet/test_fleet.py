@@ -125,7 +125,10 @@ def test_a_restart_resets_trust_and_load_but_not_the_models(make_pod: MakePod) -
     epoch = fleet.snapshot.pods[0].pod.epoch
     epochs: list[int] = []
     fleet.listen(lambda pod, old, new: epochs.append(pod.epoch))
+    before = fleet.snapshot.pods[0].pod
+    assert fleet.same_epoch(before) == fleet.snapshot.pods[0]
     fleet.restarted("a")
+    assert fleet.same_epoch(before) is None
     status = fleet.snapshot.pods[0]
     assert (status.state, status.load) == (PodState.READY, PodLoad())
     assert (status.pod.models, status.pod.trust) == (("m",), PrefixTrust.UNTESTED)

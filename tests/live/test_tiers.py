@@ -19,6 +19,8 @@ from fastapi import FastAPI
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
+from router.proxy.connection import UpstreamTimeouts
+from router.proxy.upstream import UpstreamPools
 from router.publisher.lmcache import Coordinator, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
@@ -88,27 +90,27 @@ async def test_a_mooncake_store_is_tracked_through_puts_removals_and_failures() 
     def held() -> set[int]:
         return index.held("store", Tier.REMOTE)
 
-    async with httpx.AsyncClient() as http:
-        with mooncake_master(*ports) as url:
-            source = MooncakeSource("store", url, "org/m", index, http, poll_interval_s=2.0)
-            with mooncake_client(*ports[:2], free_port()) as client:
-                client.put(*names[0], *names[1], names[2][0], "somebody's/other-object")
-                await source.poll()
-                assert held() == block[0] | block[1]
-                client.put(names[2][1])
-                client.remove(names[0][1])
-                await source.poll()
-                assert held() == block[1] | block[2]
-            await _polled_until(source, lambda: not held())  # its memory is dropped after client_ttl
-            with mooncake_client(*ports[:2], free_port()) as client:
-                client.put(*names[0])
-                await source.poll()
-                assert held() == block[0]
-        await source.poll()
-        assert (held(), index.complete) == (block[0], {"store": False})
-        with mooncake_master(*ports):
+    get_url = UpstreamPools(UpstreamTimeouts(SOON_S, SOON_S, SOON_S)).get_url
+    with mooncake_master(*ports) as url:
+        source = MooncakeSource("store", url, "org/m", index, get_url, poll_interval_s=2.0)
+        with mooncake_client(*ports[:2], free_port()) as client:
+            client.put(*names[0], *names[1], names[2][0], "somebody's/other-object")
             await source.poll()
-            assert (held(), index.complete) == (set(), {"store": True})
+            assert held() == block[0] | block[1]
+            client.put(names[2][1])
+            client.remove(names[0][1])
+            await source.poll()
+            assert held() == block[1] | block[2]
+        await _polled_until(source, lambda: not held())  # its memory is dropped after client_ttl
+        with mooncake_client(*ports[:2], free_port()) as client:
+            client.put(*names[0])
+            await source.poll()
+            assert held() == block[0]
+    await source.poll()
+    assert (held(), index.complete) == (block[0], {"store": False})
+    with mooncake_master(*ports):
+        await source.poll()
+        assert (held(), index.complete) == (set(), {"store": True})
 
 
 async def _polled_until(source: MooncakeSource, condition: Callable[[], bool]) -> None:

@@ -174,7 +174,7 @@ async def test_a_post_is_json_for_the_rank_of_a_pod_and_a_url_needs_no_pod() -> 
         pools, url = UpstreamPools(GENEROUS), f"http://127.0.0.1:{pod.port}"
         served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), dp_rank=1)
         assert await pools.post(served, "/tokenize", {"prompt": "é"}, PATIENCE_S) == b"ok"
-        assert await pools.get_url(f"{url}/query", PATIENCE_S) == b"ok"
+        assert await pools.get_url(f"{url}/query/?a=b", PATIENCE_S) == b"ok"
         pools.close()
     assert b"x-data-parallel-rank: 1" in requests[0].lower() and "é".encode() in requests[0]
-    assert requests[1].startswith(b"GET /query HTTP/1.1")
+    assert requests[1].startswith(b"GET /query/?a=b HTTP/1.1")

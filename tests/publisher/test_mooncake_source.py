@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.errors import ConnectFailed
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.mooncake_source import Listing, MooncakeSource, ObjectName, parse_name
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
@@ -196,35 +196,34 @@ class RecordingSink:
         self.said.append(f"complete={complete}")
 
 
-async def calls_after(*answers: Callable[[], httpx.Response]) -> list[str]:
+async def calls_after(*answers: Callable[[], bytes]) -> list[str]:
     """The sink's calls after these responses of the master."""
     sink, coming = RecordingSink(), iter(answers)
 
-    def answer(request: httpx.Request) -> httpx.Response:
-        assert str(request.url) == "http://master:9003/get_all_keys"
+    async def get_url(url: str, _timeout_s: float) -> bytes:
+        assert url == "http://master:9003/get_all_keys"
         return next(coming)()
 
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
-        source = MooncakeSource("pool", "http://master:9003/", POOL, sink, client, poll_interval_s=2.0)
-        for _ in answers:
-            await source.poll()
+    source = MooncakeSource("pool", "http://master:9003/", POOL, sink, get_url, poll_interval_s=2.0)
+    for _ in answers:
+        await source.poll()
     return sink.said
 
 
-def lists(*names: str) -> Callable[[], httpx.Response]:
+def lists(*names: str) -> Callable[[], bytes]:
     """The master's response: one name per line, an empty body for none."""
-    return lambda: httpx.Response(200, text="".join(f"{name}\n" for name in names))
+    return lambda: "".join(f"{name}\n" for name in names).encode()
 
 
-def refuses() -> httpx.Response:
-    raise httpx.ConnectError("refused")
+def refuses() -> bytes:
+    raise ConnectFailed("refused", pod="")
 
 
 @pytest.mark.anyio
 async def test_without_an_answer_only_the_state_changes() -> None:
     """The next response yields the difference to the last one."""
     said = await calls_after(
-        lists(vllm(1), vllm(2)), refuses, lambda: httpx.Response(500), lists(vllm(2), vllm(3)), lists(vllm(2), vllm(3))
+        lists(vllm(1), vllm(2)), refuses, refuses, lists(vllm(2), vllm(3)), lists(vllm(2), vllm(3))
     )
     assert said == [
         *("BlocksStored 2", "complete=True", "complete=False"),

@@ -14,7 +14,6 @@ import pytest
 
 from router.config.pod_tls import PodTlsContext
 from router.errors import ConfigError, UpstreamError
-from router.feeds.http_client import get, open_client
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.upstream import UpstreamPools
 from router.types import Pod, PodSpeed, PodTls
@@ -44,18 +43,15 @@ def pod(url: str, tls: PodTls) -> Pod:
 
 
 async def test_requests_and_self_tests_use_the_authority_and_the_certificate(tmp_path: Path) -> None:
-    """Over both clients of the router; without a certificate the engine refuses both."""
+    """Without a certificate the engine refuses them."""
     files = tls_material(tmp_path)
     own = PodTls(str(files.ca), str(files.certificate), str(files.key))
     pools = UpstreamPools(UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S))
-    async with engine(files) as url, open_client() as client:
+    async with engine(files) as url:
         assert await pools.fetch(pod(url, own), "/health", TIMEOUT_S) == b"ok"
-        assert await get(client, pod(url, own), "/health", TIMEOUT_S) == b"ok"
         pools.remove("a")
         with pytest.raises(UpstreamError):
             await pools.fetch(pod(url, PodTls(str(files.ca))), "/health", TIMEOUT_S)
-        with pytest.raises(UpstreamError):
-            await get(client, pod(url, PodTls(str(files.ca))), "/health", TIMEOUT_S)
         pools.close()
 
 

@@ -158,8 +158,7 @@ class Membership:
             except ConfigError as error:
                 self._reported.pop(pod.url)
                 log.error("facts that a pod reports cannot be used", pod=pod.id, error=str(error))
-        now = self._fleet.status(pod.id)
-        return now is None or now.pod.epoch != pod.epoch
+        return self._fleet.same_epoch(pod) is None
 
     def _completed(self, listed: ListedPod) -> ListedPod:
         """The definition with what the pod has reported, where the definition is silent."""
