@@ -57,7 +57,7 @@ class Edge(Strict):
     no pods either."""
     trust_engine_fields: bool = False
     """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
-    adapters by path (the tables of router/engines/steering.py). Off: strip them."""
+    adapters by path (the tables of router/engines/steering.py), and the `uuid` of pictures. Off: strip them."""
     forward_headers: tuple[ForwardedHeader, ...] = ()
     """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
     authorization or cookie, www-authenticate or set-cookie of pods pass as well."""

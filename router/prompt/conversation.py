@@ -201,7 +201,7 @@ def _part(part: Any, where: str) -> dict[str, Any] | None:
     if not isinstance(part, dict):
         raise MalformedRequest(f"{where}: a part must be a string or an object", param=where)
     kind = part.get("type")
-    if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS or _is_named_media(part):
         if isinstance(part, MediaPart):
             return part
         raise _not_text(part, where)
@@ -214,6 +214,11 @@ def _part(part: Any, where: str) -> dict[str, Any] | None:
         return {"type": kind, "name": text}
     extra = {name: value for name, value in part.items() if name not in _PART_FIELDS}
     return {"type": "text", "text": text, **extra}
+
+
+def _is_named_media(part: dict[str, Any]) -> bool:
+    """Whether vLLM reads a part as media although its type is text: because it has a `uuid`."""
+    return part.get("uuid") is not None and len(part.keys() & _MEDIA_FIELDS) > 1
 
 
 def _not_text(part: dict[str, Any], where: str) -> Exception:

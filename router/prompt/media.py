@@ -22,7 +22,7 @@ from router.prompt.pictures.qwen_vl import PLACEHOLDER
 
 MARKER = "\uf8fd\uf8fc"
 """Starts no placeholder. In a client's text it ends the exact text early."""
-_KINDS: Mapping[str, str] = {
+KINDS: Mapping[str, str] = {
     **dict.fromkeys(("image_url", "input_image", "image_pil", "image_embeds"), "image"),
     **dict.fromkeys(("audio_url", "input_audio", "audio_embeds"), "audio"),
     **dict.fromkeys(("video_url", "video_embeds"), "video"),
@@ -56,13 +56,16 @@ class MediaText(msgspec.Struct, frozen=True, gc=False):
 
 
 def kind_of(part: Any) -> str | None:
-    """`image`, `audio` or `video`; None for a part that is something else."""
+    """`image`, `audio` or `video`; None for a part that is something else. As in vLLM, the type of a part with a `uuid`
+    does not matter."""
     if not isinstance(part, dict):
         return None
     kind = part.get("type")
-    if kind is None:
-        return next((_KINDS[name] for name in part if name in _KINDS), None)
-    return _KINDS.get(kind) if isinstance(kind, str) else None
+    if kind is None or part.get("uuid") is not None:
+        found = next((KINDS[name] for name in part if name in KINDS), None)
+        if found or kind is None:
+            return found
+    return KINDS.get(kind) if isinstance(kind, str) else None
 
 
 def may_have_media(body: bytes) -> bool:

@@ -42,6 +42,8 @@ class ForwardSettings:
     predicted_ttl_s: float
     no_events_ttl_s: float
     no_events_capacity_tokens: int
+    trusts_uuids: bool = False
+    """Pods receive the `uuid` that a client gives a picture."""
 
 
 @dataclass(frozen=True, slots=True)

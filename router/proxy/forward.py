@@ -15,6 +15,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from router.decision import Split
 from router.errors import RouterError, Stopping, shortened
 from router.observe.log import RequestLine
@@ -23,6 +25,7 @@ from router.observe.tracing import EndedRequest
 from router.observe.unrouted_requests import MAX_ERROR_CHARACTERS
 from router.proxy.attempt import Attempts
 from router.proxy.dependencies import ProxyDependencies
+from router.proxy.large_edits import UuidRemoval
 from router.proxy.relay import Downstream
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
 from router.proxy.request_decision import RequestDecisions
@@ -38,6 +41,7 @@ class Forwarder:
         self._decisions = RequestDecisions(needs)
         self._attempts = Attempts(needs)
         self._websockets = WebSocketTunnels(needs)
+        self._uuids = None if needs.settings.trusts_uuids else UuidRemoval()
         self._queues = RequestQueues(needs.queue, needs, self._decisions) if needs.queue else None
         self._metrics = needs.metrics
         self._calibrator = needs.calibrator
@@ -71,6 +75,8 @@ class Forwarder:
         context.prompt = await self._decisions.fingerprint(context)
         if context.request.endpoint in ABOUT_TOKENS and await self._answer_itself(context, client):
             return
+        if self._uuids is not None and (body := await self._uuids.body_of(context)) is not context.request.body:
+            context.request = replace(context.request, body=body)
         match = await self._decisions.match(context)
         context.decision = self._decisions.decide(context, match)
         if context.hold is not None:

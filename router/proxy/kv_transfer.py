@@ -18,11 +18,9 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import TypeVar
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import DIALECTS
@@ -33,6 +31,7 @@ from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.proxy.booking import Booking
 from router.proxy.dependencies import ProxyDependencies
+from router.proxy.large_edits import LargeEdits
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply, as_stream
 from router.proxy.request_context import RequestContext
@@ -48,10 +47,6 @@ WATCH_INTERVAL_S = 0.25
 MAX_PREFILL_BYTES = 64 * 1024 * 1024
 """A longer prefill response is a failure: it has one token, transfer parameters, and the tokens of the prompt."""
 
-EDITED_INLINE_BYTES = 1024 * 1024
-"""Larger bodies are edited in a thread."""
-_Edited = TypeVar("_Edited", bytes, bytes | None)
-
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
 
@@ -60,20 +55,6 @@ def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
     """Whether the pod is present, not ejected, and has not restarted since `pod` was read."""
     status = fleet.same_epoch(pod)
     return status is not None and status.state is not PodState.EJECTED
-
-
-class LargeEdits:
-    """Edits large bodies in a thread, one at a time: 32 MiB hold the interpreter for 15 ms."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def run(self, body: bytes, edit: Callable[[], _Edited]) -> _Edited:
-        """The result of `edit`, which edits `body`."""
-        if len(body) <= EDITED_INLINE_BYTES:
-            return edit()
-        async with self._turn:
-            return await asyncio.to_thread(edit)
 
 
 @dataclass(slots=True)

@@ -62,6 +62,7 @@ def build_forwarder(
         predicted_ttl_s=config.index.predicted_ttl_s,
         no_events_ttl_s=config.index.no_events_ttl_s,
         no_events_capacity_tokens=config.index.no_events_capacity_tokens,
+        trusts_uuids=config.edge.trust_engine_fields,
     )
     dependencies = ProxyDependencies(
         fleet=parts.fleet,

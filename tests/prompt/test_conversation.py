@@ -70,6 +70,7 @@ def test_fields_of_a_part_that_engines_do_not_know_reach_the_template_in_order()
         {"type": "file", "file": {}},
         {"type": "of_the_future"},
         {"image_url": "http://x"},
+        {"type": "text", "text": "a", "image_url": "http://x", "uuid": "b"},
     ],
 )
 def test_media_cannot_be_rendered_here(part: dict[str, Any]) -> None:

@@ -179,7 +179,14 @@ class Client:
 class Town:
     """A fleet of scripted pods by id, and the forwarder under test."""
 
-    def __init__(self, pods: Mapping[str, ScriptedPod], urls: Mapping[str, str], first_byte_s: float, retries: int):
+    def __init__(
+        self,
+        pods: Mapping[str, ScriptedPod],
+        urls: Mapping[str, str],
+        first_byte_s: float,
+        retries: int,
+        trusts_uuids: bool = False,
+    ):
         self.made = pods
         self.servers: Mapping[str, asyncio.Server] = {}
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
@@ -226,6 +233,7 @@ class Town:
                 predicted_ttl_s=60.0,
                 no_events_ttl_s=60.0,
                 no_events_capacity_tokens=1000,
+                trusts_uuids=trusts_uuids,
             ),
         )
         self.forwarder = Forwarder(needs)
@@ -333,14 +341,19 @@ class Town:
 
 @asynccontextmanager
 async def town(
-    *, host: str = "127.0.0.1", first_byte_s: float = LONGER_S, retries: int = 2, **behaviours: Behaviour
+    *,
+    host: str = "127.0.0.1",
+    first_byte_s: float = LONGER_S,
+    retries: int = 2,
+    trusts_uuids: bool = False,
+    **behaviours: Behaviour,
 ) -> AsyncIterator[Town]:
     """Run pods, by id."""
     pods = {name: ScriptedPod(behaviour) for name, behaviour in behaviours.items()}
     servers = {name: await asyncio.start_server(pod, host, 0) for name, pod in pods.items()}
     bracketed = f"[{host}]" if ":" in host else host
     urls = {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}
-    made = Town(pods, urls, first_byte_s, retries)
+    made = Town(pods, urls, first_byte_s, retries, trusts_uuids)
     made.servers = servers
     try:
         yield made

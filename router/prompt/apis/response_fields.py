@@ -28,7 +28,8 @@ class Part(msgspec.Struct):
     @property
     def content(self) -> dict[str, Any]:
         """As a part of a chat's message."""
-        names = _PICTURE if self.type == "input_image" else (_PARTS.get(self.type, ""),)
+        is_picture = self.type == "input_image" or (self.uuid is not None and self.image_url is not None)
+        names = _PICTURE if is_picture else (_PARTS.get(self.type, ""),)
         given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
         return {"type": self.type, **given}
 

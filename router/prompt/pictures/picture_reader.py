@@ -54,7 +54,8 @@ class _CachedPicture(msgspec.Struct):
 
 class PictureReader:
     """Reads pictures for one model, in any thread. `placeholder`: the token that is repeated for a picture.
-    `trusts_uuids`: a picture's `uuid`, which the client chooses, is its identifier, as in the engine."""
+    `trusts_uuids`: a picture's `uuid`, which the client chooses, is its identifier, as in the engine; otherwise pods do
+    not receive it (`uuids.py`)."""
 
     def __init__(self, sizes: PictureSizes, placeholder: int, *, trusts_uuids: bool = False, seed: int = 0) -> None:
         self._sizes = sizes
@@ -75,8 +76,8 @@ class PictureReader:
         return tuple(pictures)
 
     def _read(self, part: Mapping[str, Any], identities: PictureIdentities) -> Picture | None:
-        encoded, uuid = _encoded(part), part.get("uuid")
-        if not encoded or (uuid is not None and not self._accepts(uuid)):
+        encoded, uuid = _encoded(part), part.get("uuid") if self._trusts_uuids else None
+        if not encoded or (uuid is not None and not _is_identifier(uuid)):
             return None
         digest = xxhash.xxh3_128_intdigest(encoded.encode("utf-8", "surrogatepass"), self._seed)
         entry = self._cached(digest, identities)
@@ -87,9 +88,6 @@ class PictureReader:
         identifier, tokens = entry.found
         return Picture(identifier if uuid is None else str(uuid), tokens)
 
-    def _accepts(self, uuid: Any) -> bool:
-        return self._trusts_uuids and isinstance(uuid, str) and 0 < len(uuid) <= MAX_UUID_CHARACTERS
-
     def _identified(self, encoded: str, identities: PictureIdentities) -> tuple[str, int] | None:
         found = identities.identify(encoded, identities.weights)
         if found is None:
@@ -97,6 +95,10 @@ class PictureReader:
         identifier, header = found
         tokens = self._sizes.tokens(header.width, header.height)
         return None if tokens is None else (identifier, tokens)
+
+
+def _is_identifier(uuid: Any) -> bool:
+    return isinstance(uuid, str) and 0 < len(uuid) <= MAX_UUID_CHARACTERS
 
 
 def _new_entry(_digest: int, _identities: PictureIdentities) -> _CachedPicture:

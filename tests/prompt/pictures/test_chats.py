@@ -146,7 +146,7 @@ def test_different_pictures_share_only_the_blocks_in_front(
     "unknown",
     [
         LINK,
-        picture(1, uuid="mine"),
+        {"type": "text", "text": "a", "image_url": {"url": data_url(1)}, "uuid": "mine"},
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "image_url", "image_url": {"url": data_url(1).replace(";base64", "")}},
         {"type": "image_url", "image_url": {"url": data_url(1, 2001, 10)}},
@@ -180,6 +180,15 @@ def test_a_uuid_identifies_a_picture_if_clients_are_trusted(tokenizer: Tokenizer
     )
     assert list(first.hashes) == as_announced(fingerprinter, first, ["a"]) == list(same.hashes)
     assert first.hashes[-1] != other.hashes[-1]
+
+
+def test_other_clients_uuids_make_no_difference(tokenizer: Tokenizer, make_request: Make) -> None:
+    """Pods do not receive them."""
+    fingerprinter = reading(tokenizer)
+    named, plain = (
+        read(fingerprinter, make_request(messages=chat(part))) for part in (picture(1, uuid="a"), picture(1))
+    )
+    assert (named.hashes, named.media_tokens) == (plain.hashes, 0)
 
 
 def test_a_clients_placeholder_ends_the_exact_prompt(tokenizer: Tokenizer, make_request: Make) -> None:

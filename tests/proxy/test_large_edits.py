@@ -1,0 +1,89 @@
+"""Which bodies are searched for a client's `uuid` of a picture, and what pods receive."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from router.errors import MalformedRequest
+from router.hashing import hash_array, token_array
+from router.proxy.large_edits import SEARCHED_BYTES, UuidRemoval
+from router.proxy.request_context import RequestContext
+from router.types import Endpoint, Generation, PromptPicture, PromptPrefix
+from tests.proxy.pods import Town, town
+from tests.proxy.test_kv_transfer import ANSWERING
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+PICTURE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:,"}}
+TEXT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array((1, 2, 3)))
+SHOWN = replace(TEXT, pictures=(PromptPicture(1, 40, 9),))
+ESTIMATED = replace(TEXT, media_tokens=1024)
+
+
+def chat(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def named(pods: Town, filler: str = "") -> RequestContext:
+    return pods.context(messages=chat({"type": "text", "text": filler}, {**PICTURE, "uuid": "theirs"}))
+
+
+@pytest.mark.parametrize("prompt", [None, SHOWN, ESTIMATED])
+async def test_pods_receive_no_uuid(prompt: PromptPrefix | None) -> None:
+    """Whether the prompt was read to its end, in part, or not at all."""
+    async with town(a=ANSWERING) as pods:
+        pods.read_prompt = prompt
+        await pods.forward(named(pods))
+        (asked,) = pods.made["a"].asked
+        assert asked.body["messages"] == chat({"type": "text", "text": ""}, PICTURE)
+
+
+async def test_pods_of_trusted_clients_receive_it() -> None:
+    async with town(a=ANSWERING, trusts_uuids=True) as pods:
+        context = named(pods)
+        sent = context.request.body
+        await pods.forward(context)
+        assert pods.made["a"].asked[0].raw == sent
+
+
+async def test_a_uuid_without_its_picture_reaches_no_pod() -> None:
+    async with town(a=ANSWERING) as pods:
+        with pytest.raises(MalformedRequest):
+            await pods.forward(pods.context(messages=chat({**PICTURE, "image_url": None, "uuid": "theirs"})))
+        assert not pods.made["a"].asked
+
+
+async def test_other_bodies_are_forwarded_as_they_are() -> None:
+    """Also those that were read as text, which are not searched."""
+    async with town() as pods:
+        context, removal = named(pods), UuidRemoval()
+        context.prompt = TEXT
+        assert await removal.body_of(context) is context.request.body
+        context.prompt = SHOWN
+        for body in (b"{}", json.dumps({"messages": chat(PICTURE)}).encode(), b"uuid", b'["uuid"]'):
+            context.request = replace(context.request, body=body)
+            assert await removal.body_of(context) is body
+
+
+@pytest.mark.parametrize(
+    "endpoint", [Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.TOKENIZE, Endpoint.EMBEDDINGS, Endpoint.OTHER]
+)
+async def test_all_apis_with_pictures_are_searched(endpoint: Endpoint) -> None:
+    """The length of texts to embed says nothing of pictures."""
+    async with town() as pods:
+        context = named(pods)
+        context.request = replace(context.request, endpoint=endpoint)
+        context.prompt = None if endpoint in (Endpoint.CHAT, Endpoint.RESPONSES) else TEXT
+        assert b"uuid" not in await UuidRemoval().body_of(context)
+
+
+@pytest.mark.parametrize("shift", range(-30, 9, 3))
+async def test_a_uuid_at_the_border_of_two_searches_is_found(shift: int) -> None:
+    async with town() as pods:
+        context = named(pods)
+        filler = "x" * (SEARCHED_BYTES - context.request.body.index(b'"uuid"') + shift)
+        assert b"uuid" not in await UuidRemoval().body_of(named(pods, filler))
