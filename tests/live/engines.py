@@ -137,13 +137,13 @@ def start_vllm(
     return _start(name, port, command, environment, *endpoints, folder=folder)
 
 
-def start_vision(name: str, port: int, *, kv_port: int) -> EngineProcess:
-    """A healthy vLLM with the tiny Qwen2-VL, as `start_vllm`. It names its weights by a relative path, which
+def start_vision(name: str, port: int, *, kv_port: int, weights: Path = VISION_WEIGHTS) -> EngineProcess:
+    """A healthy vLLM with a tiny vision model, as `start_vllm`. It names its weights by a relative path, which
     identifiers of pictures depend on."""
     return start_vllm(
         name,
         port,
-        VISION_WEIGHTS,
+        weights,
         kv_port=kv_port,
         extra_args=("--skip-mm-profiling", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         environment={"PYTHONPATH": str(HOME / "vision")},

