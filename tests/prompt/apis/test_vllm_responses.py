@@ -64,7 +64,7 @@ def test_outputs_of_tools_are_messages_with_their_parts() -> None:
 
 
 def test_a_part_with_a_uuid_and_a_picture_is_a_picture() -> None:
-    """Whatever its type, as in vLLM."""
+    """Its type makes no difference, as in vLLM."""
     named = {"type": "input_text", "text": "a", "image_url": "data:,", "uuid": "b"}
     picture = {"type": "input_text", "image_url": "data:,", "uuid": "b"}
     assert messages({"role": "user", "content": [named]}) == [{"role": "user", "content": [picture]}]
