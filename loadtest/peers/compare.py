@@ -17,7 +17,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -149,6 +151,7 @@ async def play_round(name: str, place: LaunchPlan, traffic: Traffic) -> Round:
         errors=len(results.served) - len(good),
         cached_share=cached_share(pods),
         ideal_share=ideal_tokens / max(sum(pod.prompt for pod in pods), 1),
+        ttft_mean_ms=fmean(ttfts_ms(good)) if good else nan,
         ttft_p50_ms=percentile(ttfts_ms(good), 0.50),
         ttft_p99_ms=percentile(ttfts_ms(good), 0.99),
         imbalance=imbalance(pods),
@@ -238,8 +241,8 @@ def _cpuinfo() -> list[str]:
 
 def _line(number: int, name: str, one: Round) -> str:
     return (
-        f"round {number + 1}, {name}: {one.requests} requests, cached {one.cached_share:.1%}, TTFT p50 "
-        f"{one.ttft_p50_ms:.0f} ms, p99 {one.ttft_p99_ms:.0f}, peak {one.imbalance:.2f}, "
+        f"round {number + 1}, {name}: {one.requests} requests, cached {one.cached_share:.1%}, stays {one.sticky_share:.1%}, TTFT "
+        f"mean {one.ttft_mean_ms:.0f} ms, p50 {one.ttft_p50_ms:.0f}, p99 {one.ttft_p99_ms:.0f}, peak {one.imbalance:.2f}, "
         f"{one.cpu_ms_per_request:.2f} CPU ms a request"
     )
 

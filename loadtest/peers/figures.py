@@ -52,6 +52,7 @@ class Round:
     errors: int
     cached_share: float
     ideal_share: float
+    ttft_mean_ms: float
     ttft_p50_ms: float
     ttft_p99_ms: float
     imbalance: float
@@ -89,7 +90,8 @@ class Column(NamedTuple):
 COLUMNS = (
     Column("cached", lambda one: one.cached_share, "{:.1%}", max),
     Column("of ideal", lambda one: one.of_ideal, "{:.0%}", max),
-    Column("TTFT p50 ms", lambda one: one.ttft_p50_ms, "{:.0f}", min),
+    Column("TTFT mean ms", lambda one: one.ttft_mean_ms, "{:.0f}", min),
+    Column("p50 ms", lambda one: one.ttft_p50_ms, "{:.0f}", min),
     Column("p99 ms", lambda one: one.ttft_p99_ms, "{:.0f}", min),
     Column("peak", lambda one: one.imbalance, "{:.2f}", min),
     Column("CPU ms/req", lambda one: one.cpu_ms_per_request, "{:.2f}", min),
