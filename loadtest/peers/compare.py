@@ -241,8 +241,8 @@ def _cpuinfo() -> list[str]:
 
 def _line(number: int, name: str, one: Round) -> str:
     return (
-        f"round {number + 1}, {name}: {one.requests} requests, cached {one.cached_share:.1%}, stays {one.sticky_share:.1%}, TTFT "
-        f"mean {one.ttft_mean_ms:.0f} ms, p50 {one.ttft_p50_ms:.0f}, p99 {one.ttft_p99_ms:.0f}, peak {one.imbalance:.2f}, "
+        f"round {number + 1}, {name}: {one.requests} requests, cached {one.cached_share:.1%}, TTFT mean "
+        f"{one.ttft_mean_ms:.0f} ms, p50 {one.ttft_p50_ms:.0f}, p99 {one.ttft_p99_ms:.0f}, peak {one.imbalance:.2f}, "
         f"{one.cpu_ms_per_request:.2f} CPU ms a request"
     )
 

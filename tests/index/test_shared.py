@@ -52,6 +52,39 @@ def test_a_tenants_prefix_is_shared_if_it_exceeds_one_pods_load(threshold: float
     assert found == expected
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_session_does_not_share_its_prefix_with_itself(lost: int) -> None:
+    """Three sessions of a hundred turns on eight pods; a turn may lack the last block of the one before."""
+    shared, found = SharedPrefixes(), set[int]()
+    sessions = [[*range(number << 32, (number << 32) + 50)] for number in range(3)]
+    for turn in range(300):
+        session = sessions[turn % 3]
+        del session[len(session) - lost :]
+        session += [turn << 16 | at for at in range(10)]
+        found.add(shared.observe(tuple(session), threshold=EIGHT_PODS))
+    assert found == {0}
+
+
+def test_the_system_prompt_of_sessions_is_shared() -> None:
+    """By its full length and no more, however many turns they have."""
+    shared = SharedPrefixes()
+    sessions = [[*range(40), 1000 * number] for number in range(1, 20)]
+    for turn in range(200):
+        session = sessions[turn * turn % 19]
+        session += [turn << 20 | at for at in range(10)]
+        found = shared.observe(tuple(session), threshold=EIGHT_PODS)
+    assert found == 40
+
+
+def test_a_document_with_many_questions_is_shared() -> None:
+    """Questions of any length: each is a request of its own."""
+    shared = SharedPrefixes()
+    for number in range(100):
+        question = [number << 20 | at for at in range(1 + number * 7 % 5)]
+        found = shared.observe((*range(40), *question), threshold=EIGHT_PODS)
+    assert found == 40
+
+
 def test_an_old_prefix_is_forgotten() -> None:
     shared, tail = SharedPrefixes(), tails()
     for _ in range(400):
@@ -91,9 +124,10 @@ def test_memory_does_not_grow_with_traffic() -> None:
     assert max(sizes) == max(sizes[:3000])
 
 
-@given(st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=EVERY_PROMPT_UNTIL), st.floats(0.01, 1.0))
+@given(st.lists(st.lists(st.integers(0, 2), min_size=6, max_size=6), max_size=EVERY_PROMPT_UNTIL), st.floats(0.01, 1.0))
 def test_every_block_is_counted(prompts: list[list[int]], threshold: float) -> None:
-    """A block is shared if it occurs in more than the threshold share of the prompts, and at least twice."""
+    """A block is shared if it occurs in more than the threshold share of the prompts, and at least twice. Prompts of
+    one length do not continue each other."""
     shared, counts = SharedPrefixes(), Counter[int]()
     for number, path in enumerate(prompts, start=1):
         hashes = [hash((*path[: at + 1], "block")) for at in range(len(path))]
