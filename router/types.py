@@ -1,14 +1,12 @@
 """The values that several packages share: frozen, without behaviour beyond short readings of their own fields.
 
-This module imports only the cost model, the endpoints and the KV events.
+Pods, endpoints, KV events and the cost model have modules of their own, and are nouns of this one, too.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from math import inf
 from typing import Any, TypeAlias
 
@@ -26,39 +24,23 @@ from router.kv_events import BlocksRemoved as BlocksRemoved
 from router.kv_events import BlocksStored as BlocksStored
 from router.kv_events import KvEvent as KvEvent
 from router.kv_events import Tier as Tier
+from router.pods import NO_TLS_FILES as NO_TLS_FILES
+from router.pods import FleetSnapshot as FleetSnapshot
+from router.pods import Links as Links
+from router.pods import Pod as Pod
+from router.pods import PodId as PodId
+from router.pods import PodLoad as PodLoad
+from router.pods import PodState as PodState
+from router.pods import PodStatus as PodStatus
+from router.pods import PodTls as PodTls
+from router.pods import PrefixTrust as PrefixTrust
+from router.pods import Role as Role
 
-PodId: TypeAlias = str
 BlockHash: TypeAlias = int
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 MAX_NAME_CHARACTERS = 1024
 """Longest name that a client or a pod may give: session, tenant, salt, model. Names are kept after their request."""
-
-
-class Role(StrEnum):
-    """The part of a request that a pod computes."""
-
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-class PodState(StrEnum):
-    """A pod's state; `fleet/fleet.py` has the transitions."""
-
-    JOINING = "joining"
-    READY = "ready"
-    DRAINING = "draining"
-    EJECTED = "ejected"
-    GONE = "gone"
-
-
-class PrefixTrust(StrEnum):
-    """Whether the pod tokenizes and caches prompts as the router does: the result of the parity test."""
-
-    UNTESTED = "untested"
-    TRUSTED = "trusted"
-    MISMATCH = "mismatch"
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -77,7 +59,6 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_output_tokens: int | None = None
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
-    arrived_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,164 +126,12 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """Leading blocks of one prompt by pod and tier."""
 
     blocks: Mapping[PodId, BlocksByTier] = msgspec.field(default_factory=dict)
-    age_s: float = 0.0
     degraded: bool = False
 
     def held_blocks(self, pod: PodId) -> int:
         """Length of the contiguous prefix that `pod` holds, in blocks, over all tiers."""
         found = self.blocks.get(pod)
         return sum(found) if found else 0
-
-
-@dataclass(frozen=True, slots=True)
-class PodTls:
-    """Files for TLS to a pod. Empty: the system's authorities; no client certificate; the key is in `cert_file`."""
-
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-
-
-NO_TLS_FILES = PodTls()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
-    """One serving process, or one data-parallel rank of it: facts from configuration, discovery and the pod itself."""
-
-    id: PodId
-    url: str
-    engine: str
-    speed: PodSpeed
-    role: Role = Role.BOTH
-    models: tuple[str, ...] = ()
-    adapters: tuple[str, ...] = ()
-    max_model_len_tokens: int | None = None
-    block_size_tokens: int | None = None
-    capacity_tokens: int | None = None
-    """KV capacity; None while unknown."""
-    kv_bytes_per_token: int = 0
-    """KV size of a token of its model; 0 while unknown."""
-    pool: str = ""
-    """Its Deployment, or another group that is scaled as one."""
-    hardware: str = ""
-    """A name as in `config/models`; pods of one model, engine and hardware share a calibration."""
-    weights: str = ""
-    """The path or name that its engine loaded its model from; empty if unknown."""
-    version: str = ""
-    """Version of its engine; KV is exchanged only between pods of one engine and version."""
-    handoff: str = ""
-    """Dialect of its prefill/decode handoffs; empty if it has none."""
-    handoff_port: int | None = None
-    """Port where its peers read its KV; None for the dialect's default."""
-    serves_alone: bool = True
-    """Whether it accepts requests that are not part of a handoff."""
-    pulls: str = ""
-    """Dialect of its pulls of KV from a peer; empty if it cannot pull."""
-    dp_rank: int | None = None
-    host: str = ""
-    rack: str = ""
-    zone: str = ""
-    epoch: int = 0
-    trust: PrefixTrust = PrefixTrust.UNTESTED
-    reads_pictures: bool = False
-    """Whether it identifies and counts pictures as the router does: the result of a parity test."""
-    converts: frozenset[Endpoint] = frozenset()
-    """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
-    uid: str = ""
-    """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
-    socket: str = ""
-    """Unix socket to connect to; empty: its URL."""
-    bearer_file: str = ""
-    """Path of the file with its API key; empty: it needs none."""
-    bearer_env: str = ""
-    """Environment variable with its API key."""
-    tls: PodTls = NO_TLS_FILES
-    ready_since_s: float | None = None
-    """When it last became READY; None if unknown."""
-
-    def serves(self, model: str) -> bool:
-        return model in self.models or model in self.adapters
-
-    def converts_alike(self, endpoint: Endpoint) -> bool:
-        """Whether it converts bodies of this endpoint as the router does, or needs not convert them."""
-        return endpoint not in CONVERTED or endpoint in self.converts
-
-    def reads_alike(self, endpoint: Endpoint) -> bool:
-        """Whether parity tests have shown that it reads prompts of this endpoint as the router does."""
-        return self.trust is PrefixTrust.TRUSTED and self.converts_alike(endpoint)
-
-
-@dataclass(frozen=True, slots=True)
-class PodLoad:
-    """Load in the engine's last scrape. `kv_usage` is 0..1; `scraped_at_s` 0: never scraped."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    scraped_at_s: float = 0.0
-    our_prompts: int = 0
-    """Prompts of this router and its replicas that may be among `waiting`: the maximum number without a first token
-    during the scrape."""
-
-    @property
-    def foreign_waiting(self) -> int:
-        """Waiting requests of another origin, by the last scrape."""
-        return max(self.waiting - self.our_prompts, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class PodStatus:
-    """A pod with its state and load: one row of the fleet snapshot."""
-
-    pod: Pod
-    state: PodState
-    load: PodLoad = PodLoad()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """Links for KV: between two pods by distance, and from a pod's tiers into its GPU.
-
-    None for an unknown link: such a pull or handoff is not planned, and such a read costs nothing.
-    """
-
-    same_host: Link | None = None
-    same_rack: Link | None = None
-    same_zone: Link | None = None
-    elsewhere: Link | None = None
-    cpu: Link | None = None
-    disk: Link | None = None
-    remote: Link | None = None
-
-    def between(self, one: Pod, other: Pod) -> Link | None:
-        """The link of the nearest place that both pods share."""
-        if one.host and one.host == other.host and self.same_host:
-            return self.same_host
-        if one.rack and one.rack == other.rack and self.same_rack:
-            return self.same_rack
-        return self.same_zone if one.zone and one.zone == other.zone and self.same_zone else self.elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class FleetSnapshot:
-    """All pods at one time, ordered by id. Rebuilt when a pod or its load changes, not per request."""
-
-    version: int = 0
-    pods: tuple[PodStatus, ...] = ()
-    links: Links = Links()
-
-    __hash__ = object.__hash__
-    """By identity: results cached for a snapshot hold for that object alone."""
-
-    def find(self, pod: PodId) -> PodStatus | None:
-        """The row of a pod; None if it is missing. O(log pods)."""
-        at = bisect_left(self.pods, pod, key=_id_of)
-        return self.pods[at] if at < len(self.pods) and self.pods[at].pod.id == pod else None
-
-
-def _id_of(status: PodStatus) -> PodId:
-    return status.pod.id
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):

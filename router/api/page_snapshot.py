@@ -18,26 +18,19 @@ from typing import Any
 import msgspec
 
 from router.api.page_notices import CountedHistory, Notice, counted_of, present_of
-from router.api.views import kv_events_state
+from router.api.views import MetricsPage, kv_events_state
 from router.config.startup_files import StaleFile
 from router.errors import shortened
-from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet
-from router.fleet.ledger import Ledger
-from router.observe.calibrator import Calibrator
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers
-from router.observe.hit_worth import HitWorth
 from router.observe.hot_prefixes import HotPrefix, PrefixTally, merged
 from router.observe.journal import Journal
-from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
-from router.stores.prefix_store import PrefixStore
 from router.types import PodState, PodStatus, PrefixTrust, Role
 
 MAX_PODS_BYTES = 256 * 1024
@@ -158,21 +151,13 @@ class PageFacts:
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
-    """The objects that the page shows. `others` returns the `part` of every other worker, `cluster` updates the gauges
-    of the shared index."""
+    """The objects that the page shows. `others` returns the `part` of every other worker."""
 
-    fleet: Fleet
-    ledger: Ledger
-    store: PrefixStore
+    gauges: MetricsPage
     kv_streams: KvStreams
-    metrics: Metrics
-    calibrator: Calibrator
     journal: Journal
     policies: PolicyFeed
-    discovery: Iterable[SourceStatus]
-    cluster: Callable[[Metrics], None] | None
     others: Callable[[], Awaitable[Sequence[bytes]]]
-    worth: HitWorth
     facts: PageFacts = PageFacts()
     history: CountedHistory = field(default_factory=CountedHistory)
 
@@ -190,7 +175,7 @@ class PageSource:
         return msgspec.json.encode(
             {
                 "at_s": time.time(),
-                "notices": self._notices(metrics, health["index_age_s"] if self.cluster else None),
+                "notices": self._notices(metrics, health["index_age_s"] if self.gauges.observe_cluster else None),
                 "workers": len(parts),
                 "pods": pods,
                 "pods_not_shown": hidden,
@@ -199,7 +184,7 @@ class PageSource:
                 "metrics": metrics,
                 "decisions": _latest(part.decisions for part in parts),
                 "prefixes": merged(part.prefixes for part in parts),
-                "evicted_reuse": {_short(model): value for model, value in self.store.evicted.reuse().items()},
+                "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
                 "price": self.facts.price,
@@ -210,11 +195,9 @@ class PageSource:
         )
 
     async def _own_part(self) -> WorkerPart:
-        await self.worth.observe()
-        self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
-        self.metrics.by_class.observe_in_flight(self.journal.in_flight_tokens())
+        await self.gauges.observe_requests()
         shown: dict[str, Rows] = {}
-        for metric in self.metrics.registry.collectors:
+        for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
                 shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
                 await asyncio.sleep(0)
@@ -243,10 +226,10 @@ class PageSource:
 
     async def _pods(self) -> tuple[list[msgspec.Raw], int]:
         """The encoded rows, and the number of pods without one."""
-        statuses = sorted(self.fleet.snapshot.pods, key=_is_healthy)
+        statuses = sorted(self.gauges.fleet.snapshot.pods, key=_is_healthy)
         rows: list[msgspec.Raw] = []
         left_bytes, now_s = MAX_PODS_BYTES, time.monotonic()
-        slowdowns = self.calibrator.calibration.slowdowns()
+        slowdowns = self.gauges.calibrator.calibration.slowdowns()
         for at, status in enumerate(statuses):
             row = msgspec.json.encode(self._pod(status, now_s, slowdowns.get(status.pod.id, 1.0)))
             left_bytes -= len(row)
@@ -265,28 +248,32 @@ class PageSource:
             models=[_short(name) for name in pod.models[:4]],
             role=pod.role.value,
             state=status.state.value,
-            state_reason=_short(self.fleet.state_reason(pod.id)),
+            state_reason=_short(self.gauges.fleet.state_reason(pod.id)),
             trust=pod.trust.value,
-            trust_reason="" if pod.trust is PrefixTrust.TRUSTED else _short(self.fleet.trust_reason(pod.id)),
-            kv_events=kv_events_state(pod.id, self.store, self.kv_streams),
+            trust_reason="" if pod.trust is PrefixTrust.TRUSTED else _short(self.gauges.fleet.trust_reason(pod.id)),
+            kv_events=kv_events_state(pod.id, self.gauges.store, self.kv_streams),
             kv_usage=round(load.kv_usage, 3),
             running=load.running,
             waiting=load.waiting,
-            in_flight=self.ledger.requests_of_router(pod.id),
+            in_flight=self.gauges.ledger.requests_of_router(pod.id),
             epoch=pod.epoch,
             slowdown=round(slowdown, 1),
             load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         )
 
     def _notices(self, metrics: Mapping[str, Rows], index_age_s: float | None) -> list[Notice]:
-        self.history.add(counted_of(self.metrics, metrics))
+        self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
-        calibration, policies = self.calibrator.calibration, self.policies
-        present = present_of(self.fleet, self.kv_streams, calibration, policies, self.journal, tenants, index_age_s)
+        calibration, policies = self.gauges.calibrator.calibration, self.policies
+        present = present_of(
+            self.gauges.fleet, self.kv_streams, calibration, policies, self.journal, tenants, index_age_s
+        )
         return self.history.notices(present)
 
     def _models(self) -> list[str]:
-        names = {name for status in self.fleet.snapshot.pods for name in (*status.pod.models, *status.pod.adapters)}
+        names = {
+            name for status in self.gauges.fleet.snapshot.pods for name in (*status.pod.models, *status.pod.adapters)
+        }
         return [_short(name) for name in sorted(names)[:MAX_MODELS]]
 
     def _policies(self) -> dict[str, Any]:
@@ -294,20 +281,20 @@ class PageSource:
         return {"version": current.version, "error": self.policies.error, "last_reload": last}
 
     def _health(self) -> dict[str, Any]:
-        metrics = self.metrics
-        if self.cluster is not None:
-            self.cluster(metrics)
+        metrics = self.gauges.metrics
+        if self.gauges.observe_cluster:
+            self.gauges.observe_cluster(metrics)
         holders = [child.value for _, child in metrics.index_holder.items()]
         return {
-            "shared_index": self.cluster is not None,
+            "shared_index": self.gauges.observe_cluster is not None,
             "index_age_s": sum(child.value for _, child in metrics.index_age_s.items()),
             "replicas": sum(child.value for _, child in metrics.replicas.items()),
-            "block_holders": self.store.block_holders,
+            "block_holders": self.gauges.store.block_holders,
             "holders": len(holders),
             "incomplete_holders": holders.count(0.0),
             "discovery": [
                 {"source": _short(one.source), "age_s": round(one.age_s, 1), "error": _short(one.error)}
-                for one in islice(self.discovery, MAX_SERIES)
+                for one in islice(self.gauges.discovery, MAX_SERIES)
             ],
             "calibration": list(islice(self._calibration(), MAX_CALIBRATIONS)),
         }
@@ -315,7 +302,7 @@ class PageSource:
     def _calibration(self) -> Iterator[dict[str, Any]]:
         """One row a class of pods, pod with a fit of its own, or kind of links."""
         seen = set()
-        for row in self.calibrator.calibration.rows():
+        for row in self.gauges.calibrator.calibration.rows():
             if (subject := (row.subject, row.pod)) not in seen:
                 seen.add(subject)
                 yield {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.error_responses import error_body, error_headers, response_for
-from router.errors import BodyTooLarge, NotAuthenticated, RouterError
+from router.errors import BodyTooLarge, RouterError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,5 @@ async def refuse(send: Send, error: RouterError) -> None:
     """Answer with the error and close the connection, without reading the rest of the request."""
     body = error_body(error)
     headers = [*error_headers(error, body), (b"connection", b"close")]
-    if isinstance(error, NotAuthenticated):
-        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": response_for(error).status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

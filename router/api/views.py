@@ -157,12 +157,16 @@ class MetricsPage:
         await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
-        self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
-        self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
         learnt = self.store.evicted.reuse()
         self.metrics.evicted_reuse.replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
+        await self.observe_requests()
+
+    async def observe_requests(self) -> None:
+        """Update those that follow from the latest requests."""
+        self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
+        self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
         if self.worth:
             await self.worth.observe()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from router.config.file_stamp import FileStamp, stamp_of
 from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
 
@@ -21,7 +22,7 @@ class BearerFile:
 
     def __init__(self, path: str, key: str) -> None:
         self._path = Path(path)
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: FileStamp | None = None
         self._tokens: tuple[bytes, ...] = ()
         try:
             self._refresh()
@@ -37,13 +38,12 @@ class BearerFile:
         except OSError as error:
             if self._stamp:
                 log.error("bearer tokens cannot be read", file=str(self._path), error=str(error))
-            self._stamp, self._tokens = (), ()
+            self._stamp, self._tokens = None, ()
         return any(hmac.compare_digest(token, known) for known in self._tokens)
 
     def _refresh(self) -> None:
-        found = self._path.stat()
-        stamp = found.st_mtime_ns, found.st_size, found.st_ino
-        if stamp != self._stamp:
+        stamp = stamp_of(self._path)
+        if stamp is None or stamp != self._stamp:
             with self._path.open("rb") as file:
                 lines = file.read(MAX_FILE_BYTES).splitlines()
             self._tokens = tuple(line.strip() for line in lines if line.strip())

@@ -8,26 +8,12 @@ from pathlib import Path
 
 import structlog
 
+from router.config.file_stamp import FileStamp, stamps_of
 from router.config.listen_schema import ListenTls
 from router.config.startup_files import StaleFile
 from router.errors import ConfigError
 
 log = structlog.get_logger()
-
-Stamp = tuple[tuple[int, ...], ...]
-
-
-def stamp_of(*paths: str | None) -> Stamp:
-    """Changes when one of the files does. Empty paths and missing files count as well."""
-    return tuple(_stamp(path) for path in paths)
-
-
-def _stamp(path: str | None) -> tuple[int, ...]:
-    try:
-        found = Path(path).stat() if path else None
-    except OSError:
-        return ()
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else ()
 
 
 def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
@@ -107,7 +93,7 @@ class ListenCertificate:
 
     def __init__(self, files: ListenTls) -> None:
         self._files = files
-        self._stamp = self._current_stamp()
+        self._stamps = self._current_stamps()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.set_alpn_protocols(["http/1.1"])
         load_certificate(self.context, files.cert_file, files.key_file)
@@ -116,10 +102,10 @@ class ListenCertificate:
 
     def refresh(self) -> None:
         """Read the files again if they have changed. If they cannot be used, the last certificate stays in use."""
-        stamp = self._current_stamp()
-        if stamp == self._stamp:
+        stamps = self._current_stamps()
+        if stamps == self._stamps:
             return
-        self._stamp = stamp
+        self._stamps = stamps
         try:
             load_certificate(self.context, self._files.cert_file, self._files.key_file)
             self.stale = None
@@ -129,5 +115,5 @@ class ListenCertificate:
             self.stale = StaleFile(self._files.cert_file, f"not usable; the last one stays in use: {error}", since_s)
             log.error("certificate of the listener not usable; the last one stays in use", error=f"listen.{error}")
 
-    def _current_stamp(self) -> Stamp:
-        return stamp_of(self._files.cert_file, self._files.key_file)
+    def _current_stamps(self) -> tuple[FileStamp | None, ...]:
+        return stamps_of(self._files.cert_file, self._files.key_file)

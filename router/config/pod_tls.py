@@ -7,7 +7,8 @@ from functools import cache
 
 import structlog
 
-from router.config.certificates import Stamp, load_certificate, stamp_of
+from router.config.certificates import load_certificate
+from router.config.file_stamp import FileStamp, stamps_of
 from router.errors import ConfigError
 from router.types import PodTls
 
@@ -41,15 +42,15 @@ class PodTlsContext:
     def __init__(self, files: PodTls) -> None:
         self._files = files
         self._context: ssl.SSLContext | None = None
-        self._stamp: Stamp = ()
+        self._stamps: tuple[FileStamp | None, ...] = ()
 
     def current(self) -> ssl.SSLContext:
         """The context; read again if a file has changed. Called for each new connection. Raises `ConfigError` if the
         files were never readable."""
-        stamp = stamp_of(self._files.ca_file, self._files.cert_file, self._files.key_file)
-        if self._context is None or stamp != self._stamp:
+        stamps = stamps_of(self._files.ca_file, self._files.cert_file, self._files.key_file)
+        if self._context is None or stamps != self._stamps:
             self._context = self._read()
-            self._stamp = stamp
+            self._stamps = stamps
         return self._context
 
     def _read(self) -> ssl.SSLContext:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.config.file_stamp import stamp_of
 from router.config.load import Document, load, plain, read_document, shipped, validate
 from router.config.mistakes import nearest
 from router.errors import ConfigError
@@ -42,13 +43,8 @@ class PolicyFolder:
         return policy_set(policies[self.default], (policies | shadows).values())
 
     def stamp(self) -> object:
-        """A value that changes with any name, content or link target in the folder. None if a file disappears while it
-        is checked."""
-        try:
-            stats = [(path, path.stat()) for path in _files(self.folder)]
-        except OSError:
-            return None
-        return tuple((path, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size) for path, stat in stats)
+        """A value that changes with any name, content or link target in the folder."""
+        return tuple((path, stamp_of(path)) for path in _files(self.folder))
 
 
 class PolicyLibrary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from router.config.file_stamp import stamp_of
 from router.config.schema import RouterConfig
 
 RESTART = "differs from what the router read at its start; restart it to use the file"
@@ -30,7 +31,7 @@ class StartupFiles:
         self._config = config
         self._file = config_file
         self._digests = {path: _digest(path) for path in self._paths()}
-        self._stamps = {path: _stamp(path) for path in self._digests}
+        self._stamps = {path: stamp_of(path) for path in self._digests}
         self._gone_s: dict[Path, float] = {}
 
     def changed(self) -> list[StaleFile]:
@@ -38,7 +39,7 @@ class StartupFiles:
         return [stale for path in {**self._digests, **dict.fromkeys(self._paths())} if (stale := self._checked(path))]
 
     def _checked(self, path: Path) -> StaleFile | None:
-        stamp, known = _stamp(path), self._digests.get(path)
+        stamp, known = stamp_of(path), self._digests.get(path)
         if stamp is None:
             return StaleFile(str(path), GONE, self._gone_s.setdefault(path, time.time())) if known else None
         self._gone_s.pop(path, None)
@@ -47,7 +48,7 @@ class StartupFiles:
         if known is not None and _digest(path) == known:
             self._stamps[path] = stamp
             return None
-        return StaleFile(str(path), RESTART, stamp[1] / 1e9)
+        return StaleFile(str(path), RESTART, stamp.changed_ns / 1e9)
 
     def _paths(self) -> Iterator[Path]:
         if self._file:
@@ -57,15 +58,6 @@ class StartupFiles:
                 yield Path(named)
         if self._config.priors:
             yield from sorted(Path(self._config.priors).glob("*.yaml"))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes with the content; the second is the time of the last change in nanoseconds. None if it is missing."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_ctime_ns, found.st_size
 
 
 def _digest(path: Path) -> bytes | None:

@@ -32,6 +32,7 @@ from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
 from router.admission.tokens import Issuer
+from router.config.file_stamp import stamp_of, stamps_of
 from router.config.load import Document, FilePath, Strict, read_document, validate
 from router.config.mistakes import UNSHOWN, nearest
 from router.config.oidc_schema import OidcEntry
@@ -126,11 +127,11 @@ class TenantFile:
 
     def read(self) -> Tenants:
         """All tenants and keys. Raises `ConfigError`."""
-        own_stamp, self.read_stamp = _stamp(self.path), self.stamp()
+        own_stamp, self.read_stamp = stamp_of(self.path), self.stamp()
         document = read_document(self.path)
         parsed = validate(document, TenantList)
         self._key_files = tuple(map(Path, parsed.key_files))
-        self.read_stamp = (own_stamp, *map(_stamp, self._key_files))
+        self.read_stamp = (own_stamp, *stamps_of(*self._key_files))
         found = _KeyReader(document, parsed)
         for path in self._key_files:
             found.read_lines(path)
@@ -138,15 +139,7 @@ class TenantFile:
 
     def stamp(self) -> object:
         """A value that changes with any of these files. A missing one has a value, too."""
-        return tuple(map(_stamp, (self.path, *self._key_files)))
-
-
-def _stamp(path: Path) -> tuple[int, ...] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+        return stamps_of(self.path, *self._key_files)
 
 
 class _KeyReader:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from router.config.pod_schema import PodConfig
 from router.engines.adapter import KvEventSource
-from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
-from router.feeds.pod_problems import Fetch
+from router.feeds.pod_problems import Fetch, fetch_facts
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderId
@@ -75,15 +74,10 @@ async def verify_holder(
 
 
 async def _source(fetch: Fetch, pod: Pod) -> KvEventSource | None:
-    adapter = ENGINES[pod.engine]
-    responses: dict[str, bytes] = {}
-    for path in adapter.describe_paths:
-        try:
-            responses[path] = await fetch(pod, path, TIMEOUT_S)
-        except UpstreamError:
-            continue
-    facts = adapter.describe(responses, pod)
-    return facts.kv_events if facts else None
+    try:
+        return (await fetch_facts(fetch, pod, TIMEOUT_S)).kv_events
+    except UpstreamError:
+        return None
 
 
 async def _indexed(reader: IndexReader, generation: Generation, holder: HolderId) -> Held:

@@ -205,7 +205,7 @@ class ReplicaStore(LocalStore):
     async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
-        return PrefixMatch(self.blocks(prefix, now_s, known), age_s, degraded=self._stale or age_s > FRESH_S)
+        return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
 
     async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))

@@ -129,7 +129,6 @@ class Program:
         self._gate = build_gate(config, self._tenants, tokens)
         tenants, get_url = self._tenants, self._pools.get_url
         self._signing_keys = SigningKeyFeed(tenants.current, tokens, get_url) if tenants else None
-        self._worth = HitWorth(self.records.journal, self.metrics, self.pods.gpus_of)
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)
@@ -159,25 +158,18 @@ class Program:
             self.pods.cluster.observe if self.pods.cluster else None,
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
-            self._worth,
+            HitWorth(self.records.journal, self.metrics, self.pods.gpus_of),
             self.records.journal.in_flight_tokens,
         )
 
     def _build_page(self) -> PageSource:
         config = self._config
         return PageSource(
-            self.fleet,
-            self.pods.ledger,
-            self.pods.store,
+            self._metrics_page,
             self.pods.kv_streams,
-            self.metrics,
-            self.pods.calibrator,
             self.records.journal,
             self.policies,
-            self.pods.sources.statuses,
-            self.pods.cluster.observe if self.pods.cluster else None,
             self._page_parts,
-            self._worth,
             PageFacts(
                 config.admin.gpu_hour_price,
                 config.admin.currency,

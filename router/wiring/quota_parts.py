@@ -26,7 +26,6 @@ class QuotaParts:
     def __init__(self, config: RouterConfig, cluster: ClusterMember | None, metrics: Metrics) -> None:
         self.feeds: Feeds = {}
         self.with_workers: Exchange | None = None
-        self._sharing: MeterSharing | None = None
         refused, workers = metrics.by_class.observe_quota_refusal, config.listen.workers
         self.admission = QuotaAdmission(on_refusal=refused)
         if config.tenants is None or (cluster is None and workers == 1):
@@ -38,19 +37,8 @@ class QuotaParts:
             feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
         else:
             feed = QuotaFeed(sharing, self._exchange_with_workers)
-        self._sharing = sharing
         self.admission = QuotaAdmission(Quotas(sharing), feed.next_exchange, refused)
         self.feeds = {"quotas": feed.run}
-
-    @property
-    def members(self) -> int:
-        """Number of processes that share quotas, as far as this one knows."""
-        return self._sharing.members if self._sharing is not None else 1
-
-    @property
-    def is_away(self) -> bool:
-        """Whether this process uses its local shares because it cannot reach the others."""
-        return self._sharing is not None and self._sharing.is_away
 
     async def _exchange_with_workers(self, reports: Sequence[ShareReport]) -> Grants:
         assert self.with_workers is not None

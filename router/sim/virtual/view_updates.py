@@ -1,0 +1,100 @@
+"""What the routers of a simulation learn of its pods and of each other, and when.
+
+KV events arrive late or never, loads are scraped, work in flight is exchanged, and a router that restarts reads the
+index again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+from router.sim.virtual.router_view import RouterView
+from router.sim.virtual.scenario import Conditions
+from router.sim.virtual.virtual_clock import VirtualClock
+from router.sim.virtual.virtual_pod import VirtualPod
+from router.types import BlockHash, PodId, Tier
+
+
+class ViewUpdates:
+    """Updates the views of all routers. `goes_on`: whether the simulation is not complete."""
+
+    def __init__(
+        self,
+        views: Sequence[RouterView],
+        pods: Mapping[PodId, VirtualPod],
+        conditions: Conditions,
+        clock: VirtualClock,
+        goes_on: Callable[[], bool],
+        *,
+        has_events: bool,
+        seed: int,
+    ) -> None:
+        self._views = views
+        self._pods = pods
+        self._conditions = conditions
+        self._clock = clock
+        self._goes_on = goes_on
+        self._has_events = has_events
+        self._random = Random(seed)
+        self._events: deque[tuple[float, PodId, Tier, bool, list[BlockHash]]] = deque()
+        """KV events on their way to the routers."""
+
+    def start(self) -> None:
+        """Schedule the first of each."""
+        exchange_ms = self._conditions.exchange_ms
+        self._repeat(self._scrape, self._conditions.scrape_ms, first_ms=0.0)
+        if exchange_ms and len(self._views) > 1:
+            self._repeat(self._exchange, exchange_ms, first_ms=exchange_ms)
+        for replica, at_s, blind_s in self._conditions.restarts:
+            self._clock.call_at(at_s * 1000, self._restart, replica, blind_s)
+
+    def publish(self, pod_id: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+        """Send a KV event."""
+        lost = self._conditions.event_loss > 0 and self._random.random() < self._conditions.event_loss
+        if self._has_events and not lost:
+            self._events.append((self._clock.now_ms + self._conditions.event_delay_ms, pod_id, tier, held, blocks))
+
+    def deliver_events(self) -> None:
+        """Deliver all KV events that have arrived by now."""
+        events = self._events
+        while events and events[0][0] <= self._clock.now_ms:
+            _, pod_id, tier, held, blocks = events.popleft()
+            for view in self._views:
+                view.apply_blocks(pod_id, tier, held, blocks)
+
+    def _scrape(self) -> None:
+        """Give all routers the current load of every pod. They keep it until the next scrape."""
+        loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
+        for view in self._views:
+            view.apply_loads(loads, self._clock.now_s)
+
+    def _exchange(self) -> None:
+        own = [view.ledger.own() for view in self._views]
+        for at, view in enumerate(self._views):
+            view.apply_replicas([one for other, one in enumerate(own) if other != at], self._clock.now_s)
+
+    def _restart(self, replica: int, blind_s: float) -> None:
+        self._views[replica].restart()
+        if self._has_events:
+            self._clock.call_in(blind_s * 1000, self._read_index, replica)
+
+    def _read_index(self, replica: int) -> None:
+        """Give a restarted router all blocks that the pods hold now."""
+        view = self._views[replica]
+        for pod_id in view.pods:
+            pod = self._pods[pod_id]
+            view.apply_blocks(pod_id, Tier.GPU, True, list(pod.cache.blocks))
+            if pod.cpu is not None:
+                view.apply_blocks(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
+
+    def _repeat(self, update: Callable[[], None], every_ms: float, *, first_ms: float) -> None:
+        """Call at this interval until the simulation is complete."""
+
+        def run() -> None:
+            update()
+            if self._goes_on():
+                self._clock.call_in(every_ms, run)
+
+        self._clock.call_at(first_ms, run)
