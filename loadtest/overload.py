@@ -2,6 +2,7 @@
 
     python loadtest/overload.py --trace conversation_trace.jsonl --saturation 4.6 --seeds 2,3,4
     python loadtest/overload.py --mix mixed --pods 4 --saturation 1.25 --seeds 2,3,4
+    python loadtest/overload.py --trace conversation_trace.jsonl --prefill 8 --saturation 3.5 --seeds 2,3,4
     python loadtest/overload.py --fairness --seeds 2,3,4
 
 Plays traffic at multiples of the load at which the fleet saturates, in virtual time, under each admission rule. A
@@ -38,13 +39,14 @@ from router.sim.virtual.outcome import RequestOutcome, Run, figures
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import Session, TraceRequest, Traffic, mooncake_traffic, read_mooncake
 from router.sim.virtual.world import World
+from router.types import Role
 
 CaseT = TypeVar("CaseT")
 RowT = TypeVar("RowT")
 SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
 REFUSED_WITHIN_MS = 50.0
 MIX_S = 300.0
-POLICY = "cost_aware"
+POLICY, SPLIT_POLICY = "cost_aware", "cost_aware_pd"
 COLUMNS = (
     "rule | load / saturation | goodput /s | of maximum | accepted | of these in SLO | TTFT p99 ms | cached | late"
 )
@@ -79,14 +81,24 @@ def overload_of(run: Run) -> Overload:
     )
 
 
-def play(traffic: Traffic, admission: Admission, pods: int, seed: int) -> Run:
+def fleet_of(pods: int, prefill: int) -> FleetSpec:
+    """The default fleet with that many pods. If `prefill` of them only compute prompts, the others only decode."""
+    spec = load(shipped("config") / "fleets" / f"{DEFAULT_FLEET}.yaml", FleetSpec).with_pods(pods)
+    if not prefill:
+        return spec
+    counts = {Role.PREFILL: prefill, Role.DECODE: pods - prefill}
+    groups = (spec.pods[0].model_copy(update={"count": count, "role": role}) for role, count in counts.items())
+    return spec.model_copy(update={"pods": tuple(groups)})
+
+
+def play(traffic: Traffic, admission: Admission, pods: int, seed: int, prefill: int = 0) -> Run:
     """One run. The collector of reference cycles is off: a simulation creates none."""
     gc.disable()
-    spec = load(shipped("config") / "fleets" / f"{DEFAULT_FLEET}.yaml", FleetSpec).with_pods(pods)
+    spec = fleet_of(pods, prefill)
     conditions = replace(spec.conditions, regret_every=0)
     return World(
         spec.build(shipped_prior),
-        simulated_policies()[POLICY],
+        simulated_policies()[SPLIT_POLICY if prefill else POLICY],
         conditions,
         block_size_tokens=traffic.block_size_tokens,
         seed=seed,
@@ -105,10 +117,12 @@ def mix_at(mix: TrafficMix, load_factor: float, seed: int) -> Traffic:
     return mix.model_copy(update=changes).traffic(seed=seed)
 
 
-def run_setting(traffic: Callable[[float, int], Traffic], pods: int, setting: tuple[Rule, float, int]) -> Overload:
+def run_setting(
+    traffic: Callable[[float, int], Traffic], pods: int, prefill: int, setting: tuple[Rule, float, int]
+) -> Overload:
     """One run of (rule, load, seed)."""
     rule, load_factor, seed = setting
-    return overload_of(play(traffic(load_factor, seed), Admission(rule=rule, slo=SLO), pods, seed))
+    return overload_of(play(traffic(load_factor, seed), Admission(rule=rule, slo=SLO), pods, seed, prefill))
 
 
 def print_overload(rows: dict[tuple[Rule, float], list[Overload]], saturation: float) -> None:
@@ -218,6 +232,8 @@ def main(
     mix: Annotated[str, typer.Option(help="A shipped mix.")] = "mixed",
     fairness: Annotated[bool, typer.Option("--fairness", help="Two tenants instead.")] = False,
     pods: Annotated[int, typer.Option(min=1, help="Number of pods.")] = 16,
+    prefill: Annotated[int, typer.Option(min=0, help="Of these, those that only compute prompts; 0: all do both.")] = 0,
+    requests: Annotated[int | None, typer.Option(min=1, help="The first requests of a trace only.")] = None,
     saturation: Annotated[float, typer.Option(min=0.01, help="The load at which the fleet saturates.")] = 4.6,
     loads: Annotated[str, typer.Option(help="Multiples of it.")] = "0.8,1,1.1,1.5,2,3",
     rules: Annotated[str, typer.Option(help="Admission rules.")] = "none,llm_d,early_rejection,queue",
@@ -238,11 +254,11 @@ def main(
         print(f"Both overload, weights 1 and 3: the first gets {shown} of the prefill")
         return
     if trace is not None:
-        traffic: Callable[[float, int], Traffic] = partial(trace_at, read_mooncake(trace))
+        traffic: Callable[[float, int], Traffic] = partial(trace_at, read_mooncake(trace)[:requests])
     else:
         traffic = partial(mix_at, load(shipped("config") / "traffic" / f"{mix}.yaml", TrafficMix))
     cases = [(rule, saturation * float(times)) for rule in chosen for times in loads.split(",")]
-    run = partial(run_setting, traffic, pods)
+    run = partial(run_setting, traffic, pods, prefill)
     rows = map_in_processes(run, [(*case, seed) for case in cases for seed in numbers], jobs, "runs")
     print_overload(_by_case(cases, rows), saturation)
 

@@ -18,6 +18,7 @@ import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, Waiting
+from router.admission.handoffs_due import HandoffsDue
 from router.admission.margin import LearntMargin
 from router.admission.pace import PrefillPace, prefill_share
 from router.admission.tenant import Tenant
@@ -57,7 +58,8 @@ class QueueLimits:
 
 class Place(msgspec.Struct, frozen=True, gc=False):
     """A pod that could compute the prompt. `cost_ms`, `ttft_ms`: if it is sent there now. `step_ms`: a decode step of
-    the pod that answers, with this request; `decodes`: requests decode on the pod that computes the prompt, too."""
+    the pod that answers, with this request; `decodes`: requests decode on the pod that computes the prompt, too.
+    `decode_pod`: if another one answers; `room_ms`: the time until it has room for the KV, beyond `ttft_ms`."""
 
     pod: PodId
     cost_ms: float
@@ -66,6 +68,8 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     prefill_ms: float
     step_ms: float
     decodes: bool = True
+    decode_pod: PodId = ""
+    room_ms: float = 0.0
 
     def first_in(self, decision: RouteDecision) -> RouteDecision:
         """The decision that has this place, with its candidate first."""
@@ -124,6 +128,7 @@ class AdmissionQueue:
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
         self._tenants = PrefillPace()
+        self._handoffs = HandoffsDue()
         self._numbers = count()
         self._bytes = 0
 
@@ -154,6 +159,7 @@ class AdmissionQueue:
         if (order or self._wait_ms(place, now_s) > 0) and (
             self._tenants.wait_ms(tenant.name, now_s) > 0
             or place.queue_ms > self._limits.max_wait_ms
+            or place.room_ms > 0
             or not order.may_overtake(tenant)
         ):
             return False
@@ -237,6 +243,8 @@ class AdmissionQueue:
     def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
         """Count a prompt for its pod, and for its tenant: its pace is its part of that of all pods."""
         share = self._share(place)
+        if place.decode_pod:
+            self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
         rest_ms = self.rest_ms * self._workers if place.decodes else 0.0
         self._pace.sent(place.pod, place.prefill_ms, share, now_s, rest_ms)
         self._tenants.sent(tenant.name, place.prefill_ms, share * pods * self._order.part_of(tenant), now_s)
@@ -247,7 +255,13 @@ class AdmissionQueue:
 
     def _wait_ms(self, place: Place, now_s: float) -> float:
         """The time until the pod is open."""
-        return max(self._pace.wait_ms(place.pod, now_s), place.queue_ms - self._limits.burst_ms, 0.0)
+        return max(
+            self._pace.wait_ms(place.pod, now_s),
+            self._handoffs.wait_ms(place.pod, place.prefill_ms, now_s),
+            place.queue_ms - self._limits.burst_ms,
+            place.room_ms,
+            0.0,
+        )
 
     def _choose(self, places: Sequence[Place], now_s: float, spare_ms: float) -> Place:
         """The cheapest place that is open in time, else the one that is open first."""

@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 
 from router.admission.admission_queue import Place
 from router.decision import Candidate, Cost, RouteDecision, Split
-from router.types import InFlight, PodId, Role
+from router.types import InFlight, Pod, PodId, Role
 
+OUTPUT_TOKENS = 256
+"""Expected length of an answer, as prices expect it."""
+FULL_SHARE = 0.9
+"""Of a pod's KV, for prompts: the rest is for answers."""
 _IDLE = InFlight()
 
 
@@ -27,11 +31,14 @@ def place_of(
 ) -> Place:
     """The place of one candidate. The decode step counts all requests that are on the pod now, since those without a
     first token will decode when this prompt is computed (Mooncake, 2407.00079). It does not count this request: in an
-    overload waits are close to the limit, and a difference of a few percent would refuse most of the long prompts."""
+    overload waits are close to the limit, and a difference of a few percent would refuse most of the long prompts. What
+    is handed over waits for the prompts that the decode pod computes itself, and for room for its KV."""
     plan, answering = candidate.plan, candidate.plan.pod
     computing = plan.prefill if isinstance(plan, Split) else answering
     there = inflight.get(answering.id, _IDLE)
     ahead = inflight.get(computing.id, _IDLE)
+    if answering is not computing and there.prefill_requests:
+        ttft_ms = max(ttft_ms, there.queue_ms(now_s))
     return Place(
         pod=computing.id,
         cost_ms=candidate.cost.total_ms,
@@ -40,4 +47,18 @@ def place_of(
         prefill_ms=computing.speed.compute_ms(candidate.cached_tokens, prompt_tokens),
         step_ms=answering.speed.step_ms(there.requests, there.context_tokens),
         decodes=computing.role is not Role.PREFILL,
+        decode_pod="" if answering is computing else answering.id,
+        room_ms=max(_until_room_ms(answering, there, prompt_tokens) - ttft_ms, 0.0),
     )
+
+
+def _until_room_ms(pod: Pod, there: InFlight, prompt_tokens: int) -> float:
+    """The time until a decode pod has room for the KV of one prompt more, if all that are on their way to it arrive
+    before: requests leave it evenly over the time that one takes."""
+    if pod.role is not Role.DECODE or not pod.capacity_tokens or not there.context_tokens:
+        return 0.0
+    used_tokens = there.context_tokens
+    short_tokens = used_tokens + prompt_tokens - pod.capacity_tokens * FULL_SHARE
+    if short_tokens <= 0:
+        return 0.0
+    return short_tokens / used_tokens * OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)

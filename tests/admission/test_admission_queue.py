@@ -240,6 +240,25 @@ def test_a_pod_that_does_not_decode_and_a_request_without_an_slo_need_no_pause()
     assert queue.send_at_once(offer(), DECODING, 0.0) and queue.send_at_once(offer(), DECODING, 0.101)
 
 
+def test_a_decode_pod_gets_no_prompt_that_would_delay_one_on_its_way_to_it() -> None:
+    """It gets a short one, and the long one when the other has arrived."""
+    queue = AdmissionQueue(QueueLimits(rest_ms=0.0), tpot_ms=100.0)
+    handed_over = msgspec.structs.replace(place("p", 400.0), decodes=False, decode_pod="d")
+    assert queue.send_at_once(offer(), handed_over, 0.0)
+    assert not queue.send_at_once(offer(), place("d", 800.0), 0.0)
+    assert queue.send_at_once(offer(), place("d", 50.0), 0.0)
+    assert queue.send_at_once(offer(), place("d", 800.0), 0.401)
+
+
+def test_a_request_waits_for_room_where_it_is_decoded() -> None:
+    """Or is refused, if that takes too long."""
+    queue = AdmissionQueue(LIMITS)
+    full = msgspec.structs.replace(place("p"), room_ms=300.0)
+    assert not queue.send_at_once(offer(), full, 0.0)
+    assert isinstance(queue.offer(offer(), [msgspec.structs.replace(full, room_ms=1001.0)], 0.0), Refusal)
+    assert queue.try_send(wait(queue, offer(), [full]), [full], 0.0) == Closed(300.0, True)
+
+
 def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
     """While they are late, requests are refused that would be in time by little; to a bound."""
 

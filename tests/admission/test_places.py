@@ -1,0 +1,44 @@
+"""The place of a candidate counts the work of both pods of a split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router.admission.places import FULL_SHARE, OUTPUT_TOKENS, place_of
+from router.decision import Candidate, Cost, Direct, Split
+from router.types import InFlight, Pod, PodSpeed, Role
+
+SPEED = PodSpeed(10.0, 0.1, 0.0, 20.0, 0.1, 0.0)
+PREFILL = Pod(id="p", url="http://p", engine="vllm", speed=SPEED, role=Role.PREFILL)
+DECODE = replace(PREFILL, id="d", role=Role.DECODE, capacity_tokens=10_000)
+COST = Cost(("queue",), (200.0,), 200.0)
+SPLIT = Candidate(Split(PREFILL, DECODE, 1000), COST, 0)
+DIRECT = Candidate(Direct(DECODE), COST, 0)
+
+
+def test_a_handed_over_prompt_waits_for_the_prompts_that_the_decode_pod_computes_itself() -> None:
+    """As far as they are not computed when it arrives."""
+    for prefill_ms, ttft_ms in ((100.0, 200.0), (700.0, 700.0)):
+        inflight = {"d": InFlight(requests=1, prefill_requests=1, prefill_ms=prefill_ms)}
+        place = place_of(SPLIT, inflight, 0.0, 1000, 200.0)
+        assert (place.pod, place.decode_pod, place.queue_ms, place.ttft_ms) == ("p", "d", 0.0, ttft_ms)
+
+
+@pytest.mark.parametrize("candidate", [SPLIT, DIRECT])
+def test_a_decode_pod_without_room_for_the_kv_is_not_open_before_enough_requests_end(candidate: Candidate) -> None:
+    """Those that prefill pods compute for it count as well. They leave it evenly while the prompt is computed."""
+    full = int(10_000 * FULL_SHARE)
+    fits, short = (InFlight(requests=4, context_tokens=tokens) for tokens in (full - 1000, full))
+    assert place_of(candidate, {"d": fits}, 0.0, 1000, 200.0).room_ms == 0.0
+    all_ms = OUTPUT_TOKENS * SPEED.step_ms(4, full)
+    assert place_of(candidate, {"d": short}, 0.0, 1000, 200.0).room_ms == pytest.approx(all_ms * 1000 / full - 200.0)
+    assert place_of(candidate, {}, 0.0, 20_000, 200.0).room_ms == 0.0
+
+
+def test_pods_that_compute_and_decode_have_room_as_before() -> None:
+    """Their KV has shared prefixes, which requests in flight count several times; and a capacity may be unknown."""
+    many = {"d": InFlight(requests=40, context_tokens=100_000)}
+    for pod in (replace(DECODE, role=Role.BOTH), replace(DECODE, capacity_tokens=None)):
+        assert place_of(Candidate(Direct(pod), COST, 0), many, 0.0, 1000, 200.0).room_ms == 0.0
