@@ -160,6 +160,7 @@ class ParityFeed:
         publishes_events: Callable[[PodId], bool],
         timing: SelfTestTiming,
         advice: Advice = lambda *_: "",
+        learns_pictures: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._fleet = fleet
         self._store = store
@@ -168,6 +169,7 @@ class ParityFeed:
         self._publishes_events = publishes_events
         self._timing = timing
         self._advice = advice
+        self._learns_pictures = learns_pictures
 
     async def run(self) -> None:
         await each_pod("parity", self._fleet, self._watch)
@@ -216,6 +218,8 @@ class ParityFeed:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
+        if report is _NONE_READ and self._learns_pictures(pod.models[0]):
+            return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(

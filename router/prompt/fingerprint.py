@@ -65,7 +65,8 @@ class Fingerprinter:
         max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     ) -> None:
         self._template = template
-        self._pictures = template.pictures if template else None
+        self.pictures = template.pictures if template else None
+        """What reads pictures, if the engine's way to identify them is known; None: nothing."""
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
         self.generation = replace(generation, tokenizer=tokenizer.fingerprint)
         """The generation of requests without adapter and salt."""
@@ -101,11 +102,6 @@ class Fingerprinter:
         self.segments = self._new_segments()
         if self.incremental is not None:
             self.incremental.clear()
-
-    @property
-    def reads_pictures(self) -> bool:
-        """Whether it reads pictures, if the engine's way to identify them is known."""
-        return self._pictures is not None
 
     def open(
         self,
@@ -251,8 +247,8 @@ class Fingerprinter:
         """The prefix with pictures in place of their placeholders. Its hashes end in front of the first picture whose
         tokens are unknown."""
         tokens, hashes, placed = token_array(text.tokens), hash_array(text.hashes), list[tuple[int, Picture]]()
-        if self._pictures is not None and media.pictures:
-            tokens, exact_tokens, placed = expanded(tokens, exact_tokens, self._pictures.placeholder, media.pictures)
+        if self.pictures is not None and media.pictures:
+            tokens, exact_tokens, placed = expanded(tokens, exact_tokens, self.pictures.placeholder, media.pictures)
         block = text.block_size_tokens
         if placed:
             hashes = hash_pictures(hashes, tokens[:exact_tokens], placed, block, seed)

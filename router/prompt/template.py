@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
-from router.prompt.conversation import Message, TemplateMessages, normal_messages, without_developer
+from router.prompt.conversation import Message, TemplateMessages, Unrenderable, normal_messages, without_developer
 from router.prompt.media import MediaText, media_parts, text_with_pictures, with_media_parts
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities, PictureReader
 from router.prompt.sandbox import compile_template, parse_template, render_template
@@ -91,10 +91,21 @@ class ChatTemplate:
         messages = with_media_parts(body.get("messages"), variant.content_format)
         conversation, parts = normal_messages(messages, variant.content_format), media_parts(body.get("messages"))
         pictures: tuple[Picture, ...] = ()
+        mark = self.pictures.mark if self.pictures is not None else ""
         # Where templates receive strings, which text stands for a picture is up to the model's class.
         if self.pictures is not None and identities and variant.content_format == "openai":
             pictures = self.pictures.leading(parts, identities)
-        return text_with_pictures(parts, conversation, partial(self._rendered, variant, variables), pictures)
+        return text_with_pictures(parts, conversation, partial(self._rendered, variant, variables), pictures, mark)
+
+    def picture_text(self) -> str:
+        """What the template writes for a picture; "" if that is unknown."""
+        front, behind = {"type": "text", "text": "one"}, {"type": "text", "text": "two"}
+        parts = [front, {"type": "image_url", "image_url": {"url": ""}}, behind]
+        try:
+            text = self.render_media({"messages": [{"role": "user", "content": parts}]}).text
+        except (MalformedRequest, Unrenderable):
+            return ""
+        return text.rpartition("two")[0].rpartition("one")[2]
 
     def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
         """The template for a body, and its variables."""

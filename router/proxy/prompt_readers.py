@@ -121,6 +121,7 @@ class LocalReader:
         self._unread = unread
         self._threads = threads or ReadThreads()
         self._lookups = lookups or FleetLookups()
+        self.pictures = fingerprinter.pictures
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
         """The comparison with the reference; public for tests."""
 
@@ -141,7 +142,7 @@ class LocalReader:
         fingerprinter = self._fingerprinter
         try:
             conversion = self._lookups.conversion(request) if request.endpoint in READ_AS_CHATS else None
-            identities = self._lookups.identities(request) if fingerprinter.reads_pictures else None
+            identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
             rendered = self._rendered_new(opened)
             if rendered is None:

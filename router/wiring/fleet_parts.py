@@ -18,6 +18,7 @@ from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, SelfTestTiming
@@ -116,8 +117,11 @@ class FleetParts:
                 self.publishes_events,
                 timing,
                 prompts.advice,
+                prompts.learns_pictures,
             )
             feeds["self-test"] = parity.run
+            learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
+            feeds["pictures"] = learner.run
         return feeds
 
     def deletion_costs(self, recent: RecentPrompts) -> Feeds:

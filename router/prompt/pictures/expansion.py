@@ -23,7 +23,7 @@ def expanded(
             break
         found += tokens[start:at]
         placed.append((len(found), picture))
-        found += token_array((placeholder,)) * picture.token_count
+        found += token_array((placeholder,)) * picture.token_count if picture.tokens is None else picture.tokens
         start = at + 1
     more = len(found) - start
     found += tokens[start:]

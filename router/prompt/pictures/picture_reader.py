@@ -6,6 +6,7 @@ cached by a seeded digest of the base64, because chats repeat their pictures on 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +15,8 @@ import msgspec
 import xxhash
 
 from router.prompt.pictures.header import PictureHeader
-from router.prompt.pictures.qwen_vl import PictureSizes
+from router.prompt.pictures.learnt import LearntPictures, Wanted
+from router.prompt.pictures.qwen_vl import PLACEHOLDER, PictureSizes
 
 Identify: TypeAlias = Callable[[str, str], tuple[str, PictureHeader] | None]
 """(base64 of a file, weights of the model) to (the engine's identifier, header); None if it is unknown."""
@@ -39,6 +41,8 @@ class Picture(NamedTuple):
 
     identifier: str
     token_count: int
+    tokens: array[int] | None = None
+    """None: only the placeholder, repeated."""
 
     @property
     def key(self) -> int:
@@ -50,18 +54,30 @@ class _CachedPicture(msgspec.Struct):
     """What was found for one picture. None until it was read, False if it is unknown."""
 
     found: tuple[str, int] | bool | None = None
+    """Identifier and number of tokens; 0 where that is learnt."""
 
 
 class PictureReader:
-    """Reads pictures for one model, in any thread. `placeholder`: the token that is repeated for a picture.
+    """Reads pictures for one model, in any thread. `sizes`: the number of tokens of each, or what was learnt of them;
+    `placeholder`: the token that is repeated for a picture, or that stands for it in the text; `mark`: its text.
     `trusts_uuids`: a picture's `uuid`, which the client chooses, is its identifier, as in the engine; otherwise pods do
     not receive it (`uuids.py`)."""
 
-    def __init__(self, sizes: PictureSizes, placeholder: int, *, trusts_uuids: bool = False, seed: int = 0) -> None:
-        self._sizes = sizes
+    def __init__(
+        self,
+        sizes: PictureSizes | LearntPictures,
+        placeholder: int,
+        mark: str = PLACEHOLDER,
+        *,
+        trusts_uuids: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._sizes = sizes if isinstance(sizes, PictureSizes) else None
+        self.learnt = sizes if isinstance(sizes, LearntPictures) else None
+        """What was learnt; None where the number of tokens is computed."""
         self._seed = seed
         self._trusts_uuids = trusts_uuids
-        self.placeholder = placeholder
+        self.placeholder, self.mark = placeholder, mark
         self._cached = lru_cache(CACHED_PICTURES)(_new_entry)
 
     def leading(self, parts: Iterable[Mapping[str, Any]], identities: PictureIdentities) -> tuple[Picture, ...]:
@@ -85,16 +101,22 @@ class PictureReader:
             entry.found = self._identified(encoded, identities) or False
         if not isinstance(entry.found, tuple):
             return None
-        identifier, tokens = entry.found
-        return Picture(identifier if uuid is None else str(uuid), tokens)
+        identifier, count = entry.found
+        tokens = None
+        if self.learnt is not None:
+            tokens = self.learnt.tokens(Wanted(identifier, identities.weights, url_of(part)))
+            if tokens is None:
+                return None
+            count = len(tokens)
+        return Picture(identifier if uuid is None else str(uuid), count, tokens)
 
     def _identified(self, encoded: str, identities: PictureIdentities) -> tuple[str, int] | None:
         found = identities.identify(encoded, identities.weights)
         if found is None:
             return None
         identifier, header = found
-        tokens = self._sizes.tokens(header.width, header.height)
-        return None if tokens is None else (identifier, tokens)
+        count = self._sizes.tokens(header.width, header.height) if self._sizes is not None else 0
+        return None if count is None else (identifier, count)
 
 
 def _is_identifier(uuid: Any) -> bool:

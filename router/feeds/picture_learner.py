@@ -1,0 +1,79 @@
+"""Asks pods for the tokens that they put in place of pictures, for models whose formula is not known here.
+
+A pod is asked for a prompt with the picture alone, after requests with it, and one at a time. What is learnt is used
+only with pods that have passed the self-test with pictures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeAlias
+
+from router.engines.adapter import TOKENIZE_PATH, parse_tokens
+from router.engines.engine_catalog import ENGINES
+from router.errors import UpstreamError
+from router.fleet.fleet import Fleet
+from router.prompt.pictures.learnt import Wanted
+from router.prompt.pictures.picture_reader import PictureReader
+from router.types import Endpoint, Pod, PodState, PrefixTrust, PromptPrefix
+
+INTERVAL_S = 1.0
+TIMEOUT_S = 10.0
+Post: TypeAlias = Callable[[Pod, str, dict[str, Any], float], Awaitable[bytes]]
+WantedPictures: TypeAlias = Callable[[], Iterator[tuple[PictureReader, Wanted]]]
+ReadProbe: TypeAlias = Callable[[Endpoint, dict[str, Any]], Awaitable[PromptPrefix | None]]
+
+
+class PictureLearner:
+    """Learns wanted pictures. `read` returns the router's tokens of a prompt, with one for a picture."""
+
+    def __init__(
+        self, fleet: Fleet, post: Post, read: ReadProbe, wanted: WantedPictures, *, interval_s: float = INTERVAL_S
+    ) -> None:
+        self._fleet = fleet
+        self._post = post
+        self._read = read
+        self._wanted = wanted
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        while True:
+            for reader, wanted in list(self._wanted()):
+                await self._learn(reader, wanted)
+            await asyncio.sleep(self._interval_s)
+
+    async def _learn(self, reader: PictureReader, wanted: Wanted) -> None:
+        pod = self._pod(wanted.weights)
+        if pod is None or reader.learnt is None:
+            return
+        shown = {"type": "image_url", "image_url": {"url": wanted.url}}
+        chat = {"model": pod.models[0], "messages": [{"role": "user", "content": [shown]}]}
+        ours = await self._read(Endpoint.CHAT, chat)
+        engine = await self._tokens(pod, chat) if ours is not None else None
+        reader.learnt.learn(wanted, ours.tokens if ours is not None else (), engine, reader.placeholder)
+
+    def _pod(self, weights: str) -> Pod | None:
+        """A pod that identifies pictures as the one that was asked about."""
+        return next(
+            (
+                status.pod
+                for status in self._fleet.snapshot.pods
+                if status.state is PodState.READY
+                and status.pod.trust is PrefixTrust.TRUSTED
+                and status.pod.weights == weights
+                and status.pod.models
+            ),
+            None,
+        )
+
+    async def _tokens(self, pod: Pod, chat: dict[str, Any]) -> list[int] | None:
+        """The engine's tokens of a chat; None if it has no /tokenize or it fails."""
+        body = ENGINES[pod.engine].tokenize_body(chat["model"], {"messages": chat["messages"]})
+        if body is None:
+            return None
+        try:
+            found = parse_tokens(await self._post(pod, TOKENIZE_PATH, body, TIMEOUT_S))
+        except UpstreamError:
+            return None
+        return found.tolist() if found is not None else None

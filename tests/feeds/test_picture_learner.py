@@ -1,0 +1,117 @@
+"""Pods are asked for the tokens of wanted pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+
+from router.feeds.picture_learner import PictureLearner
+from router.fleet.fleet import Fleet, PodEvent
+from router.hashing import hash_array, token_array
+from router.prompt.pictures.learnt import LearntPictures, Wanted
+from router.prompt.pictures.picture_reader import PictureReader
+from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
+from tests.feeds.conftest import MakePod, Network
+
+pytestmark = pytest.mark.anyio
+Running: TypeAlias = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
+Until: TypeAlias = Callable[[Callable[[], object]], Awaitable[None]]
+WANTED = Wanted("id", "./weights", "data:;base64,AAAA")
+MARK = 9
+OURS = PromptPrefix(Generation(model="m"), token_array((1, MARK, 2)), hash_array())
+TOKENIZE = "/tokenize"
+
+
+class World:
+    """One pod, and a picture that is wanted once."""
+
+    def __init__(self, network: Network, make_pod: MakePod, weights: str = "./weights", engine: str = "vllm") -> None:
+        self.fleet, self.engine = Fleet(), network["a"]
+        self.fleet.sync([make_pod("a", engine=engine)])
+        self.fleet.describe("a", models=("m",), weights=weights)
+        self.fleet.event("a", PodEvent.PROBE_OK)
+        self.fleet.trust("a", PrefixTrust.TRUSTED, "tested")
+        self.reader = PictureReader(LearntPictures(), MARK, "<image>")
+        self.ours: PromptPrefix | None = OURS
+        self.bodies: list[Any] = []
+        self.answer = json.dumps({"tokens": [1, 7, 8, 2]}).encode()
+        self.engine.answers[TOKENIZE] = self.tokenize
+        self.left = [WANTED]
+        self.rounds = 0
+        self.feed = PictureLearner(self.fleet, network.post, self.read, self.wanted, interval_s=0.001)
+
+    def wanted(self) -> Iterator[tuple[PictureReader, Wanted]]:
+        self.rounds += 1
+        while self.left:
+            yield self.reader, self.left.pop()
+
+    async def read(self, endpoint: Endpoint, body: dict[str, Any]) -> PromptPrefix | None:
+        assert (endpoint, body["model"]) == (Endpoint.CHAT, "m")
+        return self.ours
+
+    def tokenize(self, request: httpx.Request) -> bytes:
+        self.bodies.append(json.loads(request.content))
+        return self.answer
+
+    @property
+    def learnt(self) -> list[int] | None:
+        assert self.reader.learnt is not None
+        found = self.reader.learnt.tokens(WANTED)
+        return found.tolist() if found is not None else None
+
+
+@pytest.fixture
+def world(network: Network, make_pod: MakePod) -> World:
+    return World(network, make_pod)
+
+
+async def test_a_pod_is_asked_for_a_prompt_with_the_picture_alone(world: World, running: Running, until: Until) -> None:
+    """Once."""
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+    assert world.learnt == [7, 8]
+    shown = {"type": "image_url", "image_url": {"url": WANTED.url}}
+    assert world.bodies == [{"model": "m", "messages": [{"role": "user", "content": [shown]}]}]
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"tokens": "x"}', b'{"tokens": [1, 2]}'])
+async def test_a_strange_answer_teaches_nothing(world: World, running: Running, until: Until, answer: bytes) -> None:
+    world.answer = answer
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+    assert (world.learnt, len(world.bodies)) == (None, 1)
+
+
+async def test_the_learner_survives_a_pod_that_fails(world: World, running: Running, until: Until) -> None:
+    world.engine.refuses = True
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+    assert (world.learnt, world.engine.asked[TOKENIZE]) == (None, 1)
+
+
+@pytest.mark.parametrize("facts", [{"weights": "./others"}, {"engine": "llamacpp"}])
+async def test_other_pods_are_not_asked(
+    network: Network, make_pod: MakePod, running: Running, until: Until, facts: dict[str, str]
+) -> None:
+    """Neither those that name other weights, nor engines without the endpoint."""
+    world = World(network, make_pod, **facts)
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+    assert (world.learnt, world.engine.asked[TOKENIZE]) == (None, 0)
+
+
+async def test_an_untrusted_pod_is_not_asked(world: World, running: Running, until: Until) -> None:
+    """Nor any pod for a prompt that the router cannot read."""
+    world.fleet.trust("a", PrefixTrust.MISMATCH, "tested")
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+        world.fleet.trust("a", PrefixTrust.TRUSTED, "tested")
+        world.ours, rounds = None, world.rounds
+        world.left.append(WANTED)
+        await until(lambda: world.rounds > rounds + 2)
+    assert (world.learnt, world.engine.asked[TOKENIZE]) == (None, 0)
