@@ -140,6 +140,16 @@ def _untested(pod: Pod) -> list[Endpoint]:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeReader:
+    """What the router knows of a probe's prompt: its prefix, why a pod's tokens differ, and whether the tokens of a
+    model's pictures may become known later."""
+
+    fingerprint: Fingerprint
+    advice: Advice = lambda *_: ""
+    learns_pictures: Callable[[str], bool] = lambda _: False
+
+
+@dataclass(frozen=True, slots=True)
 class SelfTestTiming:
     retest_s: float = 30.0
     answer_timeout_s: float = 30.0
@@ -156,20 +166,16 @@ class ParityFeed:
         fleet: Fleet,
         store: PrefixStore,
         post: Post,
-        fingerprint: Fingerprint,
+        reader: ProbeReader,
         publishes_events: Callable[[PodId], bool],
         timing: SelfTestTiming,
-        advice: Advice = lambda *_: "",
-        learns_pictures: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._fleet = fleet
         self._store = store
         self._post = post
-        self._fingerprint = fingerprint
+        self._reader = reader
         self._publishes_events = publishes_events
         self._timing = timing
-        self._advice = advice
-        self._learns_pictures = learns_pictures
 
     async def run(self) -> None:
         await each_pod("parity", self._fleet, self._watch)
@@ -218,7 +224,7 @@ class ParityFeed:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self._learns_pictures(pod.models[0]):
+        if report is _NONE_READ and self._reader.learns_pictures(pod.models[0]):
             return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
@@ -265,7 +271,7 @@ class ParityFeed:
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = compare_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
         if report.tokens is Parity.MISMATCH:
-            advice = self._advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
+            advice = self._reader.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
             return replace(report, reason=advice) if advice else report
         if not self._publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
@@ -283,7 +289,7 @@ class ParityFeed:
 
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         for endpoint, body in group:
-            if (prompt := await self._fingerprint(endpoint, body)) is not None:
+            if (prompt := await self._reader.fingerprint(endpoint, body)) is not None:
                 return (endpoint, body), prompt
         return None
 

@@ -21,7 +21,7 @@ from router.feeds.load_feed import LoadFeed, ScrapeShare
 from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
-from router.feeds.self_test import ParityFeed, SelfTestTiming
+from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
 from router.feeds.supervise import Feeds
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
@@ -113,11 +113,9 @@ class FleetParts:
                 self.fleet,
                 self.store,
                 self._pools.post,
-                prompts.of_probe,
+                ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures),
                 self.publishes_events,
                 timing,
-                prompts.advice,
-                prompts.learns_pictures,
             )
             feeds["self-test"] = parity.run
             learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)

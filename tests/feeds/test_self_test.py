@@ -19,6 +19,7 @@ from router.feeds.self_test import (
     Parity,
     ParityFeed,
     ParityReport,
+    ProbeReader,
     SelfTestTiming,
     compare_hashes,
     compare_tokens,
@@ -183,10 +184,9 @@ class SelfTestWorld:
             self.fleet,
             self.store,
             network.post,
-            self.fingerprint,
+            ProbeReader(self.fingerprint, learns_pictures=lambda model: self.learns_pictures),
             lambda pod_id: self.publishes,
             SelfTestTiming(0.001, 0.05, events_timeout_s),
-            learns_pictures=lambda model: self.learns_pictures,
         )
 
     def generate(self, request: httpx.Request) -> bytes:

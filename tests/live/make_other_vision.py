@@ -1,4 +1,4 @@
-"""Creates tiny vision models whose pictures the router learns: Idefics3, which has tiles and separators, and LLaVA 1.5.
+"""Creates a tiny vision model whose pictures the router learns: Idefics3, which has tiles and separators.
 
 As `make_models.py`: `python -m tests.live.make_other_vision HOME`, in the root of the repository.
 """
@@ -11,14 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+from transformers import Idefics3Config, Idefics3ForConditionalGeneration, LlamaConfig
 
 from tests.live.make_models import SMALL, copy_tokenizer
 
@@ -47,14 +40,14 @@ NAMES = {
 TILES = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
 
 
-def make_tokenizer(home: Path, target: Path, names: dict[str, str], more: list[str]) -> int:
+def make_tokenizer(home: Path, target: Path) -> int:
     """Qwen3's, with further special tokens, and a template. Returns the token of `<image>`."""
     copy_tokenizer(home / "tokenizer" / "qwen3", target)
-    names = {"image_token": "<image>", **names}
+    names = {"image_token": "<image>", **NAMES}
     tokenizer = json.loads((target / "tokenizer.json").read_text())
     first: int = max(token["id"] for token in tokenizer["added_tokens"]) + 1
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-    added = {str(first + n): {"content": text, **flags} for n, text in enumerate([*names.values(), *more])}
+    added = {str(first + n): {"content": text, **flags} for n, text in enumerate([*names.values(), *TILES])}
     tokenizer["added_tokens"] += [{"id": int(token), **fields} for token, fields in added.items()]
     settings = json.loads((target / "tokenizer_config.json").read_text())
     settings.pop("chat_template", None)
@@ -72,31 +65,10 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
     (folder / name).write_text(json.dumps(content, ensure_ascii=False))
 
 
-def make_llava(home: Path) -> None:
-    """Each picture is 64 equal tokens."""
-    target = home / "model" / "tiny-llava"
-    image = make_tokenizer(home, target, {}, [])
-    torch.manual_seed(0)
-    config = LlavaConfig(
-        text_config=LlamaConfig(**TEXT),
-        vision_config=CLIPVisionConfig(projection_dim=64, **VISION),
-        image_token_index=image,
-        image_token_id=image,
-        image_seq_length=64,
-        **MODEL,
-    )
-    LlavaForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(target)
-    sizes = {"size": {"shortest_edge": 112}, "crop_size": {"height": 112, "width": 112}, "do_center_crop": True}
-    kind = {"image_processor_type": "CLIPImageProcessor", "processor_class": "LlavaProcessor"}
-    write(target, "preprocessor_config.json", {**kind, **sizes, **PIXELS, "resample": 3})
-    options = {"patch_size": 14, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
-    write(target, "processor_config.json", {"processor_class": "LlavaProcessor", "image_token": "<image>", **options})
-
-
 def make_idefics3(home: Path) -> None:
     """Pictures have as many tiles as their size needs, each with its row and column."""
     target = home / "model" / "tiny-idefics3"
-    image = make_tokenizer(home, target, NAMES, TILES)
+    image = make_tokenizer(home, target)
     torch.manual_seed(0)
     config = Idefics3Config(
         text_config=LlamaConfig(**TEXT),
@@ -114,5 +86,4 @@ def make_idefics3(home: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_llava(Path(sys.argv[1]))
     make_idefics3(Path(sys.argv[1]))

@@ -23,7 +23,7 @@ TURNS = 6
 DEADLINE_S = 240.0
 
 
-@pytest.fixture(scope="module", params=["tiny-idefics3", "tiny-llava"])
+@pytest.fixture(scope="module", params=["tiny-idefics3"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a router that has learnt the pictures of its self-test. Takes two minutes on two cores."""
     weights = request.param

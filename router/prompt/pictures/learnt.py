@@ -21,7 +21,7 @@ MAX_ASKED = 8
 MAX_URL_CHARACTERS = 4 * 1024 * 1024
 """A larger picture is not learnt: it would have to be sent once more."""
 MAX_FAILURES = 2
-"""So many failures and no success: the engine does not replace the placeholder alone, or takes no pictures."""
+"""This many failures and no success: the engine does not replace the placeholder alone, or takes no pictures."""
 EAGER = 8
 """The first pictures are wanted at once: those of the self-test."""
 
