@@ -106,6 +106,11 @@ class Pod:
     ready_since_s: float | None = None
     """When it last became READY; None if unknown."""
 
+    @property
+    def base_model(self) -> str:
+        """The first of its models; "" if it is not known yet."""
+        return self.models[0] if self.models else ""
+
     def serves(self, model: str) -> bool:
         return model in self.models or model in self.adapters
 

@@ -117,7 +117,7 @@ def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
                 name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
             )
             if name in pod.adapters:
-                card["parent"] = pod.models[0] if pod.models else None
+                card["parent"] = pod.base_model or None
             if pod.max_model_len_tokens is not None:
                 card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
     return cards

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet
 from router.observe.calibrator import Calibrator
-from router.policy.calibration import Calibration, class_key, model_of
+from router.policy.calibration import Calibration, class_key
 from router.types import Links, Pod
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class CalibrationFeed:
 
     async def _exchange(self) -> None:
         assert self._shared is not None
-        for model in sorted({model_of(status.pod) for status in self._fleet.snapshot.pods} - {""}):
+        for model in sorted({status.pod.base_model for status in self._fleet.snapshot.pods} - {""}):
             if model not in self._exchanges:
                 self._exchanges[model] = self._shared(model)
             await self._exchanges[model].exchange(self._calibrator.calibration)

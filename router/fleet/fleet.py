@@ -187,16 +187,12 @@ class Fleet:
 
     def describe(self, pod_id: PodId, **reported: Unpack[Reported]) -> None:
         """Replace what the pod has reported about itself: what it does not report any more is unknown."""
-        known = self._statuses.get(pod_id)
-        if known is not None:
-            facts: dict[str, Any] = {**_UNREPORTED, **reported}
-            self._put(replace(known, pod=replace(known.pod, **facts)))
+        facts: dict[str, Any] = {**_UNREPORTED, **reported}
+        self._learn(pod_id, **facts)
 
     def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
         """Replace the adapters that the pod has loaded."""
-        known = self._statuses.get(pod_id)
-        if known is not None and known.pod.adapters != adapters:
-            self._put(replace(known, pod=replace(known.pod, adapters=adapters)))
+        self._learn(pod_id, adapters=adapters)
 
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
         """Replace the pod's load. O(1); the next snapshot costs one tuple of all pods."""
@@ -218,22 +214,17 @@ class Fleet:
 
     def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:
         """Record the outcome of the pod's parity test."""
-        known = self._statuses.get(pod_id)
-        if known is not None:
+        if pod_id in self._statuses:
             self._reasons[pod_id] = reason
-            self._put(replace(known, pod=replace(known.pod, trust=trust)))
+        self._learn(pod_id, trust=trust)
 
     def trust_conversions(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
         """Record for which endpoints the pod passed the parity test of its conversion."""
-        known = self._statuses.get(pod_id)
-        if known is not None:
-            self._put(replace(known, pod=replace(known.pod, converts=endpoints)))
+        self._learn(pod_id, converts=endpoints)
 
     def trust_pictures(self, pod_id: PodId) -> None:
         """Record that the pod passed the parity test with pictures."""
-        known = self._statuses.get(pod_id)
-        if known is not None:
-            self._put(replace(known, pod=replace(known.pod, reads_pictures=True)))
+        self._learn(pod_id, reads_pictures=True)
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -258,6 +249,11 @@ class Fleet:
         self._reasons.pop(pod.id, None)
         untested: dict[str, Any] = {"trust": PrefixTrust.UNTESTED, "converts": frozenset(), "reads_pictures": False}
         return replace(pod, epoch=next(self._epochs), **untested)
+
+    def _learn(self, pod_id: PodId, **facts: Any) -> None:
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._put(replace(known, pod=replace(known.pod, **facts)))
 
     def _put(self, status: PodStatus) -> None:
         if self._statuses.get(status.pod.id) != status:
@@ -298,7 +294,7 @@ def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
     names = {model: (model, "") for pod in pods for model in pod.models}
     for pod in pods:
         for adapter in pod.adapters:
-            names.setdefault(adapter, (pod.models[0] if pod.models else adapter, adapter))
+            names.setdefault(adapter, (pod.base_model or adapter, adapter))
     return names
 
 

@@ -132,7 +132,7 @@ class ScalingView:
 
 def pool_of(pod: Pod) -> PoolKey:
     """The pool of a pod; its model is "" until the pod has reported it."""
-    return PoolKey(pod.pool, pod.models[0] if pod.models else "", pod.role.value)
+    return PoolKey(pod.pool, pod.base_model, pod.role.value)
 
 
 def signals_by_pool(

@@ -11,8 +11,9 @@ import msgspec
 
 from router.decision import Candidate, RouteDecision
 from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration, PrefillClock, PrefillObservation, TransferObservation, class_key
+from router.policy.calibration import Calibration, class_key
 from router.policy.decide import expected_ttft_ms
+from router.policy.prefill_clock import PrefillClock, PrefillObservation, TransferObservation
 from router.types import Links, Pod, PodId, PodSpeed
 
 MIN_INTERVAL_S = 0.01

@@ -275,4 +275,4 @@ class Metrics:
 
 
 def _described(pod: Pod) -> Labels:
-    return pod.id, pod.models[0] if pod.models else "", pod.engine, pod.version, pod.role.value
+    return pod.id, pod.base_model, pod.engine, pod.version, pod.role.value

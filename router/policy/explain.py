@@ -173,8 +173,8 @@ def _formula(doc: str) -> str:
 
 def _column(scene: Scene, policy: Policy, plan: PricedPlan) -> Column:
     computing = plan.choice.prefill_pod or plan.choice.pod
-    pod = next((status.pod for status in scene.fleet.pods if status.pod.id == computing), None)
-    return Column(plan, tuple(_inputs(scene, policy, plan.choice)), class_key(pod) if pod else "")
+    status = scene.fleet.find(computing)
+    return Column(plan, tuple(_inputs(scene, policy, plan.choice)), class_key(status.pod) if status else "")
 
 
 def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:

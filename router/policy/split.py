@@ -70,12 +70,7 @@ def _kind(pod: Pod) -> tuple[str, str, str]:
 
 def compatible(prefill: Pod, decode: Pod) -> bool:
     """Whether one pod can use the other's KV: same engine, version and dialect."""
-    return (
-        prefill.version == decode.version
-        and prefill.handoff == decode.handoff
-        and prefill.engine == decode.engine
-        and prefill.id != decode.id
-    )
+    return prefill.id != decode.id and _kind(prefill) == _kind(decode)
 
 
 def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
-from router.policy.calibration import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
+from router.policy.prefill_clock import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
 from router.types import PodId
 
 

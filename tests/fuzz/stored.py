@@ -11,7 +11,8 @@ import msgspec
 from router.hashing import hash_array
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts
-from router.policy.calibration import Calibration, PrefillObservation, TransferObservation, UnreadableCalibration
+from router.policy.calibration import Calibration, UnreadableCalibration
+from router.policy.prefill_clock import PrefillObservation, TransferObservation
 from router.stores.redis_schema import (
     Unreadable,
     decode_entry,

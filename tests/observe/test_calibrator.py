@@ -7,7 +7,8 @@ import pytest
 from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.observe.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration, PrefillObservation, class_key
+from router.policy.calibration import Calibration, class_key
+from router.policy.prefill_clock import PrefillObservation
 from router.types import Link, Links, Pod, PodSpeed
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)

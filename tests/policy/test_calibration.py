@@ -12,17 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.policy.calibration import (
+from router.policy.calibration import VERSION, Calibration, CalibrationRow, UnreadableCalibration
+from router.policy.prefill_clock import (
     LONGEST_STEP_S,
-    VERSION,
     WINDOW_STARTS,
-    Calibration,
-    CalibrationRow,
     ConcurrentDecode,
     PrefillClock,
     PrefillObservation,
     TransferObservation,
-    UnreadableCalibration,
 )
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job

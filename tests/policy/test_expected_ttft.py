@@ -15,8 +15,9 @@ import pytest
 
 from router.decision import Lease
 from router.fleet.ledger import Ledger
-from router.policy.calibration import Calibration, ConcurrentDecode, PrefillClock
+from router.policy.calibration import Calibration
 from router.policy.decide import decide, expected_ttft_ms
+from router.policy.prefill_clock import ConcurrentDecode, PrefillClock
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, StepRun
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig, current_steps

@@ -14,7 +14,7 @@ import pytest
 from router.decision import Direct
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.hashing import hash_array, token_array
-from router.policy.calibration import SAME_STEP_S, PrefillObservation
+from router.policy.prefill_clock import SAME_STEP_S, PrefillObservation
 from router.policy.spec import Policy
 from router.types import Generation, Pod, PodState, PromptPrefix
 from tests.policy.scenes import POLICIES

@@ -10,7 +10,8 @@ from msgspec import structs
 
 from router.feeds.cluster_feeds import WorkloadFeed
 from router.fleet.ledger import Ledger
-from router.policy.calibration import Calibration, PrefillObservation
+from router.policy.calibration import Calibration
+from router.policy.prefill_clock import PrefillObservation
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload, calibration_key

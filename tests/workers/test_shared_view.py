@@ -14,7 +14,7 @@ from router.fleet.fleet import PodEvent
 from router.index.predicted import Prediction
 from router.index.stored_responses import StoredResponse
 from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
-from router.policy.calibration import PrefillObservation
+from router.policy.prefill_clock import PrefillObservation
 from router.stores.prefix_store import LocalStore
 from router.types import InFlight, PodLoad, PodState
 from router.workers.shared_view import FLUSH_INTERVAL_S, MAX_RECENT_BYTES, Dispatch, RecentDispatches
