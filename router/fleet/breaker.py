@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import msgspec
@@ -59,8 +60,7 @@ class EjectionRules:
     max_backoff_s: float = 30.0
 
 
-@dataclass(slots=True)
-class _Record:
+class Failures(msgspec.Struct, array_like=True, gc=False):
     """Failures of a pod in a row, and its backoff. `doubts`: failures or late first tokens that a request may have
     caused; `since_s`: time of the first one; `clients`: digests of the first few clients that sent such requests."""
 
@@ -68,7 +68,6 @@ class _Record:
     doubts: int = 0
     since_s: float = 0.0
     clients: tuple[int, ...] = ()
-    failed_probes: int = 0
     backoff_s: float = 0.0
     probe_at_s: float = 0.0
 
@@ -91,20 +90,15 @@ class _Record:
 
 
 class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Failures, doubts and late first tokens of a pod in a row, and until when it is not probed; shared between
-    workers."""
+    """What workers share of a pod: failures and doubts, and late first tokens."""
 
-    failures: int = 0
-    backoff_s: float = 0.0
-    probe_at_s: float = 0.0
-    late_tokens: int = 0
-    late_backoff_s: float = 0.0
-    late_probe_at_s: float = 0.0
-    doubts: int = 0
-    clients: tuple[int, ...] = ()
-    late_clients: tuple[int, ...] = ()
-    since_s: float = 0.0
-    late_since_s: float = 0.0
+    failed: Failures | None = None
+    late: Failures | None = None
+
+    @property
+    def probe_at_s(self) -> float:
+        """Until when an ejected pod is not probed."""
+        return max(one.probe_at_s if one else 0.0 for one in (self.failed, self.late))
 
 
 class Breaker:
@@ -115,8 +109,10 @@ class Breaker:
     def __init__(self, fleet: Fleet, rules: EjectionRules | None = None) -> None:
         self._fleet = fleet
         self._rules = rules or EjectionRules()
-        self._records: dict[PodId, _Record] = {}
-        self._late: dict[PodId, _Record] = {}
+        self._failed: dict[PodId, Failures] = {}
+        self._late: dict[PodId, Failures] = {}
+        self._failed_probes: dict[PodId, int] = {}
+        """In a row, by pod."""
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose failure or lateness record changed."""
         self.on_refused: Callable[[PodId], None] | None = None
@@ -125,7 +121,8 @@ class Breaker:
 
     def success(self, pod_id: PodId) -> None:
         """A request was served: reset the pod's failures."""
-        if self._records.pop(pod_id, None) is not None:
+        self._failed_probes.pop(pod_id, None)
+        if self._failed.pop(pod_id, None) is not None:
             self._notify(pod_id)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
@@ -149,7 +146,7 @@ class Breaker:
             if self._late.pop(pod_id, None) is not None:
                 self._notify(pod_id)
         elif self._is_ready(pod_id):
-            late = self._late.setdefault(pod_id, _Record())
+            late = self._late.setdefault(pod_id, Failures())
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
@@ -158,46 +155,29 @@ class Breaker:
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
-        if pod_id in self._records:
-            self._records[pod_id].failed_probes = 0
+        self._failed_probes.pop(pod_id, None)
 
     def probe_failed(self, pod_id: PodId, now_s: float) -> None:
         """The pod's health check failed or timed out."""
         if self._is_ready(pod_id):
-            record = self._record(pod_id)
-            record.failed_probes += 1
-            if record.failed_probes >= self._rules.failures_to_eject:
-                self._eject(pod_id, record, now_s, f"{record.failed_probes} health checks in a row failed")
-            self._notify(pod_id)
+            count = self._failed_probes[pod_id] = self._failed_probes.get(pod_id, 0) + 1
+            if count >= self._rules.failures_to_eject:
+                self._eject(pod_id, self._record(pod_id), now_s, f"{count} health checks in a row failed")
+                self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
-        waits = (self._records.get(pod_id), self._late.get(pod_id))
-        return self._is_ready(pod_id) or all(wait is None or now_s >= wait.probe_at_s for wait in waits)
+        record = self.record_of(pod_id)
+        return self._is_ready(pod_id) or record is None or now_s >= record.probe_at_s
 
     def records(self) -> Mapping[PodId, FailureRecord]:
         """The records of all pods that have one."""
-        return {pod: record for pod in {*self._records, *self._late} if (record := self.record_of(pod)) is not None}
+        return {pod: record for pod in {*self._failed, *self._late} if (record := self.record_of(pod)) is not None}
 
     def record_of(self, pod_id: PodId) -> FailureRecord | None:
         """The record of one pod; None without failures and lateness."""
-        record, late = self._records.get(pod_id), self._late.get(pod_id)
-        if record is None and late is None:
-            return None
-        record, late = record or _Record(), late or _Record()
-        return FailureRecord(
-            failures=record.failures,
-            backoff_s=record.backoff_s,
-            probe_at_s=record.probe_at_s,
-            late_tokens=late.doubts,
-            late_backoff_s=late.backoff_s,
-            late_probe_at_s=late.probe_at_s,
-            doubts=record.doubts,
-            clients=record.clients,
-            late_clients=late.clients,
-            since_s=record.since_s,
-            late_since_s=late.since_s,
-        )
+        failed, late = self._failed.get(pod_id), self._late.get(pod_id)
+        return FailureRecord(copy(failed), copy(late)) if failed or late else None
 
     def apply_remote(self, pod_id: PodId, remote: FailureRecord | None, now_s: float) -> None:
         """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here, unless
@@ -205,26 +185,14 @@ class Breaker:
         status = self._fleet.status(pod_id)
         if status is None:
             return
-        if remote is None:
-            self._records.pop(pod_id, None)
-            self._late.pop(pod_id, None)
-            return
-        waited_s = max(self._record(pod_id).probe_at_s, self._late.get(pod_id, _Record()).probe_at_s, now_s)
-        record = self._record(pod_id)
-        record.failures, record.doubts, record.clients = remote.failures, remote.doubts, remote.clients
-        record.since_s, record.backoff_s, record.probe_at_s = remote.since_s, remote.backoff_s, remote.probe_at_s
-        if remote.late_tokens or remote.late_backoff_s:
-            self._late[pod_id] = _Record(
-                doubts=remote.late_tokens,
-                since_s=remote.late_since_s,
-                clients=remote.late_clients,
-                backoff_s=remote.late_backoff_s,
-                probe_at_s=remote.late_probe_at_s,
-            )
-        else:
-            self._late.pop(pod_id, None)
-        if max(remote.probe_at_s, remote.late_probe_at_s) > waited_s and self._leaves_enough(status.pod):
-            record.failed_probes = 0
+        known, remote = self.record_of(pod_id) or FailureRecord(), remote or FailureRecord()
+        for records, record in ((self._failed, remote.failed), (self._late, remote.late)):
+            if record is None:
+                records.pop(pod_id, None)
+            else:
+                records[pod_id] = copy(record)
+        if remote.probe_at_s > max(known.probe_at_s, now_s) and self._leaves_enough(status.pod):
+            self._failed_probes.pop(pod_id, None)
             self._fleet.event(pod_id, PodEvent.EJECT, reason="ejected by another worker")
 
     def _notify(self, pod_id: PodId) -> None:
@@ -239,7 +207,7 @@ class Breaker:
         on_time = sum(other.state is PodState.READY and other.pod.id not in self._late for other in others)
         return on_time * 2 > len(others)
 
-    def _eject_at_limit(self, pod_id: PodId, record: _Record, now_s: float) -> None:
+    def _eject_at_limit(self, pod_id: PodId, record: Failures, now_s: float) -> None:
         """Eject at the limit."""
         failures = record.failures + record.counted_doubts(self._rules, now_s)
         if failures >= self._rules.failures_to_eject:
@@ -247,7 +215,7 @@ class Breaker:
         self._notify(pod_id)
 
     def _eject_for_requests(
-        self, pod_id: PodId, record: _Record, now_s: float, reason: str, factor: float = 1.0
+        self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0
     ) -> None:
         """Eject the pod, or count from zero if too few pods would stay ready."""
         status = self._fleet.status(pod_id)
@@ -261,11 +229,11 @@ class Breaker:
     def _leaves_enough(self, pod: Pod) -> bool:
         return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
 
-    def _eject(self, pod_id: PodId, record: _Record, now_s: float, reason: str, factor: float = 1.0) -> None:
+    def _eject(self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0) -> None:
         """Eject the pod. The backoff doubles each time, up to the maximum."""
         rules = self._rules
         record.restart()
-        record.failed_probes = 0
+        self._failed_probes.pop(pod_id, None)
         record.backoff_s = min(record.backoff_s * 2 or rules.first_backoff_s * factor, rules.max_backoff_s * factor)
         record.probe_at_s = now_s + record.backoff_s
         self._fleet.event(pod_id, PodEvent.EJECT, reason=reason)
@@ -274,13 +242,13 @@ class Breaker:
         status = self._fleet.status(pod_id)
         return status is not None and status.state is PodState.READY
 
-    def _record(self, pod_id: PodId) -> _Record:
-        return self._records.setdefault(pod_id, _Record())
+    def _record(self, pod_id: PodId) -> Failures:
+        return self._failed.setdefault(pod_id, Failures())
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
-            self._records.pop(pod.id, None)
-            self._late.pop(pod.id, None)
+            for rows in (self._failed, self._late, self._failed_probes):
+                rows.pop(pod.id, None)
 
 
 def leaves_enough_ready(fleet: FleetSnapshot, pod: Pod, min_share: float) -> bool:

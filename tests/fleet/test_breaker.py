@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from router.fleet.breaker import Breaker, EjectionRules, FailureRecord, leaves_enough_ready
+from router.fleet.breaker import Breaker, EjectionRules, FailureRecord, Failures, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodSpeed, PodState, Role
 
 MakePod = Callable[..., Pod]
+HELD = Failures(backoff_s=2.0, probe_at_s=12.0)
 
 
 @pytest.fixture
@@ -249,8 +250,9 @@ def test_the_clients_in_a_record_are_few_and_short(fleet: Fleet) -> None:
     doubt(breaker, *(f"{n}" * 1000 for n in range(100)))
     record = breaker.record_of("a")
     assert record is not None
-    assert len(record.clients) == 2
-    assert all(digest < 2**64 for digest in record.clients)
+    assert record.failed is not None
+    assert len(record.failed.clients) == 2
+    assert all(digest < 2**64 for digest in record.failed.clients)
 
 
 # --- enough pods stay ready ---
@@ -532,16 +534,14 @@ def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
 def test_what_another_worker_holds_against_a_pod_counts_here(fleet: Fleet) -> None:
     """Its failures go on here; a pod that is not there is nobody's."""
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
-    breaker.apply_remote("a", FailureRecord(failures=2), 0.0)
-    breaker.apply_remote("nobody", FailureRecord(failures=2), 0.0)
+    breaker.apply_remote("a", FailureRecord(Failures(failures=2)), 0.0)
+    breaker.apply_remote("nobody", FailureRecord(Failures(failures=2)), 0.0)
     assert set(breaker.records()) == {"a"}
     breaker.failure("a", 0.0)
     assert state(fleet, "a") is PodState.EJECTED
 
 
-@pytest.mark.parametrize(
-    "held", [FailureRecord(backoff_s=2.0, probe_at_s=12.0), FailureRecord(late_backoff_s=2.0, late_probe_at_s=12.0)]
-)
+@pytest.mark.parametrize("held", [FailureRecord(failed=HELD), FailureRecord(late=HELD)])
 def test_a_pod_that_another_worker_has_ejected_is_ejected_here(fleet: Fleet, held: FailureRecord) -> None:
     """For the same time and only once; not after that time is over."""
     breaker = Breaker(fleet)
@@ -561,12 +561,12 @@ def test_each_change_is_announced_once(fleet: Fleet) -> None:
     breaker, announced = Breaker(fleet), list[tuple[str, FailureRecord | None]]()
     breaker.on_change = lambda pod: announced.append((pod, breaker.record_of(pod)))
     breaker.failure("a", 0.0)
-    assert announced == [("a", FailureRecord(failures=1))]
+    assert announced == [("a", FailureRecord(Failures(failures=1)))]
     breaker.success("a")
     breaker.success("a")
     assert announced[1:] == [("a", None)]
     late(breaker, "b", 1)
-    assert announced[2:] == [("b", FailureRecord(late_tokens=1, late_clients=(xxh3_64_intdigest(b"x"),)))]
+    assert announced[2:] == [("b", FailureRecord(late=Failures(doubts=1, clients=(xxh3_64_intdigest(b"x"),))))]
     breaker.first_token("b", "x", 100.0, 100.0, 0.0)
     assert announced[3:] == [("b", None)]
     breaker.first_token("b", "x", 100.0, 100.0, 0.0)

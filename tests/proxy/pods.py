@@ -320,12 +320,12 @@ class Town:
     def failures(self, pod: str) -> int:
         """Current failures of the pod."""
         record = self.breaker.record_of(pod)
-        return record.failures if record else 0
+        return record.failed.failures if record and record.failed else 0
 
     def doubts(self, pod: str) -> int:
         """Current failures of the pod that a request may have caused."""
         record = self.breaker.record_of(pod)
-        return record.doubts if record else 0
+        return record.failed.doubts if record and record.failed else 0
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Run other tasks until a condition holds."""
