@@ -29,11 +29,8 @@ _FILE = Path(__file__).with_name("live_page.html")
 class SnapshotStream:
     """Sends the values of `compute` to all viewers, one every `INTERVAL_S`. A viewer that reads slowly skips values."""
 
-    def __init__(
-        self, compute: Callable[[], Awaitable[bytes]], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
+    def __init__(self, compute: Callable[[], Awaitable[bytes]]) -> None:
         self._compute = compute
-        self._sleep = sleep
         self._watched = asyncio.Event()
         self._tick = asyncio.Event()
         """Set when the next value is there, and replaced."""
@@ -48,7 +45,7 @@ class SnapshotStream:
             while True:
                 await self._watched.wait()
                 self._publish(await self._compute())
-                await self._sleep(INTERVAL_S)
+                await asyncio.sleep(INTERVAL_S)
         finally:
             self._runs = False
             self._publish(b"")

@@ -59,13 +59,11 @@ class SigningKeyFeed:
         verifier: TokenVerifier,
         get_url: GetUrl,
         *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tenants = tenants
         self._verifier = verifier
         self._get_url = get_url
-        self._sleep = sleep
         self._clock = clock
         self._attempts: dict[tuple[str, str], _Attempts] = {}
 
@@ -78,7 +76,7 @@ class SigningKeyFeed:
         """Fetch keys until cancelled."""
         while True:
             await self.fetch_due()
-            await self._sleep(CHECK_S)
+            await asyncio.sleep(CHECK_S)
 
     async def fetch_due(self) -> None:
         """Fetch the keys of all issuers whose time has come. Does not raise for their failures."""

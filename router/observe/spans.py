@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from router import __version__
 from router.decision import Split
 from router.observe.receipts import CLIENT_GONE, Outcome
-from router.observe.tracing import EndedRequest, Leg, random_hex
+from router.observe.tracing import EndedRequest, Leg, new_span_id
 from router.types import Endpoint, PodId
 
 BATCH_SPANS = 64
@@ -103,7 +103,7 @@ class _Spans:
             pod, error = next(failures, ("", "")) if phase == "attempt" else ("", "")
             attributes = _present({"warmroute.pod": pod or None, "error.type": error or None})
             began_s, ended_s = times_s
-            yield self._span(phase, self._context(random_hex(64)), self._own, (began_s, ended_s), attributes)
+            yield self._span(phase, self._context(new_span_id()), self._own, (began_s, ended_s), attributes)
 
     def legs(self) -> Iterator[ReadableSpan]:
         """One for each request to a pod. It ends with its attempt, as a prefill before that."""

@@ -80,7 +80,7 @@ class RequestTrace(msgspec.Struct, eq=False):
         `traceparent` is dropped."""
         span_id = ""
         if self.sink is not None:
-            span_id = random_hex(64)
+            span_id = new_span_id()
             self.legs.append(Leg(pod, address, part, span_id, perf_counter()))
         if self.parent_id:
             kept = [header for header in headers if header[0] != b"traceparent"]
@@ -113,12 +113,12 @@ class Tracing:
         if (given := named.get(b"traceparent")) is not None and (parent := _parent(headers, given)):
             trace_id, parent_id, is_sampled = parent
             if is_sampled and self._may_record():
-                return RequestTrace(trace_id, random_hex(64), parent_id, self.sink)
+                return RequestTrace(trace_id, new_span_id(), parent_id, self.sink)
             return RequestTrace(trace_id, parent_id, parent_id)
         number = getrandbits(128)
         # The low half, as OpenTelemetry's TraceIdRatioBased.
         sink = self.sink if number & 0xFFFF_FFFF_FFFF_FFFF < self._bound and self._may_record() else None
-        return RequestTrace(f"{number or 1:032x}", random_hex(64), "", sink)
+        return RequestTrace(f"{number or 1:032x}", new_span_id(), "", sink)
 
     def _may_record(self) -> bool:
         second = int(monotonic())
@@ -139,6 +139,5 @@ def _parent(headers: list[Header], given: bytes) -> tuple[str, str, bool] | None
     return trace_id.decode(), span_id.decode(), bool(int(flags, 16) & _SAMPLED)
 
 
-def random_hex(bits: int) -> str:
-    """A new id of a trace (128 bits) or a span (64)."""
-    return f"{getrandbits(bits) or 1:0{bits // 4}x}"
+def new_span_id() -> str:
+    return f"{getrandbits(64) or 1:016x}"

@@ -272,8 +272,8 @@ async def _respond(request: Request, handle: Callable[[Any], dict[str, Any]]) ->
         return JSONResponse({"detail": str(error)}, 422)
 
 
-async def expire_servers(coordinator: Coordinator, clock: Callable[[], float] = time.monotonic) -> None:
+async def expire_servers(coordinator: Coordinator) -> None:
     """Remove servers that have stopped without deregistering. Runs until cancelled."""
     while True:
         await asyncio.sleep(SERVER_TIMEOUT_S / 10)
-        coordinator.expire(clock())
+        coordinator.expire(time.monotonic())

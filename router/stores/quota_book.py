@@ -12,14 +12,14 @@ from typing import Final
 from router.admission.shares import ROW_TTL_S, Grant, Grants, ShareReport
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from router.stores.scripts import NOW
 
 _KEPT_MS = 120_000
 """Keys that nobody uses expire after this time."""
 
-EXCHANGE_SHARES: Final = f"""
+EXCHANGE_SHARES: Final = f"""{NOW}
 -- KEYS members meter...; ARGV member, then for each meter: limit used wanted
-local clock = redis.call('TIME')
-local now_ms, ttl_ms = clock[1] * 1000 + math.floor(clock[2] / 1000), {int(ROW_TTL_S * 1000)}
+local ttl_ms = {int(ROW_TTL_S * 1000)}
 local function text(number) return string.format('%.0f', number) end
 local member, answer = ARGV[1], {{0}}
 redis.call('HSET', KEYS[1], member, text(now_ms))

@@ -13,7 +13,7 @@ LOG_ENTRIES: Final = 65_536
 LOG_MS: Final = 60_000
 """Maximum length and age of the log. A reader that falls further behind reads the holders again."""
 
-_NOW = """
+NOW: Final = """
 local clock = redis.call('TIME')
 local now_ms = clock[1] * 1000 + math.floor(clock[2] / 1000)
 """
@@ -27,7 +27,7 @@ end
 """
 
 BEGIN: Final = (
-    _NOW
+    NOW
     + _APPEND
     + """
 -- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts complete
@@ -48,7 +48,7 @@ return {'ok', epoch}
 """Start an epoch of a holder. kind: `empty`, or `reload` if its blocks follow, up to a `seal`."""
 
 APPLY: Final = (
-    _NOW
+    NOW
     + _APPEND
     + """
 -- KEYS row log blocks...; ARGV id epoch seq kind complete ttl_ms, then for each of KEYS[3..]: tier + - count
@@ -93,7 +93,7 @@ return result
 """Write the next changes of a holder, or the seal of its reload. Idempotent."""
 
 BEAT: Final = (
-    _NOW
+    NOW
     + _APPEND
     + """
 -- KEYS row holders log blocks (of all tiers); ARGV id epoch complete ttl_ms count (of all tiers)
@@ -116,7 +116,7 @@ return 'ok'
 """Extend a holder's TTL and compare its block counts with those of its publisher."""
 
 RETIRE: Final = (
-    _NOW
+    NOW
     + _APPEND
     + """
 -- KEYS row holders log blocks...; ARGV id epoch
@@ -130,7 +130,7 @@ return 'ok'
 """Remove a holder."""
 
 EXCHANGE: Final = (
-    _NOW
+    NOW
     + """
 -- KEYS routers; ARGV own id, own row or '', ttl_ms
 local ttl_ms = tonumber(ARGV[3])
