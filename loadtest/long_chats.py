@@ -186,7 +186,7 @@ async def _ask(router: WatchedRouter, endpoint: Endpoint, body: bytes) -> StepRe
     await asyncio.sleep(SETTLE_S)
     lines = router.looks.between(began_s, time.monotonic())
     if router.watched is Watched.LAG:
-        return StepResult(max(line.own_s * 1000 for line in lines if isinstance(line, LagSample)))
+        return StepResult(max((line.own_s * 1000 for line in lines if isinstance(line, LagSample)), default=0.0))
     calls = [line for line in lines if isinstance(line, LongCallback)]
     longest = max(calls, key=lambda line: line.cpu_s, default=LongCallback(0.0, 0.0, ()))
     return StepResult(longest.cpu_s * 1000, longest.at)

@@ -206,6 +206,10 @@ class ScenePicture(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pods: tuple[PodId, ...] = ()
 
 
+PRIOR_OUTPUT_TOKENS = 256
+"""Expected length of an answer of a model before any has ended."""
+
+
 class Scene(msgspec.Struct, frozen=True, gc=False):
     """Everything that a policy reads. A recorded scene gives the identical decision again."""
 
@@ -225,3 +229,5 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
     """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""
+    expected_output_tokens: int = PRIOR_OUTPUT_TOKENS
+    """Of the answer, as learnt for this model and limited by the client."""

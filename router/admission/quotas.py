@@ -17,11 +17,6 @@ from pydantic import ConfigDict, Field
 from router.admission.meter import Dimension, Meter
 from router.admission.sharing import MeterSharing
 
-FIRST_OUTPUT_TOKENS = 256
-"""Expected length of an answer before any has ended."""
-_LENGTH_WEIGHT = 0.1
-"""Weight of the last answer in the mean length."""
-
 _Limit: TypeAlias = Annotated[int, Field(gt=0, le=10**12)] | None
 
 
@@ -75,7 +70,6 @@ class Applied:
         "counted",
         "header_lines",
         "is_short",
-        "mean_output",
         "output",
         "prompt",
         "quotas",
@@ -89,7 +83,6 @@ class Applied:
         self.requests, self.concurrent = by_dimension[Dimension.REQUESTS], by_dimension[Dimension.CONCURRENT]
         self.prompt, self.output = by_dimension[Dimension.PROMPT], by_dimension[Dimension.OUTPUT]
         self.counted, self.tokens = self.requests + self.concurrent, self.prompt + self.output
-        self.mean_output = float(FIRST_OUTPUT_TOKENS)
         self.is_short = False
         """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
         refused before their prompts are read."""
@@ -107,11 +100,6 @@ class Hold(msgspec.Struct, eq=False):
     prompt_tokens: int = 0
     output_tokens: int = 0
     has_ended: bool = False
-
-    def expected_output(self, max_output_tokens: int | None) -> int:
-        """Expected length of the answer: that of the tenant's recent answers, at most what the client allows."""
-        mean = int(self.applied.mean_output)
-        return mean if max_output_tokens is None else min(mean, max_output_tokens)
 
 
 class Quotas:
@@ -143,8 +131,10 @@ class Quotas:
         return Hold(applied, second)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
-        """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back."""
+        """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The
+        output is a guess: it never exceeds a whole limit, which would refuse the tenant for ever."""
         applied, second = hold.applied, int(now_s)
+        output_tokens = min([output_tokens, *(meter.limit for meter in applied.output)])
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
                 if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
@@ -182,8 +172,6 @@ class Quotas:
             _correct(applied.prompt, hold.tokens_second, second, prompt_tokens - hold.prompt_tokens)
         if output_tokens is not None:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
-            if output_tokens:
-                applied.mean_output += _LENGTH_WEIGHT * (output_tokens - applied.mean_output)
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
 

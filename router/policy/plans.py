@@ -37,8 +37,6 @@ MAX_UNREAD_TOKENS = 256 * 1024
 """Assumed at most: a longer body has pictures in base64 rather than text, or is refused by the engine."""
 FORM_BYTES_PER_TOKEN = 320
 """Assumed for a form: a second of audio has 16 kB (128 kbit/s), and 50 tokens in Whisper's encoder."""
-EXPECTED_OUTPUT_TOKENS = 256
-"""Length of an answer: the client's limit says no more than that it is not longer. Most clients set it far too high."""
 MAX_PULLING = 6
 """Maximum number of pods priced with a pull: those with the shortest queues, since all pull about the same."""
 _IDLE = InFlight()
@@ -127,7 +125,7 @@ class Planner:
         self._request = RequestFacts(
             scene=scene,
             prompt_tokens=prompt_tokens,
-            output_tokens=min(scene.request.max_output_tokens or EXPECTED_OUTPUT_TOKENS, EXPECTED_OUTPUT_TOKENS),
+            output_tokens=scene.expected_output_tokens,
             now_s=scene.now_s,
             links=scene.fleet.links,
             shared_tokens=min(shared_tokens, max(prompt_tokens - 1, 0)),

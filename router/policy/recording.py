@@ -16,6 +16,7 @@ import xxhash
 from router.policy.plans import BYTES_PER_TOKEN, unread_tokens
 from router.policy.ring import key_block
 from router.types import (
+    PRIOR_OUTPUT_TOKENS,
     BlockHash,
     BlocksByTier,
     Congestion,
@@ -76,6 +77,7 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     congestion: Congestion = Congestion()
     pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
+    expected_output_tokens: Count = PRIOR_OUTPUT_TOKENS
 
 
 class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
@@ -111,6 +113,7 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
             congestion=self.congestion,
             pictures=self.pictures,
             learnt_reuse=self.learnt_reuse,
+            expected_output_tokens=self.expected_output_tokens,
         )
 
     def _prompt(self) -> PromptPrefix | None:
@@ -164,6 +167,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         congestion=scene.congestion,
         pictures=scene.pictures,
         learnt_reuse=scene.learnt_reuse,
+        expected_output_tokens=scene.expected_output_tokens,
         match=match.blocks,
         inflight=scene.inflight,
         steps=scene.steps,

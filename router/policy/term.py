@@ -57,7 +57,7 @@ class Transfer(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestFacts(msgspec.Struct, frozen=True, gc=False):
-    """What all placements of one request have in common. `output_tokens` is expected: at most 256."""
+    """What all placements of one request have in common. `output_tokens` is expected."""
 
     scene: Scene
     """Everything else that a term may read."""

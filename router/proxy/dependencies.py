@@ -11,6 +11,7 @@ from router.admission.tenant import Slo
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
+from router.fleet.output_lengths import OutputLengths
 from router.index.seen_pictures import SeenPictures
 from router.observe.calibrator import Calibrator
 from router.observe.journal import Journal
@@ -74,6 +75,7 @@ class ProxyDependencies:
     calibrator: Calibrator
     responses: ResponseLocator
     pictures: SeenPictures = field(default_factory=SeenPictures)
+    output_lengths: OutputLengths = field(default_factory=OutputLengths)
     journal: Journal = field(default_factory=Journal)
     request_log: RequestLog | None = None
     quotas: QuotaAdmission = field(default_factory=QuotaAdmission)

@@ -49,6 +49,7 @@ class Forwarder:
         self._journal = needs.journal
         self._quotas = needs.quotas
         self._usage = needs.usage
+        self._output_lengths = needs.output_lengths
         self.request_log = needs.request_log
         self.preview = self._decisions.preview
         self.responses = needs.responses
@@ -80,7 +81,7 @@ class Forwarder:
         match = await self._decisions.match(context)
         context.decision = self._decisions.decide(context, match)
         if context.hold is not None:
-            await self._quotas.charge(context)
+            await self._quotas.charge(context, self._output_lengths.expected_tokens(context.request))
         if self._queues is None or context.prompt is None:
             await self._attempts.attempt_in_order(context, client)
             return
@@ -142,6 +143,8 @@ class Forwarder:
         if self._usage is not None:
             self._usage.end(context, ended)
         self._compare(context, ended)
+        if context.result == "ok" and (tokens := context.answer_tokens):
+            self._output_lengths.answered(context.request.adapter or context.request.model, tokens)
         context.phases.end()
         metrics.phase_s.add(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)

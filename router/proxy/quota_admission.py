@@ -49,12 +49,12 @@ class QuotaAdmission:
         tenant, request = context.tenant, context.request
         return self._quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, time.monotonic())
 
-    async def charge(self, context: RequestContext) -> None:
-        """Count the tokens that the decided request will probably cost. Raises `QuotaExceeded`."""
+    async def charge(self, context: RequestContext, output: int) -> None:
+        """Count the tokens that the decided request will probably cost. `output`: expected tokens of the answer. Raises
+        `QuotaExceeded`."""
         hold, decision, request = context.hold, context.decision, context.request
         assert hold is not None and decision is not None
         uncached = max(0, context.prompt_tokens - decision.candidates[0].cached_tokens)
-        output = hold.expected_output(request.max_output_tokens)
         now_s = time.monotonic()
         short = self._quotas.charge(hold, uncached, output, now_s)
         for _ in range(MAX_EXCHANGES):

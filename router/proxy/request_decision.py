@@ -124,6 +124,7 @@ class RequestDecisions:
             congestion=ledger.congestion(fleet, model, now_s),
             pictures=self._needs.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
             learnt_reuse=evicted.reuse_of(request.model),
+            expected_output_tokens=self._needs.output_lengths.expected_tokens(request),
         )
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:

@@ -79,6 +79,8 @@ class ResponseReader(msgspec.Struct, gc=False):
     """Reads one response; feed it every piece, in order."""
 
     format: ResponseFormat = CHAT_FORMAT
+    pieces: int = 0
+    """Number of pieces so far."""
     has_token: bool = False
     _searched_bytes: int = 0
     _head: bytes = b""
@@ -94,6 +96,7 @@ class ResponseReader(msgspec.Struct, gc=False):
 
     def feed(self, piece: bytes) -> bool:
         """Read one piece. Returns True once: for the piece with the first token."""
+        self.pieces += 1
         if not self._searched_bytes:
             self._begin(piece)
         if self._tail or self._usage or _USAGE_KEY in piece or not piece.endswith(b"\n"):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.meter import Dimension
-from router.admission.quotas import FIRST_OUTPUT_TOKENS, Hold, Quota, Quotas, Short
+from router.admission.quotas import Hold, Quota, Quotas, Short
 
 NOW_S = 1000.25
 
@@ -82,12 +82,13 @@ def test_while_a_limit_of_tokens_is_reached_prompts_are_not_read() -> None:
 
 
 def test_a_refused_request_costs_nothing() -> None:
-    quotas, limits = Quotas(), (Quota(requests_per_minute=1, concurrent_requests=1, output_tokens_per_minute=10),)
+    limits = (Quota(requests_per_minute=1, concurrent_requests=1, uncached_prompt_tokens_per_minute=10),)
+    quotas = Quotas()
     hold = begun(quotas, limits)
-    assert quotas.charge(hold, 5, 11, NOW_S) is not None
+    assert quotas.charge(hold, 11, 5, NOW_S) is not None
     quotas.refuse(hold)
     quotas.refuse(hold)
-    assert quotas.charge(begun(quotas, limits), 5, 10, NOW_S) is None
+    assert quotas.charge(begun(quotas, limits), 10, 5, NOW_S) is None
 
 
 def test_a_prompt_above_the_limit_never_fits() -> None:
@@ -102,19 +103,19 @@ def test_the_real_cost_replaces_the_expected_one() -> None:
     for prompt, output, used in ((20, 300, [20, 300]), (90, 800, [90, 800]), (None, None, [60, 256])):
         quotas = Quotas()
         hold = begun(quotas, limits)
-        quotas.charge(hold, 60, hold.expected_output(None), NOW_S)
+        quotas.charge(hold, 60, 256, NOW_S)
         quotas.end(hold, prompt, output, NOW_S + 30)
         assert [meter.used(int(NOW_S) + 30) for meter in hold.applied.tokens] == used
 
 
-def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
-    """But not longer than the client allows."""
-    quotas, limits = Quotas(), (Quota(output_tokens_per_minute=10**6),)
-    assert begun(quotas, limits).expected_output(None) == FIRST_OUTPUT_TOKENS
-    for _ in range(100):
-        quotas.end(begun(quotas, limits), None, 40, NOW_S)
-    assert begun(quotas, limits).expected_output(None) == 40
-    assert begun(quotas, limits).expected_output(5) == 5
+def test_an_answer_expected_to_exceed_a_limit_is_not_refused_for_ever() -> None:
+    """Its length is known at its end. It takes the whole limit until then."""
+    quotas, limits = Quotas(), (Quota(model="m", output_tokens_per_minute=100), Quota(output_tokens_per_minute=500))
+    hold = begun(quotas, limits)
+    assert quotas.charge(hold, 0, 4000, NOW_S) is None
+    assert quotas.charge(begun(quotas, limits), 0, 4000, NOW_S) is not None
+    quotas.end(hold, 0, 30, NOW_S)
+    assert [meter.used(int(NOW_S)) for meter in hold.applied.output] == [30, 30]
 
 
 def test_new_limits_keep_what_was_counted() -> None:

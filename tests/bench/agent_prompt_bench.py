@@ -73,7 +73,8 @@ def words(random: Random, tokens: float) -> str:
 
 def messages_body(session: AgentSession) -> Body:
     """The longest request of a session, as Claude Code sends it."""
-    random, requests = Random(1), longest_thread(session)
+    requests = longest_thread(session)
+    random = Random(requests[-1].prompt_tokens)
     schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
     tools = [
         {"name": f"tool_{i}", "description": words(random, session.tool_tokens / TOOLS - 60), "input_schema": schema}

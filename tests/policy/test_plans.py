@@ -28,7 +28,7 @@ from router.types import (
     PrefixTrust,
     Scene,
 )
-from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, request, scene
+from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""
@@ -125,23 +125,10 @@ def test_the_capacity_of_a_pod_does_not_depend_on_the_block_size() -> None:
     """A prompt that was not tokenized fits into the same cache as one that was."""
     full = PodStatus(pod("a", capacity_tokens=10_000), PodState.READY, PodLoad(running=3, kv_usage=0.98))
     for asked in (None, prompt(100)):
-        small = scene(full, prompt=asked, request=request(max_output_tokens=10))
+        small = scene(full, prompt=asked, expected_output_tokens=10)
         assert decide(small, policy("kv_wait")).candidates[0].cost.total_ms == 0
-        large = structs.replace(small, request=request(max_output_tokens=256))
+        large = structs.replace(small, expected_output_tokens=256)
         assert decide(large, policy("kv_wait")).candidates[0].cost.total_ms > 0
-
-
-@given(limit=st.none() | st.integers(min_value=256))
-def test_a_generous_limit_of_output_says_nothing_about_its_length(limit: int | None) -> None:
-    """Most clients allow thousands of tokens more than they get."""
-    at = placed(scene(*ready(pod("a")), request=request(max_output_tokens=limit)))["a"]
-    assert at.request.output_tokens == 256
-
-
-def test_a_tight_limit_of_output_is_its_expected_length() -> None:
-    """A classifier asks for one token."""
-    at = placed(scene(*ready(pod("a")), request=request(max_output_tokens=1)))["a"]
-    assert at.request.output_tokens == 1
 
 
 def test_the_last_token_of_a_prompt_is_never_shared() -> None:

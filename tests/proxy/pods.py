@@ -19,6 +19,7 @@ from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.fleet.output_lengths import OutputLengths
 from router.index.seen_pictures import SeenPictures
 from router.index.stored_responses import StoredResponses
 from router.observe.calibrator import Calibrator
@@ -208,6 +209,7 @@ class Town:
         self.log_lines: list[str] = []
         self.journal = Journal()
         self.pictures = SeenPictures()
+        self.output_lengths = OutputLengths()
         needs = ProxyDependencies(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -223,6 +225,7 @@ class Town:
             calibrator=self.calibrator,
             journal=self.journal,
             pictures=self.pictures,
+            output_lengths=self.output_lengths,
             request_log=RequestLog("json", write=self.log_lines.append),
             responses=ResponseLocator(self.fleet, StoredResponses()),
             settings=ForwardSettings(

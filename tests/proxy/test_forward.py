@@ -13,7 +13,7 @@ from router.fleet.fleet import PodEvent
 from router.hashing import hash_array, token_array
 from router.observe.phase import PHASES
 from router.proxy.attempt import SAMPLED_STREAMS
-from router.types import Generation, PrefixMatch, PrefixTrust, PromptPrefix
+from router.types import PRIOR_OUTPUT_TOKENS, Generation, PrefixMatch, PrefixTrust, PromptPrefix
 from tests.proxy.pods import Asked, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
@@ -56,6 +56,21 @@ async def test_predicted_and_reported_cached_tokens_are_counted() -> None:
         assert tokens(pods) == (100, 48, 96)
         error = "warmroute_cached_tokens_error"
         assert (pods.counted(f"{error}_sum", **MODEL), pods.counted(f"{error}_count", **MODEL)) == (48, 2)
+
+
+async def test_an_answer_is_expected_to_be_as_long_as_finished_ones() -> None:
+    """In prices and quotas. A refused request has no answer, and one with a limit no longer one."""
+    async with town(a=saying({"error": {}, "usage": {"completion_tokens": 9}}, 404)) as pods:
+        await pods.forward(pods.context())
+        assert pods.output_lengths.expected_tokens(pods.context().request) == PRIOR_OUTPUT_TOKENS
+        pods.made["a"].behaviour = saying(answer(usage={"prompt_tokens": 9, "completion_tokens": 4000}))
+        for _ in range(50):
+            await pods.forward(pods.context())
+        expected = pods.output_lengths.expected_tokens(pods.context().request)
+        assert expected > 3000
+        context = pods.context()
+        await pods.forward(context)
+        assert context.recorded is not None and context.recorded.scene.expected_output_tokens == expected
 
 
 async def test_the_time_between_tokens_is_sampled() -> None:

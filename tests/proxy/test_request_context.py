@@ -14,6 +14,7 @@ from router.observe.receipts import receipt
 from router.policy.decide import expected_ttft_ms
 from router.proxy.headers import HeaderList, Inbound
 from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
+from router.proxy.response_reader import ResponseReader
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
@@ -49,6 +50,25 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
     """A decode pod counts handed-over tokens, which are no cache hits."""
     context = responded(plan, handed_over)
     assert outcome_of(context).cached_tokens == cached
+
+
+@pytest.mark.parametrize(
+    ("stream", "pieces", "tokens"),
+    [
+        (False, [USAGE], 4),
+        (True, [b'data: {"choices": []}\n\n'] * 9 + [b"data: " + USAGE + b"\n\n"], 4),
+        (True, [b'data: {"choices": []}\n\n'] * 9, 9),
+        (False, [b'{"choices": []', b"}"], 0),
+    ],
+    ids=["reported", "reported in a stream", "counted in a stream", "unknown"],
+)
+def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: list[bytes], tokens: int) -> None:
+    """An engine reports it in a stream only if the client asks for that."""
+    context = responded(Direct(pod("d")), None)
+    context.request, context.reader = replace(context.request, stream=stream), ResponseReader()
+    for piece in pieces:
+        context.reader.feed(piece)
+    assert context.answer_tokens == tokens
 
 
 def test_a_receipt_names_both_pods() -> None:

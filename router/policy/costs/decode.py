@@ -18,9 +18,10 @@ class DecodeTerm(CostTerm):
                + pace * expected output * d0 / max(1 - busy when as fast, 0.05)      only if pods differ in speed
 
     `requests decoding` is the last scrape of the engine or our ledger, whichever is more: a scrape lags, a ledger does
-    not include other routers. `context in flight` counts the tokens of our requests. `expected output` is 256 tokens,
-    or the client's limit if it is less. `weight` is the milliseconds of time to first token that one millisecond of
-    decoding is worth. Source of d0, d1, d2: reference/cost-model.md, simulator.md 5.2.
+    not include other routers. `context in flight` counts the tokens of our requests. `expected output` is the mean
+    length of the model's latest answers, or the client's limit if it is less. `weight` is the milliseconds of time to
+    first token that one millisecond of decoding is worth. Source of d0, d1, d2: reference/cost-model.md, simulator.md
+    5.2.
 
     While a pod computes prompts, its other requests wait for their next token: a step of d0 takes d0 / (1 - busy).
     `busy when as fast` is the share of time that the pods with about the same c1 have a prompt without a

@@ -14,6 +14,7 @@ from pydantic import ConfigDict
 
 from router.decision import Lease, RouteDecision
 from router.fleet.ledger import Ledger
+from router.fleet.output_lengths import OutputLengths
 from router.index.evicted import EvictedBlocks
 from router.index.masks import HolderMasks
 from router.index.predicted import PredictedIndex
@@ -95,6 +96,7 @@ class RouterView:
         self.evicted = EvictedBlocks()
         self._predicted.on_evict = self._on_evict
         self.ledger = Ledger()
+        self.output_lengths = OutputLengths()
 
     def decide(self, scene: Scene) -> RouteDecision:
         """All plans for a scene, best first. Raises as `decide()` does."""
@@ -133,6 +135,7 @@ class RouterView:
             inflight=self.ledger.inflight(),
             congestion=self.ledger.congestion(self._snapshot, self._generation.model, now_s),
             learnt_reuse=self.evicted.reuse,
+            expected_output_tokens=self.output_lengths.expected_tokens(request),
             steps=steps,
             now_s=now_s,
             turn=self._turn,
@@ -150,6 +153,10 @@ class RouterView:
         ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.no_events_ttl_s
         self._predicted.record(pod, traffic.prompt_hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
         return self.ledger.book(self.pods[pod], traffic.prompt_tokens, cached_tokens, now_s, prefills=prefills)
+
+    def answered(self, output_tokens: int) -> None:
+        """Learn from a finished answer."""
+        self.output_lengths.answered(self._generation.model, output_tokens)
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
         """Apply the work in flight of the other replicas."""

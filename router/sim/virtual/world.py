@@ -288,6 +288,7 @@ class World:
         turn.outcome.worst_gap_ms = job.worst_gap_ms
         turn.answered(turn)
         self._release(turn)
+        turn.view.answered(turn.request.output_tokens)
         self._end(turn)
 
     def _awaits_handoff(self, turn: SessionTurn, pod_id: PodId) -> bool:

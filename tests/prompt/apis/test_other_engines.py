@@ -1,6 +1,7 @@
 """The conversions of Anthropic's messages by SGLang and TensorRT-LLM, where they differ from vLLM's.
 
-Neither engine runs here: what they do was read in their sources, and each pod proves it in its self-test.
+Neither engine runs here. `tests/parity/test_sglang.py` compares with SGLang's own code; what TensorRT-LLM does was
+read in its sources. Each pod proves its conversion in its self-test.
 """
 
 from __future__ import annotations

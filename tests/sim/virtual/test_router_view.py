@@ -14,7 +14,7 @@ from router.policy.recording import record
 from router.policy.spec import Policy
 from router.sim.virtual.router_view import Knowledge, RouterView
 from router.sim.virtual.traffic import TrafficRequest
-from router.types import Generation, InFlight, Links, PodLoad, Tier
+from router.types import PRIOR_OUTPUT_TOKENS, Generation, InFlight, Links, PodLoad, Tier
 from tests.policy.test_recording import read, written
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
@@ -54,6 +54,17 @@ def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:
 
 def by_pod(router: RouterView) -> dict[str, Candidate]:
     return {candidate.pod.id: candidate for candidate in decision(router).candidates}
+
+
+def test_lengths_are_learnt_from_finished_answers_and_not_told(router: RouterView) -> None:
+    """The traffic's own length of this answer is unknown to the router. A restart forgets."""
+    asked = TrafficRequest(70, 9, PROMPT, len(PROMPT))
+    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == PRIOR_OUTPUT_TOKENS
+    for _ in range(300):
+        router.answered(2000)
+    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == pytest.approx(2000, rel=0.05)
+    router.restart()
+    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == PRIOR_OUTPUT_TOKENS
 
 
 def test_announced_blocks_are_expected(router: RouterView) -> None:
