@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from loadtest.activities import ACTIVITIES
@@ -28,6 +29,13 @@ def test_lag_counts_as_own_only_while_the_router_computed() -> None:
         [LagSample(0, 0.002, 0)],
     )
     assert (found.own, found.worst_own_ms, found.router.worst_ms, found.idle.worst_ms) == (1, 7.0, 80.0, 2.0)
+
+
+def test_lag_for_want_of_a_core_is_not_own() -> None:
+    """The loop was ready to run, and another program ran."""
+    sample = LagSample(0, late_s=0.030, cpu_s=0.020, waited_s=0.026)
+    assert sample.own_s == pytest.approx(0.004)
+    assert LagSample(0, late_s=0.001, cpu_s=0.020, waited_s=0.026).own_s == 0
 
 
 def test_callbacks_over_five_milliseconds_are_listed_with_their_stacks() -> None:
