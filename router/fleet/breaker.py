@@ -120,8 +120,7 @@ class Breaker:
         fleet.listen(self._remove_gone)
 
     def success(self, pod_id: PodId) -> None:
-        """A request was served: reset the pod's failures."""
-        self._failed_probes.pop(pod_id, None)
+        """A request was served, and the pod was seen alive: reset its failures."""
         if self._failed.pop(pod_id, None) is not None:
             self._notify(pod_id)
 
@@ -155,7 +154,8 @@ class Breaker:
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
-        self._failed_probes.pop(pod_id, None)
+        if pod_id in self._failed_probes:
+            del self._failed_probes[pod_id]
 
     def probe_failed(self, pod_id: PodId, now_s: float) -> None:
         """The pod's health check failed or timed out."""

@@ -36,10 +36,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Collection(Generic[T]):
-    """Objects of one kind in one namespace. `group` is that of its API, empty for the core."""
+    """Objects of one kind in one namespace. `group` is that of its API, empty for the core; its version is v1."""
 
     group: str
-    version: str
     resource: str
     namespace: str
     """`*` for all."""
@@ -48,7 +47,7 @@ class Collection(Generic[T]):
 
     @property
     def path(self) -> str:
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        root = f"/apis/{self.group}/v1" if self.group else "/api/v1"
         scope = "" if self.namespace == "*" else f"/namespaces/{self.namespace}"
         return f"{root}{scope}/{self.resource}"
 

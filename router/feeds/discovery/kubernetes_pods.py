@@ -145,5 +145,5 @@ class KubernetesSource:
 def _collection(entry: KubernetesPods, namespace: str) -> Collection[Any]:
     if entry.service:
         selector = f"{SERVICE_LABEL}={entry.service}"
-        return Collection("discovery.k8s.io", "v1", "endpointslices", namespace, selector, read_slice)
-    return Collection("", "v1", "pods", namespace, entry.selector, pod_reader(read_keys(entry)))
+        return Collection("discovery.k8s.io", "endpointslices", namespace, selector, read_slice)
+    return Collection("", "pods", namespace, entry.selector, pod_reader(read_keys(entry)))
