@@ -133,3 +133,6 @@ class OtherBody(msgspec.Struct):
     text_2: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     data_2: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    truncate_prompt_tokens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    padding: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    add_special_tokens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET

@@ -21,7 +21,7 @@ from router.api.body_types import ChatBody, CompletionBody, MessagesBody, OtherB
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
-from router.prompt.texts import TEXT_FIELDS
+from router.prompt.texts import CHANGING_FIELDS, TEXT_FIELDS
 from router.types import CONVERTED, TEXTS, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024
@@ -54,7 +54,7 @@ _PROMPT_FIELDS = {
     endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
     for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
 } | {endpoint: _CONVERTED_FIELDS[body] for endpoint, body in _CONVERTED_BODIES.items()}
-_PROMPT_FIELDS |= dict.fromkeys(TEXTS, TEXT_FIELDS)
+_PROMPT_FIELDS |= {Endpoint.OTHER: TEXT_FIELDS, Endpoint.EMBEDDINGS: (*TEXT_FIELDS, *CHANGING_FIELDS)}
 _PROMPT_FIELDS[Endpoint.TOKENIZE] = tuple(name for name in TokenizeBody.__annotations__ if name != "model")
 """Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response; of a
 response, also whether it is stored."""

@@ -44,6 +44,11 @@ def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
     yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
 
 
+def embeddings_probe(model: str, nonce: str, block_tokens: int | None) -> Probe:
+    """A text to embed. Only KV events show its tokens."""
+    return Endpoint.EMBEDDINGS, {"model": model, "input": f"{nonce} {_long_text(block_tokens)}"}
+
+
 def messages_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
     """Groups of probes of the conversion of Anthropic's messages: an agent's turn with every kind of block, then
     without what some conversions and templates do not know; and disabled thinking."""

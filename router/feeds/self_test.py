@@ -19,7 +19,15 @@ import structlog
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.probe_bodies import CONVERSION_PROBES, PROVEN_WITH, MakeGroups, Probe, picture_probes, probes
+from router.feeds.probe_bodies import (
+    CONVERSION_PROBES,
+    PROVEN_WITH,
+    MakeGroups,
+    Probe,
+    embeddings_probe,
+    picture_probes,
+    probes,
+)
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.stores.prefix_store import PrefixStore
@@ -260,7 +268,17 @@ class ParityFeed:
         found = await self._readable_probe(pod)
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
-        return await self._compare(pod, *found)
+        report = await self._compare(pod, *found)
+        if report.tokens is Parity.UNKNOWN and self._publishes_events(pod.id):
+            embedded = await self._test_embeddings(pod)
+            return embedded if embedded.trust is PrefixTrust.TRUSTED else report
+        return report
+
+    async def _test_embeddings(self, pod: Pod) -> ParityReport:
+        """Test a pod that generates nothing. The events also show whether its model caches prefixes at all."""
+        probe = embeddings_probe(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
+        prompt = await self._reader.fingerprint(*probe)
+        return _NONE_READ if prompt is None else await self._compare(pod, probe, prompt)
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""

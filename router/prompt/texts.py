@@ -1,13 +1,13 @@
 """Counts the tokens of texts that engines embed, classify, score or rank.
 
-They share no prefix that is worth a pod: most of these models cache none, and one query's pairs share it only inside
-one request. So their number is all that is read.
+Most share no prefix that is worth a pod: many of these models cache none, and one query's pairs share it only inside
+one request. So their number is all that is read, except for one text to embed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ FIRST_FIELDS = ("query", "queries", "text_1", "data_1")
 SECOND_FIELDS = ("documents", "items", "text_2", "data_2")
 TEXT_FIELDS = ("input", *FIRST_FIELDS, *SECOND_FIELDS)
 """Of embeddings (`input`), /score and /rerank. Source: vLLM 0.32 entrypoints/pooling/*/protocol.py."""
+CHANGING_FIELDS = ("truncate_prompt_tokens", "padding", "add_special_tokens")
+"""Of embeddings, those that change the tokens of a text."""
 MAX_TEXT_BYTES = 256 * 1024
 """Longer ones are not read: their tokens are estimated well enough from the body."""
 
@@ -39,12 +41,20 @@ def count_tokens(fields: Mapping[str, msgspec.Raw], count: CountTexts) -> int:
     """Tokens that the engine computes for a body with these `TEXT_FIELDS`. Raises `Unrenderable` for other items than
     texts and token ids."""
     try:
-        lengths = {name: list(_lengths(raw, count)) for name, raw in fields.items()}
+        lengths = {name: list(_lengths(raw, count)) for name, raw in fields.items() if name in TEXT_FIELDS}
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
         raise Unrenderable(UnreadReason.MEDIA, f"not texts: {error}") from error
     first, second = ([n for name in names for n in lengths.get(name, ())] for names in (FIRST_FIELDS, SECOND_FIELDS))
     repeated = len(second) if len(first) == 1 and second else 1
     return sum(lengths.get("input", ())) + sum(first) * repeated + sum(second)
+
+
+def only_text(fields: Mapping[str, Any]) -> Any:
+    """The text of embeddings of only one, raw or decoded, whose tokens are those of a completion; None for others."""
+    text = fields.get("input")
+    is_raw = isinstance(text, msgspec.Raw) and bytes(memoryview(text)[:1]) == b'"'
+    is_alone = fields.keys().isdisjoint((*CHANGING_FIELDS, *FIRST_FIELDS, *SECOND_FIELDS))
+    return text if is_alone and (is_raw or isinstance(text, str)) else None
 
 
 def size_bytes(fields: Mapping[str, msgspec.Raw]) -> int:

@@ -29,7 +29,7 @@ from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.prompt_stages import OpenedPrompt, RenderedPrompt
-from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, size_bytes
+from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.proxy.prompt_check import PromptCheck
 from router.proxy.upstream import UpstreamPool
@@ -138,7 +138,7 @@ class LocalReader:
         if request.endpoint is Endpoint.TOKENIZE:
             return await self._read_tokenized(request)
         if request.endpoint in TEXTS:
-            return await self._count_texts(request)
+            return await self._read_texts(request)
         fingerprinter = self._fingerprinter
         try:
             conversion = self._lookups.conversion(request) if request.endpoint in READ_AS_CHATS else None
@@ -159,6 +159,17 @@ class LocalReader:
             return None
         self.check.sample(request, pending, prefix)
         return prefix
+
+    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | None:
+        """The prefix of one text to embed, which has the tokens of a completion; of others, the number of tokens."""
+        text = only_text(request.prompt) if request.endpoint is Endpoint.EMBEDDINGS else None
+        if text is None or len(request.body) > MAX_TEXT_BYTES:
+            return await self._count_texts(request)
+        completion = msgspec.structs.replace(request, endpoint=Endpoint.COMPLETIONS, prompt={"prompt": text})
+        try:
+            return await self.read(completion)
+        except ClientError:  # the engine refuses it with other words
+            return None
 
     async def _count_texts(self, request: InferenceRequest) -> PromptPrefix | None:
         """The number of tokens of texts that share no prefix."""

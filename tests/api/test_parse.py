@@ -113,6 +113,8 @@ def test_the_prompt_has_only_fields_that_determine_its_tokens() -> None:
     assert prompt_fields(Endpoint.COMPLETIONS, completion) == {"prompt": msgspec.Raw(b"[1, 2]")}
     embeddings = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "dimensions": 3}')
     assert prompt_fields(Endpoint.EMBEDDINGS, embeddings) == {"input": msgspec.Raw(b'"x"')}
+    shortened = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "truncate_prompt_tokens": 3}')
+    assert prompt_fields(Endpoint.EMBEDDINGS, shortened)["truncate_prompt_tokens"] == msgspec.Raw(b"3")
     ranked = read_other(b'{"model": "m", "query": "x", "documents": ["y"], "top_n": 1}')
     assert prompt_fields(Endpoint.OTHER, ranked) == {"query": msgspec.Raw(b'"x"'), "documents": msgspec.Raw(b'["y"]')}
 

@@ -147,7 +147,7 @@ Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 GENERATION = Generation(model="m", block_size_tokens=16)
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
 
 
 def tokens_of(body: Mapping[str, Any]) -> list[int]:
@@ -391,6 +391,22 @@ async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(
             world.engine_tokens = tokens_of
             await until(lambda: Endpoint.CHAT in world.now.converts)
     assert [log["endpoint"] for log in logs if "chats with tools" in log["event"]] == [CHAT]
+
+
+async def test_a_pod_that_only_embeds_is_trusted_by_its_events(world: SelfTestWorld) -> None:
+    """They show its tokens, and that its model caches prefixes. Without them it stays untested, as before."""
+    del world.engine.answers[CHAT], world.engine.answers[COMPLETIONS]
+    world.engine.answers[EMBEDDINGS] = world.generate
+    world.tells_ids = False
+    assert await world.outcome() == ("ok", "ok", PrefixTrust.TRUSTED)
+    world.announced_blocks = 0
+    assert await world.outcome() == ("unknown", "unknown", PrefixTrust.UNTESTED)
+    world.announced_blocks, world.engine_tokens = None, lambda body: [7, *tokens_of(body)]
+    assert await world.outcome() == ("unknown", "unknown", PrefixTrust.UNTESTED)
+    asked = len(world.bodies)
+    world.publishes = False
+    assert await world.outcome() == ("unknown", "unknown", PrefixTrust.UNTESTED)
+    assert len(world.bodies) == asked
 
 
 async def test_pictures_are_trusted_after_a_test_of_their_own(

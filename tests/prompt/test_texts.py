@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from router.prompt.conversation import Unrenderable
-from router.prompt.texts import count_tokens
+from router.prompt.texts import count_tokens, only_text
 
 
 def words(texts: Sequence[str]) -> list[int]:
@@ -28,6 +28,14 @@ def counted(**fields: Any) -> int:
 def test_texts_to_embed_are_as_long_as_all_of_them(given: Any, tokens: int) -> None:
     """Texts and ids, one or several."""
     assert counted(input=given) == tokens
+
+
+def test_only_one_text_to_embed_has_a_prefix() -> None:
+    """Raw or decoded, of nothing that a query is paired with."""
+    raw = msgspec.Raw(b'"a"')
+    assert (only_text({"input": raw}), only_text({"input": "a", "model": "m"})) == (raw, "a")
+    for fields in ({}, {"input": msgspec.Raw(b'["a"]')}, {"input": raw, "query": raw}, {"input": raw, "padding": raw}):
+        assert only_text(fields) is None
 
 
 @pytest.mark.parametrize(

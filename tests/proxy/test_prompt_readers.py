@@ -20,7 +20,7 @@ from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.texts import MAX_TEXT_BYTES
+from router.prompt.texts import CHANGING_FIELDS, MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
 from router.proxy import prompt_check, prompt_readers
 from router.proxy.prompt_readers import (
@@ -130,14 +130,41 @@ async def test_of_texts_without_a_prefix_only_the_length_is_read(
 ) -> None:
     """By the tokenizer, with the special tokens of each text; of very long ones, by the body."""
     text = TEXT * repeated
-    raw = msgspec.Raw(msgspec.json.encode(text))
+    raw = msgspec.Raw(msgspec.json.encode([text]))
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt={"input": raw})
     prefix = await Reading(tokenizer).reader.read(request)
     assert prefix is not None
     count = len(tokenizer.encode(text, add_special_tokens=True))
     assert (prefix.token_count, len(prefix.tokens), len(prefix.hashes), prefix.has_media) == (count, 0, 0, True)
     long = msgspec.structs.replace(request, prompt={"input": msgspec.Raw(b'"' + b"x" * MAX_TEXT_BYTES + b'"')})
-    assert await Reading(tokenizer).reader.read(long) is None
+    assert await Reading(tokenizer).reader.read(msgspec.structs.replace(long, body=bytes(MAX_TEXT_BYTES + 1))) is None
+
+
+def embeddings(**fields: Any) -> InferenceRequest:
+    prompt = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    return InferenceRequest(id="r", endpoint=Endpoint.EMBEDDINGS, model="m", body=b"", prompt=prompt, salt="s")
+
+
+async def test_one_text_to_embed_has_the_prefix_of_a_completion(tokenizer: Tokenizer) -> None:
+    """With its salt."""
+    reading = Reading(tokenizer)
+    text = TEXT * 20
+    prefix = await reading.reader.read(embeddings(input=text))
+    expected = reading.fingerprinter.fingerprint(msgspec.structs.replace(completion(text), salt="s"))
+    assert prefix is not None and prefix.hashes
+    assert (prefix.tokens, prefix.hashes, prefix.has_media) == (expected.tokens, expected.hashes, False)
+
+
+@pytest.mark.parametrize("name", CHANGING_FIELDS)
+async def test_of_texts_that_the_engine_changes_only_the_length_is_read(tokenizer: Tokenizer, name: str) -> None:
+    prefix = await Reading(tokenizer).reader.read(embeddings(input=TEXT * 20, **{name: 1}))
+    assert prefix is not None
+    assert (len(prefix.hashes), prefix.has_media) == (0, True)
+
+
+async def test_a_text_to_embed_that_fits_no_pod_is_left_to_the_engine(tokenizer: Tokenizer) -> None:
+    """It refuses it in its own words."""
+    assert await Reading(tokenizer).reader.read(embeddings(input="x" * 200 * MAX_PROMPT_TOKENS)) is None
 
 
 # --- long prompts ---
