@@ -46,6 +46,7 @@ from router.cli.child_processes import (
     mock_fleet,
     router_config,
 )
+from router.cli.options import writable
 from router.config.load import shipped
 from router.types import Endpoint
 from tests.bench.agent_prompt_bench import APIS, WARM_STEPS, long_sessions, steps
@@ -102,7 +103,7 @@ class WatchedRouter:
 def main(
     sessions: Annotated[Path, typer.Option(exists=True, help="Recorded sessions of agents.")],
     watch: Annotated[Watched, typer.Option(help="What to measure.")] = Watched.CPU,
-    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.", callback=writable)] = None,
 ) -> None:
     """One router per API, so that none has the texts of another."""
     found = asyncio.run(_measure_all(sessions, watch))
