@@ -16,9 +16,9 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption
+from router.cli.terminal import printable
 from router.observe.receipts import Explained, Receipt
 from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut
@@ -39,11 +39,6 @@ def explain_command(
 ) -> None:
     path = f"/admin/explain/{quote(request_id, safe='')}"
     Console().print(page(AdminClient(url, bearer_file).ask("GET", path, Explained)))
-
-
-def printable(text: object) -> Text:
-    """Untrusted text without markup; control characters are replaced by `?`."""
-    return Text("".join(char if char.isprintable() else "?" for char in str(text)))
 
 
 def page(found: Explained, unfinished: str = "not finished") -> RenderableType:

@@ -19,10 +19,9 @@ from typing import Annotated
 import typer
 from redis.exceptions import RedisError
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from router.cli.explain_command import printable
+from router.cli.terminal import folded_table, printable
 from router.config.load import ENGINE_TOKENIZER, load
 from router.config.model_names import ModelNames, with_model_folders
 from router.config.router_file import with_redis_url
@@ -107,7 +106,7 @@ def stats_command(config: ConfigOption, redis: RedisOption = None, model: ModelO
 
 async def _stats(index: _Index, model: str | None) -> int:
     rows = await index.rows(model)
-    table = _table("model", "revision", "holders", "blocks", "log entries", "scope")
+    table = folded_table("model", "revision", "holders", "blocks", "log entries", "scope", show_lines=True)
     for generation in dict.fromkeys(generation for generation, _, _ in rows):
         own = [row for each, _, row in rows if each == generation]
         scope = scope_of(generation)
@@ -143,7 +142,9 @@ async def _holders(index: _Index, model: str | None) -> int:
     rows = await index.rows(model)
     if not rows:
         return _print_empty(index, model)
-    table, now_s = _table("holder, model, address", "blocks", "complete", "heartbeat", "epoch started"), time.time()
+    now_s = time.time()
+    columns = "holder, model, address", "blocks", "complete", "heartbeat", "epoch started"
+    table = folded_table(*columns, show_lines=True)
     for generation, holder, row in rows:
         address = f"store for {row.facts.reach}" if row.facts.reach else row.facts.url
         started = time.strftime("%Y-%m-%d\n%H:%M:%S", time.localtime(row.epoch / 1e6))
@@ -159,14 +160,6 @@ def _blocks(row: HolderRow) -> str:
     """The blocks of each tier that has any."""
     held = (f"{tier.name.lower()} {blocks:,}" for tier, blocks in zip(Tier, row.blocks, strict=True) if blocks)
     return "\n".join(held) or "0"
-
-
-def _table(*columns: str) -> Table:
-    """A table whose cells are folded where the terminal is too narrow, never cut: names are for other commands."""
-    table = Table(show_lines=True)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _print_empty(index: _Index, model: str | None) -> int:
@@ -203,7 +196,7 @@ def lookup_command(
 
 async def _lookup(index: _Index, request: InferenceRequest) -> int:
     prefix = _fingerprinter(index.config, request.model).fingerprint(request)
-    table = _table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote")
+    table = folded_table("holder", "revision", "blocks", "gpu", "cpu", "disk", "remote", show_lines=True)
     for generation, hashes in hashes_by_generation(prefix, await index.reader.generations()):
         for holder, row in sorted((await index.reader.rows(generation)).items()):
             run = await index.reader.leading_run(generation, holder, row, hashes)
@@ -245,7 +238,7 @@ async def _verify(index: _Index, model: str | None) -> int:
         engine = row.facts.source if row.facts.source in ENGINES else "vllm"
         results.append(await verify_holder(index.reader, pools.fetch, generation, holder, engine, configured))
     pools.close()
-    table = _table("holder", "in the index", "announced", "missing", "stale", "result")
+    table = folded_table("holder", "in the index", "announced", "missing", "stale", "result", show_lines=True)
     for result in results:
         stale = "unknown" if result.stale is None else f"{result.stale:,}"
         counts = (f"{count:,}" for count in (result.indexed, result.announced, result.missing))

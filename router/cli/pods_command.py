@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
-from router.cli.explain_command import printable
+from router.cli.terminal import printable
 from router.config.load import plain, read_document
 from router.types import PrefixTrust
 

@@ -22,10 +22,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.explain_command import printable
 from router.cli.simulate import run_all
 from router.cli.simulate_report import summary
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_library
+from router.cli.terminal import printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyLibrary, check, load_classes
 from router.errors import ConfigError

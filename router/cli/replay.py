@@ -19,7 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from router.cli.explain_command import printable
+from router.cli.terminal import folded_table, printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, find_policy, load_policies
 from router.errors import ConfigError
@@ -93,34 +93,21 @@ def page(found: Review) -> RenderableType:
 
 
 def _times(found: Review) -> Table:
-    table = _folded("expected time to first token, ms")
-    for name in ("mean", "p50", "p99"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = folded_table("expected time to first token, ms", numbers=("mean", "p50", "p99"), box=None)
     for label, times in (("recorded", found.before), (f"with {found.policy}", found.after)):
         table.add_row(label, *(f"{ms:,.2f}" for ms in msgspec.structs.astuple(times)))
     return table
 
 
-def _folded(*columns: str) -> Table:
-    """A table whose names are folded where the terminal is too narrow, never cut: they are for other commands."""
-    table = Table(box=None)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
-
-
 def _moves(found: Review) -> Table:
-    table = _folded("moves from", "to")
-    table.add_column("requests", justify="right", no_wrap=True)
+    table = folded_table("moves from", "to", numbers=("requests",), box=None)
     for move in found.moves:
         table.add_row(printable(move.was), printable(move.now), f"{move.requests:,}")
     return table
 
 
 def _largest(found: Review) -> Table:
-    table = _folded("largest changes", "from", "to")
-    for name in ("recorded, ms", "new, ms"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = folded_table("largest changes", "from", "to", numbers=("recorded, ms", "new, ms"), box=None)
     for one in found.largest:
         names = (one.request_id, one.was or "refused", one.now or "refused")
         table.add_row(*map(printable, names), _ms(one.was_ms), _ms(one.now_ms))

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from router.api.page_snapshot import DecisionRow, PodRow
-from router.cli.explain_command import printable
 from router.cli.page_figures import PageFigures, Snapshot
+from router.cli.terminal import printable
 from router.types import PodState, PrefixTrust
 
 WINDOW_S = 60.0

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.cli.explain_command import page, printable
+from router.cli.explain_command import page
+from router.cli.terminal import printable
 from router.errors import RouterError
 from router.observe.receipts import Explained, Failure, Outcome, RecordedDecision, explained, record_decision
 from router.policy.decide import decide
