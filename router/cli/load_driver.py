@@ -202,7 +202,7 @@ class LoadDriver:
                 payload = frame.removeprefix(b"event: error\n").removeprefix(b"data:").strip()
                 if payload == b"[DONE]":
                     ended = True
-                elif payload:
+                elif payload and not payload.startswith(b":"):  # a comment: some routers keep slow streams alive
                     texts.append(self._add_chunk(payload, result))
         result.text = "".join(texts)
         if not ended:

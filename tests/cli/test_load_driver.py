@@ -111,6 +111,12 @@ async def test_a_refused_request_is_an_error_and_ends_its_session() -> None:
     assert len(router.bodies) == 1
 
 
+async def test_a_comment_in_the_stream_is_not_an_error() -> None:
+    """Routers send one while a first token is late, so counting it as a failure would drop the slowest requests."""
+    results, _, _ = await driven([session("a", 1)], (200, b": keep-alive\n\n" + stream("Yes")))
+    assert (results.served[0].text, results.served[0].error) == ("Yes", "")
+
+
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
