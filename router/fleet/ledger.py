@@ -74,14 +74,25 @@ class Ledger:
         self.on_change: Callable[[PodId], None] | None = None
         """Called with the id of each pod whose own sums changed."""
 
-    def book(self, pod: Pod, prompt_tokens: int, cached_tokens: int, now_s: float, *, prefills: bool = True) -> Lease:
-        """Book a prompt of which `cached_tokens` leading tokens need no compute. O(1).
+    def book(
+        self,
+        pod: Pod,
+        prompt_tokens: int,
+        cached_tokens: int,
+        now_s: float,
+        *,
+        prefills: bool = True,
+        encoded_tokens: int = 0,
+    ) -> Lease:
+        """Book a prompt of which `cached_tokens` leading tokens need no compute, and pictures of `encoded_tokens` that
+        must be encoded first. O(1).
 
         Without `prefills` the pod only decodes: another pod computes the prompt."""
         prefill_tokens, prefill_ms = 0, 0.0
         if prefills:
             prefill_tokens = prompt_tokens - cached_tokens
             prefill_ms = pod.speed.compute_ms(cached_tokens, prompt_tokens)
+            prefill_ms += pod.speed.c1_ms_per_token * encoded_tokens
         lease = Lease(
             id=next(self._ids),
             pod=pod.id,

@@ -102,7 +102,7 @@ def most_promising(
         speed = pod.speed
         missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
         if scene.pictures:
-            missing_tokens += tokens_to_encode(scene, pod.id, sum(held(pod.id, _NOTHING)) * scene_block)
+            missing_tokens += tokens_to_encode(scene.pictures, pod.id, sum(held(pod.id, _NOTHING)) * scene_block)
         ms = speed.c1_ms_per_token * missing_tokens
         if work := inflight(pod.id):
             ms += work.prefill_ms + work.requests * speed.d1_ms_per_request

@@ -82,7 +82,9 @@ class Attempts:
         """Try one candidate. Its leases are booked before the first await, and released in any case."""
         context.phases.enter("attempt")
         context.candidate = candidate
-        booking = Booking(self._needs.ledger, candidate, context.prompt_tokens, self._needs.calibrator.clock)
+        needs, prompt = self._needs, context.prompt
+        pictures = needs.pictures.seen(prompt.pictures, needs.fleet.snapshot) if prompt and prompt.pictures else ()
+        booking = Booking(needs.ledger, candidate, context.prompt_tokens, needs.calibrator.clock, pictures)
         endpoint, prefill_timer = context.request.endpoint, None
         predictions = AttemptPredictions(self._needs, candidate.plan, context.prompt, endpoint)
         try:

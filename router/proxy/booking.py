@@ -6,19 +6,25 @@ Booked before the first await of the attempt, released in any case.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
+from router.policy.encoding import tokens_to_encode
 from router.policy.prefill_clock import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
-from router.types import PodId
+from router.types import PodId, ScenePicture
 
 
 class Booking:
     """The leases of one attempt. `first_token` and `release` are idempotent."""
 
     def __init__(
-        self, ledger: Ledger, candidate: Candidate, prompt_tokens: int, clock: Callable[[PodId], PrefillClock]
+        self,
+        ledger: Ledger,
+        candidate: Candidate,
+        prompt_tokens: int,
+        clock: Callable[[PodId], PrefillClock],
+        pictures: Iterable[ScenePicture] = (),
     ) -> None:
         plan, cached_tokens, now_s = candidate.plan, candidate.cached_tokens, time.monotonic()
         self.observation: PrefillObservation | None = None
@@ -35,10 +41,12 @@ class Booking:
         self._prefill_lease: Lease | None = None
         self._sending: PodId | None = None
         if isinstance(plan, Split):
-            self._prefill_lease = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s)
+            encoded = tokens_to_encode(pictures, plan.prefill.id, cached_tokens)
+            self._prefill_lease = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
             self._response_lease = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
         else:
-            self._response_lease = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s)
+            encoded = tokens_to_encode(pictures, plan.pod.id, cached_tokens)
+            self._response_lease = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
             if plan.pull is not None:
                 self._begin_transfer(plan.pull.holder)
                 self._pull_began_s = now_s if ledger.on(plan.pod.id).requests == 1 else None

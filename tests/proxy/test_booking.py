@@ -12,7 +12,7 @@ from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.fleet.ledger import Ledger
 from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
 from router.proxy.booking import Booking
-from router.types import Pod, PodSpeed
+from router.types import Pod, PodSpeed, ScenePicture
 
 
 def pod(name: str) -> Pod:
@@ -37,6 +37,23 @@ def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> Non
     assert (now["b"].requests, now["b"].pulls, now["a"].requests) == (0, 1, 1)
     booking.first_token()
     assert "b" not in ledger.inflight()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_pictures_that_the_computing_pod_has_not_seen_are_work(plan: Plan) -> None:
+    """Behind the 64 cached tokens; where their end is unknown, too."""
+    computing = plan.prefill.id if isinstance(plan, Split) else plan.pod.id
+    pictures = [
+        ScenePicture(60, 1000, ()),
+        ScenePicture(90, 2000, ("c",)),
+        ScenePicture(99, 4000, (computing,)),
+        ScenePicture(None, 8000, ()),
+    ]
+    ledger = Ledger()
+    candidate = Candidate(plan, Cost.of((), 1.0), 64)
+    without, booking = (Booking(ledger, candidate, 100, lambda _: PrefillClock(), given) for given in ([], pictures))
+    assert booking.prefill_ms - without.prefill_ms == pytest.approx(10_000 * 0.01)
+    assert ledger.inflight()[computing].prefill_ms == pytest.approx(booking.prefill_ms + without.prefill_ms)
 
 
 def test_a_pull_counts_on_its_holder_until_the_first_token() -> None:

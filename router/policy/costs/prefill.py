@@ -37,4 +37,4 @@ class PrefillTerm(CostTerm):
 
 
 def _encoded(at: Placement) -> int:
-    return tokens_to_encode(at.request.scene, at.pod.id, at.cached_tokens)
+    return tokens_to_encode(at.request.scene.pictures, at.pod.id, at.cached_tokens)
