@@ -3,13 +3,14 @@
     python loadtest/tenant_fairness.py
 
 Two tenants of equal weight with keys of their own, a router with a queue, mock engines. Each round runs the quiet
-tenant alone and with the noisy one, on cleared caches, with the same requests of the quiet one. Prints ratios: the
-machine's own load is in both. The first quarter of each run is not counted.
+tenant alone, with the noisy one at its share, and at 20 times its share, on cleared caches, with the same requests of
+the quiet one. Prints ratios: the machine's own load is in all of them. The first quarter of each run is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict
@@ -46,7 +47,22 @@ MANY_TIMES = 20.0
 SHAPE = SessionShape(
     share=1, shared=Shared(texts=8, words=(1000, 3000)), first_words=(200, 2000), answer_tokens=(20, 80)
 )
-COLUMNS = ("round", "the noisy tenant sends", "quiet: requests", "TTFT p50", "p99", "cached", "refused")
+TIMES = (0.0, 1.0, MANY_TIMES)
+COLUMNS = (
+    "round",
+    "the noisy tenant sends",
+    "quiet: requests",
+    "TTFT p50",
+    "p99",
+    "p99 by that at its share",
+    "cached",
+    "refused",
+    "noisy: refused",
+    "all served /s",
+    "driver late s: p99",
+    "most",
+    "load average",
+)
 
 
 def sessions_of(name: str, per_s: float, duration_s: float, seed: int) -> list[ChatSession]:
@@ -93,30 +109,37 @@ async def run_once(
     return [one for result in results for one in result.served if one.due_s >= duration_s / 4]
 
 
-def compare(number: int, alone: Sequence[RequestResult], both: Sequence[RequestResult], duration_s: float) -> str:
-    """Two lines of the table, and what the noisy tenant got. Raises `RuntimeError` if a request failed."""
-    quiet = [[one for one in run if one.kind == QUIET] for run in (alone, both)]
+def compare(number: int, runs: Sequence[Sequence[RequestResult]], duration_s: float, loads: Sequence[float]) -> str:
+    """The lines of one round, of the runs of `TIMES`. `loads`: average number of runnable processes after each run.
+
+    Raises `RuntimeError` if a request failed."""
+    alone, at_share = (_served(_of(runs[at], QUIET)) for at in (0, 1))
     rows = []
-    for times, run in zip((0.0, MANY_TIMES), quiet, strict=True):
-        base, served = (_served(one) for one in (quiet[0], run))
-        p50, p99 = (_ttft_s(served, percent) / _ttft_s(base, percent) for percent in (50, 99))
-        hits = cached_share(served) / cached_share(base)
-        refused = 1 - len(served) / len(run)
+    for times, run, load in zip(TIMES, runs, loads, strict=True):
+        quiet, noisy = _of(run, QUIET), _of(run, NOISY)
+        served = _served(quiet)
+        late_s = [one.late_s for one in run]
         cells = (
             number,
             f"{times:g} times its share",
-            len(run),
-            f"{p50:.2f}",
-            f"{p99:.2f}",
-            f"{hits:.3f}",
-            f"{refused:.1%}",
+            len(quiet),
+            f"{_ttft_s(served, 50) / _ttft_s(alone, 50):.2f}",
+            f"{_ttft_s(served, 99) / _ttft_s(alone, 99):.2f}",
+            f"{_ttft_s(served, 99) / _ttft_s(at_share, 99):.2f}",
+            f"{cached_share(served) / cached_share(alone):.3f}",
+            f"{1 - len(served) / len(quiet):.1%}",
+            f"{1 - len(_served(noisy)) / max(len(noisy), 1):.1%}" if noisy else "",
+            f"{len(_served(run)) / (0.75 * duration_s):.1f}",
+            f"{np.percentile(late_s, 99):.3f}",
+            f"{max(late_s):.2f}",
+            f"{load:.1f}",
         )
         rows.append(f"| {' | '.join(map(str, cells))} |")
-    noisy = [one for one in both if one.kind == NOISY]
-    per_s = len(_served(both)) / (0.75 * duration_s)
-    late_s = max(one.late_s for one in both)
-    rest = f"noisy: {len(noisy)} requests, {1 - len(_served(noisy)) / len(noisy):.0%} refused; "
-    return "\n".join(rows) + f"\n{rest}served {per_s:.1f} a second in all; the driver was at most {late_s:.2f} s late"
+    return "\n".join(rows)
+
+
+def _of(run: Sequence[RequestResult], tenant: str) -> list[RequestResult]:
+    return [one for one in run if one.kind == tenant]
 
 
 def _ttft_s(served: Sequence[RequestResult], percent: float) -> float:
@@ -137,21 +160,22 @@ async def _all(plan: FleetPlan, share_per_s: float, duration_s: float, rounds: i
         async with mock_fleet(plan, folder) as pods:
             config = config_of(plan, pods, folder / "tenants.yaml")
             for number in range(1, rounds + 1):
-                runs = []
-                for times in (0.0, MANY_TIMES):
+                runs, loads = [], []
+                for times in TIMES:
                     await clear_caches(pods)
                     rates = {QUIET: share_per_s / 2, NOISY: share_per_s * times}
                     async with configured_router(f"router-{number}-{times:g}", config, folder) as router:
                         runs.append(await run_once(router.public, plan.model, rates, duration_s, number))
-                print(compare(number, runs[0], runs[1], duration_s), flush=True)
+                    loads.append(os.getloadavg()[0])
+                print(compare(number, runs, duration_s, loads), flush=True)
 
 
 def main(
     pods: Annotated[int, typer.Option(min=1, help="Number of mock engines.")] = 4,
     slower: Annotated[float, typer.Option(help="Factor on the engines' times.")] = 4.0,
     share_per_s: Annotated[float, typer.Option(help="Half of the requests that the fleet serves in a second.")] = 4.0,
-    duration_s: Annotated[float, typer.Option(help="Of each run.")] = 60.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Pairs of runs.")] = 2,
+    duration_s: Annotated[float, typer.Option(help="Of each run.")] = 280.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Of three runs each.")] = 2,
 ) -> None:
     """Print one table."""
     asyncio.run(_all(FleetPlan(pods=pods, num_blocks=16_384, time_scale=slower), share_per_s, duration_s, rounds))

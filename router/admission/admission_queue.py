@@ -18,6 +18,7 @@ import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, Waiting
+from router.admission.fair_shares import FairShares
 from router.admission.handoffs_due import HandoffsDue
 from router.admission.margin import LearntMargin
 from router.admission.pace import PrefillPace, prefill_share
@@ -127,7 +128,7 @@ class AdmissionQueue:
         self._rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
-        self._tenants = PrefillPace()
+        self._shares = FairShares()
         self._handoffs = HandoffsDue()
         self._numbers = count()
         self._bytes = 0
@@ -157,7 +158,7 @@ class AdmissionQueue:
             return False
         tenant, order = request.tenant, self._order
         if (order or self._wait_ms(place, now_s) > 0) and (
-            self._tenants.wait_ms(tenant.name, now_s) > 0
+            not self._shares.is_within(tenant, now_s, self._limits.max_wait_ms)
             or place.queue_ms > self._limits.max_wait_ms
             or place.room_ms > 0
             or not order.may_overtake(tenant)
@@ -241,13 +242,12 @@ class AdmissionQueue:
             self._rest_ms.observe(tpot_ms > self._tpot_ms)
 
     def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
-        """Count a prompt for its pod, and for its tenant: its pace is its part of that of all pods."""
-        share = self._share(place)
+        """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
         rest_ms = self.rest_ms * self._workers if place.decodes else 0.0
-        self._pace.sent(place.pod, place.prefill_ms, share, now_s, rest_ms)
-        self._tenants.sent(tenant.name, place.prefill_ms, share * pods * self._order.part_of(tenant), now_s)
+        taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
+        self._shares.sent(tenant, taken_ms / pods, now_s)
 
     def _share(self, place: Place) -> float:
         share = prefill_share(place.step_ms, self._tpot_ms) if place.decodes else 1.0

@@ -153,14 +153,6 @@ class FairOrder:
             (band := self._bands.get(tenant.band)) and (own := band.tenants.get(tenant.name)) and own.waiting
         )
 
-    def part_of(self, tenant: Tenant) -> float:
-        """The tenant's part of the weights of all tenants of its band that wait, and its own."""
-        band = self._bands.get(tenant.band)
-        if band is None:
-            return 1.0
-        waiting = (one.tenant for one in band.tenants.values() if one.waiting)
-        return tenant.weight / (tenant.weight + sum(one.weight for one in waiting if one.name != tenant.name))
-
     def others_wait(self, tenant: Tenant) -> bool:
         """Whether requests of other tenants wait, too."""
         names = (name for band in self._bands.values() for name, one in band.tenants.items() if one.waiting)

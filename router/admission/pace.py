@@ -22,21 +22,22 @@ def prefill_share(step_ms: float, tpot_ms: float) -> float:
 
 
 class PrefillPace:
-    """Prefill by name, of a pod or of a tenant: the time at which its prompts are computed at its pace, as in GCRA
-    (ITU-T I.371). It may be `burst_ms` ahead of its pace."""
+    """Prefill by pod: the time at which its prompts are computed at its pace, as in GCRA (ITU-T I.371). It may be
+    `burst_ms` ahead of its pace."""
 
     def __init__(self, burst_ms: float = 0.0) -> None:
         self._burst_s = burst_ms / 1000
         self._even_s: dict[str, float] = {}
 
-    def wait_ms(self, name: str, now_s: float) -> float:
+    def wait_ms(self, pod: str, now_s: float) -> float:
         """The time until the next prompt is due; 0 if it is."""
-        return max(self._even_s.get(name, now_s) - now_s - self._burst_s, 0.0) * 1000
+        return max(self._even_s.get(pod, now_s) - now_s - self._burst_s, 0.0) * 1000
 
-    def sent(self, name: str, prefill_ms: float, pace: float, now_s: float, rest_ms: float = 0.0) -> None:
-        """A prompt was sent. `pace`: milliseconds of prefill in a millisecond. `rest_ms`: the time without prompts
-        after it, at least."""
+    def sent(self, pod: str, prefill_ms: float, pace: float, now_s: float, rest_ms: float = 0.0) -> float:
+        """Count a prompt that was sent. `pace`: milliseconds of prefill in a millisecond. `rest_ms`: the time without
+        prompts after it, at least. Returns the milliseconds that it takes at this pace."""
         if len(self._even_s) >= MAX_NAMES:
             self._even_s = {one: at_s for one, at_s in self._even_s.items() if at_s > now_s}
-        even_s, taken_ms = self._even_s.get(name, now_s), max(prefill_ms / pace, prefill_ms + rest_ms)
-        self._even_s[name] = max(even_s, now_s) + taken_ms / 1000
+        even_s, taken_ms = self._even_s.get(pod, now_s), max(prefill_ms / pace, prefill_ms + rest_ms)
+        self._even_s[pod] = max(even_s, now_s) + taken_ms / 1000
+        return taken_ms

@@ -144,6 +144,14 @@ def test_a_tenant_within_its_share_does_not_wait_for_those_who_use_more() -> Non
     assert sent[0][0] == pytest.approx(0.2)
 
 
+def test_requests_of_a_tenant_within_its_share_do_not_wait_for_each_other() -> None:
+    """It may use its share early, by the longest wait: six prompts of 200 ms at half of the pod."""
+    queue = busy()
+    wait(queue, offer(HEAVY), [place()])
+    sent = [queue.send_at_once(offer(LIGHT), place(), 0.0) for _ in range(7)]
+    assert sent == [True] * 6 + [False]
+
+
 def test_a_tenant_within_its_share_waits_for_a_higher_band_and_for_a_place_in_the_engine() -> None:
     """A pod may be busy with prompts of another router."""
     queue = busy()

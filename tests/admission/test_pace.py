@@ -41,7 +41,7 @@ def test_a_pod_rests_between_two_prompts() -> None:
 
 
 def test_memory_is_bounded_by_those_who_are_ahead() -> None:
-    """Pods and tenants come and go."""
+    """Pods come and go."""
     pace = PrefillPace()
     for at in range(2 * MAX_NAMES):
         pace.sent(str(at), 1.0, 1.0, float(at))

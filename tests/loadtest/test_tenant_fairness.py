@@ -21,20 +21,23 @@ def request(kind: str = QUIET, ttft_s: float = 1.0, status: int = 200, cached_to
     )
 
 
-def test_a_tenant_is_compared_with_itself_alone() -> None:
+def test_a_tenant_is_compared_with_itself_alone_and_with_the_other_at_its_share() -> None:
     """As ratios of its times and hits; refused requests have neither."""
     alone = [request(), request()]
-    both = [request(ttft_s=1.5, cached_tokens=40), request(status=429), request(NOISY), request(NOISY, status=503)]
-    first, second, rest = compare(1, alone, both, 8.0).splitlines()
-    assert first == "| 1 | 0 times its share | 2 | 1.00 | 1.00 | 1.000 | 0.0% |"
-    assert second == "| 1 | 20 times its share | 2 | 1.50 | 1.50 | 0.800 | 50.0% |"
-    assert rest.startswith("noisy: 2 requests, 50% refused; served 0.3 a second")
+    at_share = [request(ttft_s=1.2), request(ttft_s=1.2), request(NOISY)]
+    flooded = [request(ttft_s=1.5, cached_tokens=40), request(status=429), request(NOISY), request(NOISY, status=503)]
+    rows = compare(1, [alone, at_share, flooded], 8.0, [0.5, 1.0, 2.0]).splitlines()
+    assert rows == [
+        "| 1 | 0 times its share | 2 | 1.00 | 1.00 | 0.83 | 1.000 | 0.0% |  | 0.3 | 0.000 | 0.00 | 0.5 |",
+        "| 1 | 1 times its share | 2 | 1.20 | 1.20 | 1.00 | 1.000 | 0.0% | 0.0% | 0.5 | 0.000 | 0.00 | 1.0 |",
+        "| 1 | 20 times its share | 2 | 1.50 | 1.50 | 1.25 | 0.800 | 50.0% | 50.0% | 0.3 | 0.000 | 0.00 | 2.0 |",
+    ]
 
 
 def test_a_request_that_fails_for_another_reason_ends_the_comparison() -> None:
     """It is not a refusal."""
     with pytest.raises(RuntimeError, match="1 requests failed, such as: status 500"):
-        compare(1, [request()], [request(), request(NOISY, status=500)], 8.0)
+        compare(1, [[request()], [request()], [request(), request(status=500)]], 8.0, [0.0] * 3)
 
 
 def test_a_tenant_sends_the_same_in_the_same_round() -> None:
