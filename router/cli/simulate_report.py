@@ -7,45 +7,41 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from router.admission.tenant import Slo
+from router.cli.simulate_plots import plots_of
 from router.report import (
     GLOSSARY,
-    PlotAxes,
     Section,
-    Series,
-    bars,
-    cdf,
     definitions,
     legend,
-    lines,
     page,
     paragraph,
     table,
     text_table,
 )
-from router.sim.virtual.compare import Measure, Result, Spread, best_policies, grouped, spread_of
+from router.sim.virtual.compare import (
+    OURS,
+    Measure,
+    Result,
+    Spread,
+    best_policies,
+    grouped,
+    in_order_of_mean,
+    spread_of,
+    ttft_mean_ms,
+)
 from router.sim.virtual.outcome import RunFigures
 from router.sim.virtual.scenario import FleetSpec
 
-
-def _ttft_mean_ms(of: RunFigures) -> float:
-    """Infinite if no request was served."""
-    return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
-
-
 MEASURES: dict[str, Measure] = {
-    "TTFT mean": _ttft_mean_ms,
+    "TTFT mean": ttft_mean_ms,
     "TTFT p99": lambda f: math.inf if math.isnan(f.ttft_p99_ms) else f.ttft_p99_ms,
     "share of SLO misses": lambda f: 1 - f.slo_share,
 }
-OURS = "cost_aware"
-MAX_LINES = 8
-"""Lines in one plot that a reader can distinguish: the best policies, and ours."""
 MAX_NAMES = 3
 """Tied policies that a sentence names."""
 
@@ -131,11 +127,11 @@ def _margin(spread: Spread) -> str:
 
 def _behind(by_policy: Mapping[str, Sequence[Result]]) -> dict[str, str]:
     """How far the mean TTFT of each policy is above the lowest of the table, in parentheses if that may be chance."""
-    best = best_policies(by_policy, _ttft_mean_ms)
+    best = best_policies(by_policy, ttft_mean_ms)
     lowest = next(iter(best.values())).mean
     shown = {}
     for policy, runs in by_policy.items():
-        mean = spread_of(runs, _ttft_mean_ms).mean
+        mean = spread_of(runs, ttft_mean_ms).mean
         by = f"{mean / lowest - 1:+.1%}" if math.isfinite(mean) and lowest else ""
         shown[policy] = f"({by})" if by and policy in best and len(best) > 1 else by
     return shown
@@ -151,7 +147,10 @@ def _regrets(results: Sequence[Result]) -> tuple[list[str], list[list[str]]] | N
         return None
     sizes = len({pods for _, pods in groups}) > 1
     behind = [_behind(by_policy) for by_policy in groups.values()]
-    rows = [[policy, *(one.get(policy, "") for one in behind)] for policy, _ in _by_mean(_with_exact_priors(results))]
+    rows = [
+        [policy, *(one.get(policy, "") for one in behind)]
+        for policy, _ in in_order_of_mean(_with_exact_priors(results))
+    ]
     return ["policy", *(f"{load:g}, {pods} pods" if sizes else f"load {load:g}" for load, pods in groups)], rows
 
 
@@ -202,7 +201,7 @@ def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffi
         Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
         Section("Figures", [definitions(columns), table(columns, _rows(results))]),
         *_regret_section(results),
-        *(_plots(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
+        *(plots_of(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
         *_robustness(results),
     ]
     path.write_text(page(f"{traffic} on {fleet.model}", sections), encoding="utf-8")
@@ -237,11 +236,11 @@ def _verdict(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
 def _cached_share_note(by_policy: Mapping[str, Sequence[Result]]) -> list[str]:
     """A sentence if the policy with the highest cached share is not among the fastest."""
     highest, computed = next(iter(best_policies(by_policy, lambda f: 1 - f.cached_share).items()))
-    fastest = best_policies(by_policy, _ttft_mean_ms)
+    fastest = best_policies(by_policy, ttft_mean_ms)
     if highest in fastest:
         return []
     first, fast = next(iter(fastest.items()))
-    times = spread_of(by_policy[highest], _ttft_mean_ms).mean / fast.mean
+    times = spread_of(by_policy[highest], ttft_mean_ms).mean / fast.mean
     return [
         f"{highest} has the highest cached share, {1 - computed.mean:.1%}, at {times:.1f} times the mean TTFT of "
         f"{first}."
@@ -261,16 +260,7 @@ def _with_exact_priors(results: Iterable[Result]) -> list[Result]:
 def _groups(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list[Result]]]:
     """The runs of each policy, the lowest mean first, by load and number of pods."""
     groups = grouped(_with_exact_priors(results), lambda setting: (setting.load, setting.pods))
-    return {where: dict(_by_mean(group)) for where, group in sorted(groups.items())}
-
-
-def _by_mean(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
-    """The runs of each policy, the lowest mean time to first token first."""
-    return sorted(_by_policy(results).items(), key=lambda one: spread_of(one[1], _ttft_mean_ms).mean)
-
-
-def _by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
-    return grouped(results, lambda setting: setting.policy)
+    return {where: dict(in_order_of_mean(group)) for where, group in sorted(groups.items())}
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
@@ -280,76 +270,6 @@ def _rows(results: Sequence[Result]) -> list[list[str]]:
         for (load, pods), by_policy in _groups(results).items()
         for policy, runs in by_policy.items()
     ]
-
-
-# --- plots ---
-
-
-def _plots(results: Sequence[Result], pods: int, slo: Slo) -> Section:
-    here = [result for result in results if result.setting.pods == pods]
-    loads = sorted({result.setting.load for result in here})
-    middle = loads[len(loads) // 2]
-    chosen = _chosen([result for result in here if result.setting.load == middle])
-    by_policy = {policy: runs for policy, runs in _by_policy(here).items() if policy in chosen}
-    at_middle = {policy: [run for run in runs if run.setting.load == middle] for policy, runs in by_policy.items()}
-    blocks = [_goodput(by_policy, slo)] if len(loads) > 1 else []
-    blocks += [_ttft(at_middle, middle, slo), _hits(at_middle), _work(at_middle), _regret(at_middle)]
-    return Section(f"{pods} pods", [block for block in blocks if block])
-
-
-def _chosen(results: Sequence[Result]) -> list[str]:
-    best = [policy for policy, _ in _by_mean(results)]
-    return best[:MAX_LINES] if OURS not in best[MAX_LINES:] else [*best[: MAX_LINES - 1], OURS]
-
-
-def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
-    series = []
-    for policy, runs in by_policy.items():
-        loads = sorted({run.setting.load for run in runs})
-        at_load = grouped(runs, lambda setting: setting.load)
-        goodput = [spread_of(at_load[load], lambda f: f.goodput_per_s).mean for load in loads]
-        series.append(Series(policy, loads, goodput))
-    caption = f"Requests per second within {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token."
-    axes = PlotAxes(
-        title="Goodput at the SLO", x="multiple of the traffic's own rate", y="good requests / s", caption=caption
-    )
-    return lines(axes, series)
-
-
-def _ttft(by_policy: dict[str, list[Result]], load: float, slo: Slo) -> str:
-    upright = {"SLO": slo.ttft_ms} if math.isfinite(slo.ttft_ms) else {}
-    axes = PlotAxes(
-        title=f"Time to first token at load {load:g}", x="ms", y="share of requests", log_x=True, upright=upright
-    )
-    return cdf(axes, {policy: [ms for run in runs for ms in run.ttft_ms] for policy, runs in by_policy.items()})
-
-
-def _hits(by_policy: dict[str, list[Result]]) -> str:
-    kinds = sorted({kind for runs in by_policy.values() for run in runs for kind in run.figures.cached_share_by_kind})
-    shares = {
-        policy: [fmean(run.figures.cached_share_by_kind.get(kind, 0.0) for run in runs) for kind in kinds]
-        for policy, runs in by_policy.items()
-    }
-    return bars(PlotAxes(title="Cached share of the prompt tokens", x="kind of request", y="share"), kinds, shares)
-
-
-def _work(by_policy: dict[str, list[Result]]) -> str:
-    series = [
-        Series(policy, list(range(1, len(runs[0].work_tokens) + 1)), [tokens / 1e6 for tokens in runs[0].work_tokens])
-        for policy, runs in by_policy.items()
-    ]
-    axes = PlotAxes(
-        title="Computed prompt tokens by pod", x="pod, busiest first", y="million tokens", caption="Seed 0."
-    )
-    return lines(axes, series)
-
-
-def _regret(by_policy: dict[str, list[Result]]) -> str:
-    samples = {policy: [max(ms, 0.1) for run in runs for ms in run.regret_ms] for policy, runs in by_policy.items()}
-    if not any(samples.values()):
-        return ""
-    caption = "How much earlier the best pod would have sent the first token, by its true cache and queue."
-    return cdf(PlotAxes(title="Regret", x="ms", y="share of decisions", log_x=True, caption=caption), samples)
 
 
 # --- robustness ---
@@ -364,7 +284,7 @@ def _robustness(results: Sequence[Result]) -> list[Section]:
         name: [best_policies(by_policy, measure) for by_policy in groups.values()] for name, measure in MEASURES.items()
     }
     rows = []
-    for policy, runs in _by_mean(_with_exact_priors(results)):
+    for policy, runs in in_order_of_mean(_with_exact_priors(results)):
         counts = (sum(policy in one for one in found) for found in best.values())
         errors = _changes(runs, [result for result in wrong if result.setting.policy == policy])
         rows.append([policy, *(f"{count} of {len(groups)}" for count in counts), *([errors] if wrong else [])])
@@ -384,9 +304,9 @@ def _robustness(results: Sequence[Result]) -> list[Section]:
 
 def _changes(exact: Sequence[Result], wrong: Sequence[Result]) -> str:
     """Lowest and highest change of the mean time to first token, from the run with the true coefficients."""
-    true_ms = {result.setting: _ttft_mean_ms(result.figures) for result in exact}
+    true_ms = {result.setting: ttft_mean_ms(result.figures) for result in exact}
     changes = [
-        _ttft_mean_ms(result.figures) / true_ms[replace(result.setting, compute=1.0, bandwidth=1.0)] - 1
+        ttft_mean_ms(result.figures) / true_ms[replace(result.setting, compute=1.0, bandwidth=1.0)] - 1
         for result in wrong
     ]
     return f"{min(changes):+.0%} to {max(changes):+.0%}" if changes else ""

@@ -24,6 +24,8 @@ from router.sim.virtual.world import OnProgress, World, ignore_progress
 TrafficAt: TypeAlias = Callable[[float, int], Traffic]
 """(load, seed) -> the traffic, with arrivals `load` times as fast."""
 
+OURS = "cost_aware"
+"""The policy that reports compare with the others."""
 QUANTILES = 200
 TOLERANCE = 0.01
 """A smaller relative difference counts as equal."""
@@ -183,3 +185,17 @@ def is_tied(runs: Sequence[Result], best: Sequence[Result], measure: Measure) ->
         return True
     margin = margin_of([one - other for one, other in pairs])
     return math.isfinite(margin) and mean - lowest <= margin
+
+
+def ttft_mean_ms(of: RunFigures) -> float:
+    """Infinite if no request was served."""
+    return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
+
+
+def in_order_of_mean(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+    """The runs of each policy, the lowest mean time to first token first."""
+    return sorted(runs_by_policy(results).items(), key=lambda one: spread_of(one[1], ttft_mean_ms).mean)
+
+
+def runs_by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
+    return grouped(results, lambda setting: setting.policy)
