@@ -26,6 +26,8 @@ class QuotaParts:
     def __init__(self, config: RouterConfig, cluster: ClusterMember | None, metrics: Metrics) -> None:
         self.feeds: Feeds = {}
         self.with_workers: Exchange | None = None
+        self.sharing: MeterSharing | None = None
+        """None where this process is alone."""
         refused, workers = metrics.by_class.observe_quota_refusal, config.listen.workers
         self.admission = QuotaAdmission(on_refusal=refused)
         if config.tenants is None or (cluster is None and workers == 1):
@@ -37,7 +39,7 @@ class QuotaParts:
             feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
         else:
             feed = QuotaFeed(sharing, self._exchange_with_workers)
-        self.admission = QuotaAdmission(Quotas(sharing), feed.next_exchange, refused)
+        self.sharing, self.admission = sharing, QuotaAdmission(Quotas(sharing), feed.next_exchange, refused)
         self.feeds = {"quotas": feed.run}
 
     async def _exchange_with_workers(self, reports: Sequence[ShareReport]) -> Grants:

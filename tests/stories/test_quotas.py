@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from router.admission.sharing import TOLERANCE
+from router.admission.sharing import TOLERANCE, MeterSharing
 from router.cli.child_processes import JSON_CALL
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import MockEngineConfig
@@ -158,8 +158,14 @@ async def fleet(
         cluster = ClusterDeployment(engines, redis, tokenizer, stack, tenants=str(file))
         found = [await cluster.router() for _ in range(3)]
         for one in found:
-            await one.until(lambda one=one: one.ready() == 1 and one.program.quotas.members == 3)
+            await one.until(lambda one=one: one.ready() == 1 and sharing_of(one).members == 3)
         yield found
+
+
+def sharing_of(one: Deployment) -> MeterSharing:
+    sharing = one.program.quotas.sharing
+    assert sharing is not None
+    return sharing
 
 
 async def served_of(found: list[Deployment], requests: int) -> int:
@@ -188,5 +194,5 @@ async def test_no_request_fails_because_redis_does(fleet: list[Deployment], redi
     count += await served_of(fleet, 24)
     assert count == 9 * 24
     for one in fleet:
-        await one.until(lambda one=one: not one.program.quotas.is_away)
+        await one.until(lambda one=one: not sharing_of(one).is_away)
     assert count + await served_of(fleet, 160) <= 300 * (1 + 2 * TOLERANCE)
