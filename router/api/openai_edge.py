@@ -174,7 +174,7 @@ class OpenAiEdge(HttpEdge):
         try:
             return await self._forwarder.responses.locate(stored_id, "response_id", received.tenant.name)
         except RouterError as error:
-            self.refused(Endpoint.OTHER, error, request_id, trace)
+            self.refused(Endpoint.OTHER, error, request_id, trace, received.tenant.name)
             raise
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
@@ -232,7 +232,7 @@ class OpenAiEdge(HttpEdge):
                 endpoint, received.named, received.body, request_id, received.tenant, model
             )
         except Exception as error:
-            self.refused(endpoint, error, request_id, trace)
+            self.refused(endpoint, error, request_id, trace, received.tenant.name)
             raise
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
@@ -243,16 +243,22 @@ class OpenAiEdge(HttpEdge):
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""
-        self._unrouted.ended(_ENDPOINTS.get(received.path, Endpoint.OTHER).value, CLIENT_GONE)
+        endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER).value
+        self._unrouted.ended(endpoint, CLIENT_GONE, tenant=received.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:
         self.refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
     def refused(
-        self, endpoint: Endpoint, error: Exception, request_id: str = "", trace: RequestTrace | None = None
+        self,
+        endpoint: Endpoint,
+        error: Exception,
+        request_id: str = "",
+        trace: RequestTrace | None = None,
+        tenant: str = "",
     ) -> None:
-        """Count and log a request that was refused before it was routed."""
+        """Count and log a request that was refused before it was routed. `tenant`: who sent it, if that is known."""
         model = error.model if isinstance(error, NoReadyPod) else ""
         status = response_for(error).status
         self._unrouted.ended(
@@ -263,6 +269,7 @@ class OpenAiEdge(HttpEdge):
             status=status,
             error=str(error),
             trace=trace,
+            tenant=tenant,
         )
 
     def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:

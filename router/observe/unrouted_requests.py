@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 from router.errors import shortened
 from router.observe.log import RequestLine, RequestLog
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
 from router.observe.tracing import EndedRequest, RequestTrace
+from router.observe.used_tokens import UsageWriter, UsedTokens
 
 MAX_ERROR_CHARACTERS = 500
 
 
 class UnroutedRequests:
-    """The count and the log line of each."""
+    """The count and the log line of each. `usage`: of those that a tenant sent, if there is a file of usage."""
 
-    def __init__(self, metrics: Metrics, log: RequestLog | None) -> None:
+    def __init__(self, metrics: Metrics, log: RequestLog | None, usage: UsageWriter | None = None) -> None:
         self._metrics = metrics
         self._log = log
+        self._usage = usage
 
     def ended(
         self,
@@ -28,11 +32,14 @@ class UnroutedRequests:
         status: int = 0,
         error: str = "",
         trace: RequestTrace | None = None,
+        tenant: str = "",
     ) -> None:
-        """Record one. `model` is its label: a configured name, else ""."""
+        """Record one. `model` is its label: a configured name, else ""; `tenant`: who sent it, if its key was valid."""
         self._metrics.requests.labels(endpoint, model, result).inc()
         if result == CLIENT_GONE:
             self._metrics.cancellations.labels("admit").inc()
+        if tenant and self._usage is not None:
+            self._usage.write(_unused(endpoint, result, model, request_id, status, tenant))
         if self._log is None and trace is None:
             return
         line = RequestLine(
@@ -48,3 +55,20 @@ class UnroutedRequests:
             trace.sink.add(EndedRequest(trace, line))
         if self._log is not None:
             self._log.log(line)
+
+
+def _unused(endpoint: str, result: str, model: str, request_id: str, status: int, tenant: str) -> UsedTokens:
+    """The line of a request that used nothing."""
+    return UsedTokens(
+        request_id=request_id,
+        at_s=time.time(),
+        tenant=tenant,
+        model=model,
+        endpoint=endpoint,
+        status=status,
+        result=result,
+        prompt_tokens=0,
+        cached_tokens=0,
+        computed_tokens=0,
+        output_tokens=0,
+    )

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from router.admission.admission_queue import QueueLimits
 from router.admission.tenant import Slo
+from router.errors import RouterError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -80,5 +81,7 @@ class ProxyDependencies:
     request_log: RequestLog | None = None
     quotas: QuotaAdmission = field(default_factory=QuotaAdmission)
     usage: UsageRecords | None = None
+    status_of: Callable[[RouterError], int] = lambda _error: 0
+    """The status of the response to an error."""
     queue: QueueSettings | None = None
     """None: requests wait in the engines."""

@@ -50,6 +50,7 @@ class Forwarder:
         self._quotas = needs.quotas
         self._usage = needs.usage
         self._output_lengths = needs.output_lengths
+        self._status_of = needs.status_of
         self.request_log = needs.request_log
         self.preview = self._decisions.preview
         self.responses = needs.responses
@@ -111,6 +112,8 @@ class Forwarder:
             raise
         except RouterError as error:
             context.result, context.error = error.code, str(error)
+            if not client.started:
+                context.status = self._status_of(error)
             raise
         finally:
             self.settle(context)

@@ -67,8 +67,8 @@ class QuotaAdmission:
             raise self._refusal(context, short)
         context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, time.time())
 
-    def end(self, hold: Hold, computed_tokens: int, output_tokens: int) -> None:
-        """Replace the expected by the real cost."""
+    def end(self, hold: Hold, computed_tokens: int, output_tokens: int | None) -> None:
+        """Replace the expected by the real cost; None: unknown."""
         self._quotas.end(hold, computed_tokens, output_tokens, time.monotonic())
 
     async def _exchange(self, context: RequestContext, short: Short) -> None:

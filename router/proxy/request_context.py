@@ -99,6 +99,11 @@ class RequestContext(msgspec.Struct, eq=False):
         return self.request.endpoint is Endpoint.RESPONSES and self.request.prompt.get("store") is not False
 
     @property
+    def is_in_background(self) -> bool:
+        """Whether the pod generates after its answer, which its client fetches later, or never."""
+        return self.request.prompt.get("background") is True and self.status < 400
+
+    @property
     def prefill_pod(self) -> PodId:
         """The prefill pod of a split, else ""."""
         plan = self.candidate.plan if self.candidate else None

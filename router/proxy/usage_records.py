@@ -29,7 +29,8 @@ class UsageRecords:
         """Record what the request used."""
         used = usage_of(context, ended)
         if context.hold is not None:
-            self._quotas.end(context.hold, used.computed_tokens, used.output_tokens)
+            output_tokens = None if context.is_in_background else used.output_tokens
+            self._quotas.end(context.hold, used.computed_tokens, output_tokens)
         self._add(used)
         if self._writer is not None:
             self._writer.write(used)

@@ -121,7 +121,7 @@ class Program:
             config, self.pods, self.prompts, self._pools, self.policies, self._classes, self._request_records()
         )
         models = frozenset(model.name for model in config.models if not model.is_pattern)
-        unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log)
+        unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log, self._usage_log.writer)
         self.tracing = build_tracing(config.tracing)
         self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
         self._tenants = build_tenants(config)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from router.admission.gate import AdmissionGate
 from router.admission.tokens import TokenVerifier
+from router.api.error_responses import response_for
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
@@ -83,6 +84,7 @@ def build_forwarder(
         responses=parts.responses,
         quotas=records.quotas,
         usage=records.usage,
+        status_of=lambda error: response_for(error).status,
         queue=_queue_settings(config),
     )
     return Forwarder(dependencies)

@@ -49,7 +49,7 @@ class Socket:
 
 
 @asynccontextmanager
-async def _connected(deployment: Deployment, target: str = "/v1/realtime", *headers: str) -> AsyncIterator[Socket]:
+async def connected(deployment: Deployment, target: str = "/v1/realtime", *headers: str) -> AsyncIterator[Socket]:
     url = urlsplit(deployment.url)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     lines = [
@@ -69,7 +69,7 @@ def _in_flight(deployment: Deployment) -> int:
 
 async def test_messages_pass_in_both_directions(deploy: Deploy) -> None:
     """The handshake is the pod's; a close by the client reaches the pod, and its answer the client."""
-    async with deploy(pods=1) as deployment, _connected(deployment) as socket:
+    async with deploy(pods=1) as deployment, connected(deployment) as socket:
         assert socket.head.startswith(b"HTTP/1.1 101 ")
         assert b"sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=" in socket.head  # RFC 6455, 1.3
         assert b"x-warmroute-pod: " in socket.head
@@ -101,14 +101,14 @@ async def test_a_message_behind_the_head_is_not_lost(deploy: Deploy) -> None:
 
 async def test_websockets_are_spread_by_load(deploy: Deploy) -> None:
     """Each counts as a request in flight for its whole life."""
-    async with deploy(pods=2) as deployment, _connected(deployment) as one, _connected(deployment) as two:
+    async with deploy(pods=2) as deployment, connected(deployment) as one, connected(deployment) as two:
         pods = {line for socket in (one, two) for line in socket.head.split(b"\r\n") if b"x-warmroute-pod" in line}
         assert len(pods) == 2
 
 
 async def test_the_end_of_the_pod_ends_the_client(deploy: Deploy) -> None:
     """And nothing stays booked."""
-    async with deploy(pods=1) as deployment, _connected(deployment) as socket:
+    async with deploy(pods=1) as deployment, connected(deployment) as socket:
         socket.send(TEXT, b"x")
         await socket.receive(TEXT, 1)
         await deployment.engines[0].stop()
@@ -119,7 +119,7 @@ async def test_the_end_of_the_pod_ends_the_client(deploy: Deploy) -> None:
 async def test_the_end_of_the_client_ends_the_pods_side(deploy: Deploy) -> None:
     """Also without a close message."""
     async with deploy(pods=1) as deployment:
-        async with _connected(deployment) as socket:
+        async with connected(deployment) as socket:
             socket.writer.transport.abort()
         await deployment.until(lambda: _in_flight(deployment) == 0)
 
@@ -127,7 +127,7 @@ async def test_the_end_of_the_client_ends_the_pods_side(deploy: Deploy) -> None:
 async def test_a_client_that_does_not_read_stops_the_pod(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The router's buffers stay bounded, and the connection is still closed."""
     monkeypatch.setattr(websockets, "CLOSE_S", 0.05)
-    async with deploy(pods=1) as deployment, _connected(deployment) as socket:
+    async with deploy(pods=1) as deployment, connected(deployment) as socket:
         socket.send(TEXT, LONG * 4)
         await asyncio.wait_for(socket.writer.drain(), 20)
         socket.writer.transport.abort()
@@ -139,7 +139,7 @@ async def test_a_second_pod_is_tried_if_the_first_cannot_be_reached(deploy: Depl
     async with deploy(pods=2, probes={"health_interval_s": 30.0}) as deployment:
         await deployment.engines[0].stop()
         for _ in range(3):
-            async with _connected(deployment) as socket:
+            async with connected(deployment) as socket:
                 assert socket.head.startswith(b"HTTP/1.1 101 ")
 
 
@@ -157,5 +157,5 @@ async def test_a_second_pod_is_tried_if_the_first_cannot_be_reached(deploy: Depl
 async def test_which_websockets_are_refused(deploy: Deploy, target: str, headers: tuple[str, ...], status: int) -> None:
     """With an error of the API; other paths are served as if the client had not asked."""
     edge = Edge(cors_origins=("https://good.example",))
-    async with deploy(pods=1, edge=edge) as deployment, _connected(deployment, target, *headers) as socket:
+    async with deploy(pods=1, edge=edge) as deployment, connected(deployment, target, *headers) as socket:
         assert int(socket.head.split(b" ")[1]) == status

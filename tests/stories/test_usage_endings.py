@@ -1,0 +1,143 @@
+"""Every request of a tenant has one line of usage, however it ends, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from router.config.admission_schema import AdmissionConfig, SloConfig
+from router.observe.used_tokens import UsedTokens
+from router.sim.mock.faults import Fault, FaultKind
+from router.types import Endpoint
+from tests.stories.conftest import Deploy, Deployment
+from tests.stories.test_usage import lines
+from tests.stories.test_websockets import connected
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+CLOSED = AdmissionConfig(slo=SloConfig(ttft_ms=60_000.0, tpot_ms=1.0), max_wait_ms=60_000.0)
+"""Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
+QUEUED = b'{"id":"resp_1","object":"response","status":"queued","output":[],"usage":null}'
+CANCELLED = b'{"id":"resp_1","object":"response","status":"cancelled","output":[],"usage":null}'
+CHAT, RESPONSES = Endpoint.CHAT.value, Endpoint.RESPONSES.value
+
+
+@asynccontextmanager
+async def billed(deploy: Deploy, folder: Path, quotas: str = "", **more: Any) -> AsyncIterator[tuple[Deployment, Path]]:
+    """A router in front of one pod, with the tenant `acme`, and its file of usage."""
+    tenants, usage = folder / "tenants.yaml", folder / "usage.jsonl"
+    tenants.write_text(f"tenants: [{{name: acme, keys: [{sha256(b'acme').hexdigest()}], quotas: [{quotas}]}}]")
+    async with deploy(1, tenants=tenants, usage=usage, **more) as deployment:
+        deployment.client.headers["authorization"] = "Bearer acme"
+        yield deployment, usage
+        await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
+
+
+def body(text: str = "Hello", **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+
+
+async def send(deployment: Deployment, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+    return await deployment.client.post(CHAT, json=body(**fields), headers=headers)
+
+
+def endings(found: list[UsedTokens]) -> list[tuple[int, str, int]]:
+    """Status, result and output tokens of each line, all of which are of the tenant."""
+    assert {one.tenant for one in found} == {"acme"} and len({one.id for one in found}) == len(found)
+    return [(one.status, one.result, one.output_tokens) for one in found]
+
+
+def raw(content: bytes) -> Fault:
+    """A pod's answer with this body."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
+    return Fault(kind=FaultKind.RAW, raw=(head + content).decode())
+
+
+async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
+    """A pod that dies in a stream leaves what was sent; one that dies before its answer, nothing."""
+    async with billed(deploy, tmp_path) as (deployment, usage):
+        assert (await send(deployment)).status_code == 200
+        assert (await send(deployment, stream=True, stream_options={"include_usage": True})).status_code == 200
+        deployment.engines[0].inject(Fault(kind=FaultKind.CUT, after_chunks=2))
+        assert "upstream_error" in (await send(deployment, stream=True)).text
+        deployment.engines[0].inject(Fault(kind=FaultKind.RESET, count=2))  # the first closes an idle connection
+        assert (await send(deployment)).status_code == 502
+        deployment.engines[0].inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.UNPROCESSABLE_ENTITY))
+        assert (await send(deployment)).status_code == 422
+    expected = [(200, "ok", 4), (200, "ok", 4), (200, "upstream_broken", 2), (502, "upstream_broken", 0)]
+    assert endings(lines(usage)) == [*expected, (422, "pod_refused", 0)]
+
+
+async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
+    """By the quota, the queue, the limit of requests in flight, the model; not those of unknown clients."""
+    async with billed(deploy, tmp_path, "{requests_per_minute: 1}", admission=CLOSED) as (deployment, usage):
+        assert (await send(deployment, {"authorization": "Bearer unknown"})).status_code == 401
+        assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
+        assert (await send(deployment)).status_code == 429
+        assert (await send(deployment, model="none")).status_code == 404
+        limits = deployment.program._edge.limits
+        deployment.program._edge.limits = limits.model_copy(update={"max_in_flight": 0})
+        assert (await send(deployment)).status_code == 503
+        deployment.program._edge.limits = limits
+    expected = [(503, "overloaded", 0), (429, "rate_limit_exceeded", 0), (404, "model_not_found", 0)]
+    assert endings(lines(usage)) == [*expected, (503, "saturated", 0)]
+
+
+async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
+    """In the queue, where they used nothing, and in a stream."""
+    endless = body("x " * 999, max_tokens=4000, stream=True)
+    async with (
+        billed(deploy, tmp_path, admission=CLOSED, engine={"time_scale": 0.2}) as (deployment, usage),
+        deployment.client.stream("POST", CHAT, json=endless) as stream,
+    ):
+        await anext(stream.aiter_lines())
+        queued = deployment.program.metrics.queued
+        waiting = asyncio.create_task(send(deployment, text="y " * 999))
+        await deployment.until(lambda: queued.value == 1)
+        waiting.cancel()
+        await deployment.until(lambda: queued.value == 0)
+    gone, left = sorted(lines(usage), key=lambda one: one.status)
+    assert [one.result for one in (gone, left)] == ["client_gone"] * 2
+    assert (gone.status, gone.prompt_tokens, gone.output_tokens) == (0, 0, 0)
+    assert left.status == 200 and left.prompt_tokens > 900 and left.output_tokens > 0
+    assert "output_tokens" in left.estimated
+
+
+async def test_a_response_in_the_background_keeps_its_expected_output(deploy: Deploy, tmp_path: Path) -> None:
+    """Its client may never fetch it, so the tokens in its quota stay; it has a line, and its cancellation another."""
+    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 100}") as (deployment, usage):
+        asked = {"model": "demo", "input": "Hello", "max_output_tokens": 80, "background": True, "store": True}
+        deployment.engines[0].inject(raw(QUEUED))
+        created = await deployment.client.post(RESPONSES, json=asked)
+        assert created.json()["status"] == "queued"
+        assert created.headers["x-ratelimit-remaining-tokens"] == "20"
+        deployment.engines[0].inject(raw(CANCELLED))
+        await deployment.client.post(f"{RESPONSES}/resp_1/cancel")
+        assert (await deployment.client.post(RESPONSES, json=asked)).status_code == 429
+    first, cancelled, refused = lines(usage)
+    assert (first.status, first.output_tokens) == (200, 0) and "output_tokens" in first.estimated
+    assert cancelled.request_id and refused.status == 429
+
+
+async def test_a_websocket_is_a_request_of_its_tenant(deploy: Deploy, tmp_path: Path) -> None:
+    """Of its quotas of requests, and at once while it is open. It has a line when it is closed or refused."""
+    quotas = "{requests_per_minute: 2, concurrent_requests: 1}"
+    key = "Authorization: Bearer acme"
+    async with billed(deploy, tmp_path, quotas) as (deployment, usage):
+        for _ in range(2):
+            async with connected(deployment, "/v1/realtime", key) as socket:
+                assert socket.head.startswith(b"HTTP/1.1 101 ")
+                async with connected(deployment, "/v1/realtime", key) as second:
+                    assert second.head.startswith(b"HTTP/1.1 429 ")
+            await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
+        async with connected(deployment, "/v1/realtime", key) as third:
+            assert third.head.startswith(b"HTTP/1.1 429 ") and b"x-ratelimit-remaining-requests: 0" in third.head
+    found = endings(lines(usage))
+    assert found.count((101, "ok", 0)) == 2 and found.count((429, "rate_limit_exceeded", 0)) == 3
