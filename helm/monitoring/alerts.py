@@ -218,6 +218,16 @@ ALERTS = (
         act="Ask the tenant to slow down, limit it in front of the router, or add pods.",
     ),
     Alert(
+        name="WarmrouteIdentityProviderFails",
+        expr=EACH_ROUTER.total("max", of_process.IDENTITY_PROVIDERS_FAILING) > 0,
+        lasts="5m",
+        severity="warning",
+        summary="Router {{ $labels.pod }} cannot fetch the signing keys of an identity provider; its log names it.",
+        means="Tokens that are signed with known keys stay valid, API keys work; tokens with a new key are refused.",
+        look="The log of the router: `keys of identity provider not available` and why.",
+        act="Check the provider, the network to it and its certificate (`SSL_CERT_FILE`).",
+    ),
+    Alert(
         name="WarmroutePredictionWrong",
         expr=ALERT.share_above(1, of_decisions.TTFT_ERROR, "model") > 0.5,
         lasts="10m",

@@ -372,6 +372,7 @@ ROUTER = Dashboard(
                 _rate("Worker updates dropped", "ops", of_process.WORKER_UPDATES_DROPPED, ""),
                 _rate("Receipts lost", "ops", of_process.RECEIPTS_LOST, ""),
                 _rate("Lines of usage lost", "ops", of_process.USAGE_LOST, ""),
+                _gauge("Identity providers that fail", "none", "max", of_process.IDENTITY_PROVIDERS_FAILING, ""),
                 _rate(
                     "Prompts that differ when read incrementally", "ops", of_requests.INCREMENTAL_MISMATCHES, "model"
                 ),

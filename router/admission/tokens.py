@@ -163,6 +163,10 @@ class TokenVerifier:
             )
             until_s = _time(claims["exp"]) + LEEWAY_S
             from_s = _time(claims.get("nbf", 0)) - LEEWAY_S
+        except jwt.InvalidSignatureError:
+            if jwt.get_unverified_header(token).get("kid"):
+                raise InvalidKey("The token is not valid: its signature is wrong.") from None
+            raise self._unknown_key(issuer) from None
         except jwt.InvalidAudienceError:
             raise InvalidKey("The token is not valid: it is for another audience.") from None
         except jwt.MissingRequiredClaimError:
@@ -192,9 +196,13 @@ class TokenVerifier:
         keys = self._keys.get(issuer.name, {})
         key = keys.get(kid) if kid or len(keys) != 1 else next(iter(keys.values()))
         if key is None:
-            self.wanted.add(issuer.name)
-            raise UnknownSigningKey("The router does not know the key that has signed the token yet; retry.")
+            raise self._unknown_key(issuer)
         return issuer, key
+
+    def _unknown_key(self, issuer: Issuer) -> UnknownSigningKey:
+        """Its keys are to be fetched. Also where a provider that gives its keys no names may have another key now."""
+        self.wanted.add(issuer.name)
+        return UnknownSigningKey("The router does not know the key that has signed the token yet; retry.")
 
 
 def is_token(key: bytes) -> bool:

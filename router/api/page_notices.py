@@ -86,6 +86,8 @@ class Present:
     reload_age_s: float | None = None
     reload_review: str = ""
     reload_ttft_ratio: float = 1.0
+    providers_failing: int = 0
+    """Identity providers whose signing keys could not be fetched the last time."""
 
 
 class CountedHistory:
@@ -107,6 +109,7 @@ class CountedHistory:
             *_restarts(first, now, present.pods),
             *_policies(present),
             *_index(present),
+            *_providers(present),
             *_flood(present),
             *_links(self._kept),
         ]
@@ -213,6 +216,15 @@ def _index(present: Present) -> Iterator[Notice]:
     if present.index_age_s is not None and present.index_age_s > MAX_INDEX_AGE_S:
         text = f"The shared index is {present.index_age_s:.0f} s old: Redis does not answer."
         yield Notice("index", text, "health")
+
+
+def _providers(present: Present) -> Iterator[Notice]:
+    if present.providers_failing:
+        text = (
+            f"The signing keys of {present.providers_failing} identity providers cannot be fetched: tokens"
+            " signed with known keys stay valid, others are refused. The log names them."
+        )
+        yield Notice("identity", text, "health")
 
 
 def _flood(present: Present) -> Iterator[Notice]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import add
 from typing import Any
@@ -268,7 +268,8 @@ class PageSource:
         present = present_of(
             self.gauges.fleet, self.kv_streams, calibration, policies, self.journal, tenants, index_age_s
         )
-        return self.history.notices(present)
+        failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
+        return self.history.notices(replace(present, providers_failing=int(failing)))
 
     def _models(self) -> list[str]:
         names = {

@@ -51,19 +51,22 @@ class _Attempts:
 
 
 class SigningKeyFeed:
-    """Gives `verifier` the keys of the issuers of the current tenants."""
+    """Gives `verifier` the keys of the issuers of the current tenants. `on_fetched` is called with the number of those
+    whose last fetch failed."""
 
     def __init__(
         self,
         tenants: Callable[[], Tenants],
         verifier: TokenVerifier,
         get_url: GetUrl,
+        on_fetched: Callable[[float], None] = lambda _failing: None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tenants = tenants
         self._verifier = verifier
         self._get_url = get_url
+        self._on_fetched = on_fetched
         self._clock = clock
         self._attempts: dict[tuple[str, str], _Attempts] = {}
 
@@ -80,7 +83,9 @@ class SigningKeyFeed:
 
     async def fetch_due(self) -> None:
         """Fetch the keys of all issuers whose time has come. Does not raise for their failures."""
-        await asyncio.gather(*map(self._try, self._tenants().issuers.values()))
+        issuers = self._tenants().issuers.values()
+        await asyncio.gather(*map(self._try, issuers))
+        self._on_fetched(sum(self._attempts[issuer.name, issuer.keys_url].failures > 0 for issuer in issuers))
 
     async def _try(self, issuer: Issuer) -> None:
         place = issuer.name, issuer.keys_url

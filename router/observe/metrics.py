@@ -181,6 +181,7 @@ class Metrics:
         self.shadow_regret_s = Histogram(r, of_decisions.SHADOW_REGRET_S)
         self.usage_lost = Counter(r, of_process.USAGE_LOST)
         self.receipts_lost = Counter(r, of_process.RECEIPTS_LOST)
+        self.identity_providers_failing = Gauge(r, of_process.IDENTITY_PROVIDERS_FAILING)
 
     def observe_shadow(self, policy: str, workload: str, found: Comparison, ttft_ms: float | None) -> None:
         """Add one comparison; `workload` is the class of the request."""

@@ -128,7 +128,8 @@ class Program:
         tokens = TokenVerifier()
         self._gate = build_gate(config, self._tenants, tokens)
         tenants, get_url = self._tenants, self._pools.get_url
-        self._signing_keys = SigningKeyFeed(tenants.current, tokens, get_url) if tenants else None
+        failing = self.metrics.identity_providers_failing.set
+        self._signing_keys = SigningKeyFeed(tenants.current, tokens, get_url, failing) if tenants else None
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)

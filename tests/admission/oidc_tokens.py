@@ -28,7 +28,7 @@ def _made(kid: str, kind: str) -> Any:
     return rsa.generate_private_key(65537, 2048)
 
 
-def jwk(kid: str, algorithm: str = "RS256", **members: Any) -> dict[str, Any]:
+def jwk(kid: str, algorithm: str = "RS256", /, **members: Any) -> dict[str, Any]:
     """The public key of this name. None as a member: without it."""
     public = private_key(kid, algorithm).public_key()
     found: dict[str, Any] = jwt.get_algorithm_by_name(algorithm).to_jwk(public, as_dict=True)

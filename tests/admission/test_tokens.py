@@ -67,6 +67,16 @@ def test_a_signed_token_is_admitted_as_the_tenant_that_its_claim_names(algorithm
         found._keys.clear()
 
 
+def test_a_provider_that_gives_its_keys_no_names_may_have_another_key() -> None:
+    """A token without `kid` that the known key has not signed may be signed by a new one, which is fetched then."""
+    found = verifier(jwk("one", kid=None))
+    named, unnamed = (jwt.encode(CLAIMS, private_key("two"), "RS256", headers=kid) for kid in ({"kid": "x"}, {}))
+    assert isinstance(found.find(unnamed.encode(), TENANTS, NOW_S), UnknownSigningKey) and found.wanted == {ISSUER}
+    found.set_keys(ISSUER, read_signing_keys(key_set(jwk("two", kid=None))))
+    assert found.find(unnamed.encode(), TENANTS, NOW_S) is ACME and not found.wanted
+    assert isinstance(found.find(named.encode(), TENANTS, NOW_S), UnknownSigningKey)
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -69,6 +69,12 @@ def test_restarts_of_the_last_minute_are_counted() -> None:
         ),
         ({"index_age_s": 8.2}, "index", "The shared index is 8 s old: Redis does not answer."),
         (
+            {"providers_failing": 2},
+            "identity",
+            "The signing keys of 2 identity providers cannot be fetched: tokens signed with known keys stay valid,"
+            " others are refused. The log names them.",
+        ),
+        (
             {"reload_ttft_ratio": 1.61, "reload_review": "61 of 100 decisions would change"},
             "policy",
             "Policies were changed 5 s ago, for the worse: mean predicted TTFT +61%; 61 of 100 decisions would change.",

@@ -48,7 +48,10 @@ class Router:
     def __init__(self, provider: Provider, *issuers: Issuer) -> None:
         self.tenants = Tenants({}, {}, {issuer.name: issuer for issuer in issuers or (BY_URL,)})
         self.provider, self.verifier, self.now_s = provider, TokenVerifier(), 1000.0
-        self.feed = SigningKeyFeed(lambda: self.tenants, self.verifier, provider.get_url, clock=lambda: self.now_s)
+        self.failing: list[float] = []
+        self.feed = SigningKeyFeed(
+            lambda: self.tenants, self.verifier, provider.get_url, self.failing.append, clock=lambda: self.now_s
+        )
 
     async def after(self, for_s: float = 0.0) -> int:
         """Number of fetches that are made this much later."""
@@ -82,6 +85,21 @@ async def test_the_discovery_document_says_where_the_keys_are() -> None:
     router = Router(provider, BY_DISCOVERY)
     await router.after()
     assert router.accepts() and provider.fetched == [DISCOVERY_URL, KEYS_URL]
+
+
+async def test_providers_that_fail_are_counted_until_they_answer() -> None:
+    """Of the current tenants only."""
+    other = replace(BY_URL, name="https://other.example", keys_url="https://other.example/keys")
+    router = Router(Provider({KEYS_URL: key_set(jwk("one"))}), BY_URL, other)
+    await router.after()
+    await router.after()
+    router.provider.documents[other.keys_url] = key_set(jwk("two"))
+    await router.after(MIN_INTERVAL_S)
+    router.provider.documents.clear()
+    await router.after(INTERVAL_S)
+    router.tenants = Tenants({}, {}, {})
+    await router.after()
+    assert router.failing == [1, 1, 0, 2, 0]
 
 
 GOOD = {DISCOVERY_URL: discovery(), KEYS_URL: key_set(jwk("one"))}

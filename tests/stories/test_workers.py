@@ -93,8 +93,17 @@ def _descriptors(pid: int) -> set[str]:
 
 @pytest.fixture
 async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path) -> AsyncIterator[Router]:
-    """Two workers in front of two engines with real step times; ready and trusted."""
-    config, log = tmp_path / "router.json", tmp_path / "router.log"
+    """See `running_router`."""
+    async with running_router(engine_config, tmp_path) as found:
+        yield found
+
+
+@asynccontextmanager
+async def running_router(
+    engine_config: Callable[..., MockEngineConfig], folder: Path, **settings: Any
+) -> AsyncIterator[Router]:
+    """Two workers in front of two engines with real step times; ready and trusted. `settings`: of its configuration."""
+    config, log = folder / "router.json", folder / "router.log"
     port, admin_port = free_port(), free_port()
     configs = [engine_config(time_scale=1.0)] * 2
     async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
@@ -107,6 +116,7 @@ async def router(engine_config: Callable[..., MockEngineConfig], tmp_path: Path)
             "pods": [{"url": engine.url, "speed": speed} for engine in engines],
             "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
             "limits": {"drain_delay_s": 0.0, "retries": 0},
+            **settings,
         }
         config.write_text(json.dumps(parts))
         with log.open("wb") as written:

@@ -31,6 +31,9 @@ WORKER_UPDATES_DROPPED = counter(
 )
 USAGE_LOST = counter("warmroute_usage_lost", "Lines of usage that were dropped because they could not be written.")
 RECEIPTS_LOST = counter("warmroute_receipts_lost", "Receipts that could not be written to Redis.")
+IDENTITY_PROVIDERS_FAILING = gauge(
+    "warmroute_identity_providers_failing", "Identity providers whose signing keys could not be fetched the last time."
+)
 
 BUILD_INFO = gauge("warmroute_build_info", "1, with the versions of warmroute and Python.", "version python_version")
 
