@@ -244,7 +244,8 @@ class OpenAiEdge(HttpEdge):
     def abandoned(self, received: ReceivedRequest) -> None:
         """Count a request whose client disconnected before it was served."""
         endpoint = _ENDPOINTS.get(received.path, Endpoint.OTHER).value
-        self._unrouted.ended(endpoint, CLIENT_GONE, tenant=received.tenant.name)
+        self._unrouted.ended(endpoint, CLIENT_GONE)
+        self._unrouted.bill(received.tenant.name, endpoint, CLIENT_GONE)
 
     def standalone_error(self, error: RouterError) -> bytes:
         self.refused(Endpoint.OTHER, error)
@@ -269,8 +270,8 @@ class OpenAiEdge(HttpEdge):
             status=status,
             error=str(error),
             trace=trace,
-            tenant=tenant,
         )
+        self._unrouted.bill(tenant, endpoint.value, code_of(error), request_id, status, model)
 
     def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         names_pods = self._edge.route_headers

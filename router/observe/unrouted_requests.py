@@ -32,14 +32,11 @@ class UnroutedRequests:
         status: int = 0,
         error: str = "",
         trace: RequestTrace | None = None,
-        tenant: str = "",
     ) -> None:
-        """Record one. `model` is its label: a configured name, else ""; `tenant`: who sent it, if its key was valid."""
+        """Record one. `model` is its label: a configured name, else ""."""
         self._metrics.requests.labels(endpoint, model, result).inc()
         if result == CLIENT_GONE:
             self._metrics.cancellations.labels("admit").inc()
-        if tenant and self._usage is not None:
-            self._usage.write(_unused(endpoint, result, model, request_id, status, tenant))
         if self._log is None and trace is None:
             return
         line = RequestLine(
@@ -56,19 +53,24 @@ class UnroutedRequests:
         if self._log is not None:
             self._log.log(line)
 
-
-def _unused(endpoint: str, result: str, model: str, request_id: str, status: int, tenant: str) -> UsedTokens:
-    """The line of a request that used nothing."""
-    return UsedTokens(
-        request_id=request_id,
-        at_s=time.time(),
-        tenant=tenant,
-        model=model,
-        endpoint=endpoint,
-        status=status,
-        result=result,
-        prompt_tokens=0,
-        cached_tokens=0,
-        computed_tokens=0,
-        output_tokens=0,
-    )
+    def bill(
+        self, tenant: str, endpoint: str, result: str, request_id: str = "", status: int = 0, model: str = ""
+    ) -> None:
+        """Write the line of usage of one that this tenant sent and that used nothing; none without a tenant."""
+        if not tenant or self._usage is None:
+            return
+        self._usage.write(
+            UsedTokens(
+                request_id=request_id,
+                at_s=time.time(),
+                tenant=tenant,
+                model=model,
+                endpoint=endpoint,
+                status=status,
+                result=result,
+                prompt_tokens=0,
+                cached_tokens=0,
+                computed_tokens=0,
+                output_tokens=0,
+            )
+        )
