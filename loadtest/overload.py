@@ -3,6 +3,7 @@
     python loadtest/overload.py --trace conversation_trace.jsonl --saturation 4.6 --seeds 2,3,4
     python loadtest/overload.py --mix mixed --pods 4 --saturation 1.25 --seeds 2,3,4
     python loadtest/overload.py --trace conversation_trace.jsonl --prefill 8 --saturation 3.5 --seeds 2,3,4
+    python loadtest/overload.py --mix mixed --pods 4 --saturation 1.25 --rules queue --routers 4
     python loadtest/overload.py --fairness --seeds 2,3,4
 
 Plays traffic at multiples of the load at which the fleet saturates, in virtual time, under each admission rule. A
@@ -91,11 +92,11 @@ def fleet_of(pods: int, prefill: int) -> FleetSpec:
     return spec.model_copy(update={"pods": tuple(groups)})
 
 
-def play(traffic: Traffic, admission: Admission, pods: int, seed: int, prefill: int = 0) -> Run:
+def play(traffic: Traffic, admission: Admission, pods: int, seed: int, prefill: int = 0, routers: int = 1) -> Run:
     """One run. The collector of reference cycles is off: a simulation creates none."""
     gc.disable()
     spec = fleet_of(pods, prefill)
-    conditions = replace(spec.conditions, regret_every=0)
+    conditions = replace(spec.conditions, regret_every=0, routers=routers)
     return World(
         spec.build(shipped_prior),
         simulated_policies()[SPLIT_POLICY if prefill else POLICY],
@@ -111,18 +112,18 @@ def trace_at(trace: Sequence[TraceRequest], load_factor: float, seed: int) -> Tr
     return mooncake_traffic(trace, speedup=load_factor, jitter_s=JITTER_S, seed=seed)
 
 
-def mix_at(mix: TrafficMix, load_factor: float, seed: int) -> Traffic:
-    """Five minutes of a mix at a multiple of its rate."""
-    changes = {"sessions_per_s": mix.sessions_per_s * load_factor, "duration_s": MIX_S}
+def mix_at(mix: TrafficMix, duration_s: float, load_factor: float, seed: int) -> Traffic:
+    """A mix at a multiple of its rate."""
+    changes = {"sessions_per_s": mix.sessions_per_s * load_factor, "duration_s": duration_s}
     return mix.model_copy(update=changes).traffic(seed=seed)
 
 
 def run_setting(
-    traffic: Callable[[float, int], Traffic], pods: int, prefill: int, setting: tuple[Rule, float, int]
+    traffic: Callable[[float, int], Traffic], pods: int, prefill: int, routers: int, setting: tuple[Rule, float, int]
 ) -> Overload:
     """One run of (rule, load, seed)."""
     rule, load_factor, seed = setting
-    return overload_of(play(traffic(load_factor, seed), Admission(rule=rule, slo=SLO), pods, seed, prefill))
+    return overload_of(play(traffic(load_factor, seed), Admission(rule=rule, slo=SLO), pods, seed, prefill, routers))
 
 
 def print_overload(rows: dict[tuple[Rule, float], list[Overload]], saturation: float) -> None:
@@ -238,6 +239,8 @@ def main(
     loads: Annotated[str, typer.Option(help="Multiples of it.")] = "0.8,1,1.1,1.5,2,3",
     rules: Annotated[str, typer.Option(help="Admission rules.")] = "none,llm_d,early_rejection,queue",
     seeds: Annotated[str, typer.Option(help="Seeds.")] = "2,3,4",
+    routers: Annotated[int, typer.Option(min=1, help="Number of routers, or of workers.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Of a mix.")] = MIX_S,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
 ) -> None:
     """Print a table."""
@@ -256,9 +259,9 @@ def main(
     if trace is not None:
         traffic: Callable[[float, int], Traffic] = partial(trace_at, read_mooncake(trace)[:requests])
     else:
-        traffic = partial(mix_at, load(shipped("config") / "traffic" / f"{mix}.yaml", TrafficMix))
+        traffic = partial(mix_at, load(shipped("config") / "traffic" / f"{mix}.yaml", TrafficMix), seconds)
     cases = [(rule, saturation * float(times)) for rule in chosen for times in loads.split(",")]
-    run = partial(run_setting, traffic, pods, prefill)
+    run = partial(run_setting, traffic, pods, prefill, routers)
     rows = map_in_processes(run, [(*case, seed) for case in cases for seed in numbers], jobs, "runs")
     print_overload(_by_case(cases, rows), saturation)
 

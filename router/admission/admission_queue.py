@@ -115,13 +115,13 @@ class Closed(NamedTuple):
 
 
 class AdmissionQueue:
-    """The queue of one model. `tpot_ms`: the strictest limit of those that are served; `workers`: the number of
-    processes that send to the same pods."""
+    """The queue of one model. `tpot_ms`: the strictest limit of those that are served; `senders` returns the number of
+    processes that send to the same pods now, of all routers: each sends its part."""
 
-    def __init__(self, limits: QueueLimits, tpot_ms: float = math.inf, workers: int = 1) -> None:
+    def __init__(self, limits: QueueLimits, tpot_ms: float = math.inf, senders: Callable[[], int] = lambda: 1) -> None:
         self._limits = limits
         self._tpot_ms = tpot_ms
-        self._workers = workers
+        self._senders = senders
         missing, part = 1 - limits.slo_share, FIRST_TOKENS_PART
         rest_ms = limits.rest_ms if tpot_ms < math.inf else 0.0
         self._error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
@@ -245,13 +245,13 @@ class AdmissionQueue:
         """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
-        rest_ms = self.rest_ms * self._workers if place.decodes else 0.0
+        rest_ms = self.rest_ms * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
 
     def _share(self, place: Place) -> float:
         share = prefill_share(place.step_ms, self._tpot_ms) if place.decodes else 1.0
-        return share / self._workers
+        return share / self._senders()
 
     def _wait_ms(self, place: Place, now_s: float) -> float:
         """The time until the pod is open."""

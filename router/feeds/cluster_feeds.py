@@ -44,6 +44,8 @@ class WorkloadFeed:
         self._ledger = ledger
         self.replicas = 0
         """Number of other replicas with a recent update."""
+        self.known = 0
+        """The same, but as of the last exchange while Redis is away: the replicas go on sending."""
 
     async def run(self) -> None:
         backoff = Backoff("work of other replicas", self._workload.nodes)
@@ -60,7 +62,7 @@ class WorkloadFeed:
 
     async def _exchange(self) -> None:
         others = await self._workload.exchange(self._ledger.own())
-        self.replicas = len(others)
+        self.replicas = self.known = len(others)
         self._ledger.apply_replicas(others.values(), time.monotonic())
 
 

@@ -50,11 +50,11 @@ class ForwardSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """`slo`: of clients whose tenant has none. `workers`: processes of this router."""
+    """`slo`: of clients whose tenant has none. `senders`: see `AdmissionQueue`."""
 
     limits: QueueLimits
     slo: Slo
-    workers: int = 1
+    senders: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

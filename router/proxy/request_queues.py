@@ -96,7 +96,7 @@ class _ModelQueue:
     """The queue of one model, and the task that empties it."""
 
     def __init__(self, settings: QueueSettings, needs: ProxyDependencies, decisions: RequestDecisions) -> None:
-        self._queue = AdmissionQueue(settings.limits, settings.slo.tpot_ms, settings.workers)
+        self._queue = AdmissionQueue(settings.limits, settings.slo.tpot_ms, settings.senders)
         self._max_wait_s = settings.limits.max_wait_ms / 1000
         self._needs = needs
         self._decisions = decisions

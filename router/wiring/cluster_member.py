@@ -125,6 +125,11 @@ class ClusterMember:
         return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
+    def other_workers(self) -> int:
+        """Number of workers of other routers, as far as known."""
+        return self._work.known
+
+    @property
     def loaded(self) -> asyncio.Event:
         """Set once the index has been read."""
         return self._feed.loaded

@@ -85,14 +85,17 @@ def build_forwarder(
         quotas=records.quotas,
         usage=records.usage,
         status_of=lambda error: response_for(error).status,
-        queue=_queue_settings(config),
+        queue=_queue_settings(config, parts),
     )
     return Forwarder(dependencies)
 
 
-def _queue_settings(config: RouterConfig) -> QueueSettings | None:
-    admission = config.admission
-    return QueueSettings(admission.limits, admission.default_slo, config.listen.workers) if admission else None
+def _queue_settings(config: RouterConfig, parts: FleetParts) -> QueueSettings | None:
+    if (admission := config.admission) is None:
+        return None
+    workers, cluster = config.listen.workers, parts.cluster
+    senders = (lambda: workers + cluster.other_workers) if cluster else (lambda: workers)
+    return QueueSettings(admission.limits, admission.default_slo, senders)
 
 
 def _request_log(config: Log) -> RequestLog | None:

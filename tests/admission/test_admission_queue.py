@@ -192,11 +192,15 @@ def test_a_client_that_leaves_is_out_at_once() -> None:
 
 
 def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
-    """Two processes send to the same pods, so each waits twice as long."""
-    queue = AdmissionQueue(LIMITS, workers=2)
+    """Two processes send to the same pods, so each waits twice as long, until the other one is gone."""
+    senders = [2]
+    queue = AdmissionQueue(LIMITS, senders=lambda: senders[0])
     queue.send_at_once(offer(), place(prefill_ms=100.0), 0.0)
     assert not queue.send_at_once(offer(), place(), 0.19)
-    assert queue.send_at_once(offer(), place(), 0.21)
+    senders[0] = 1
+    assert queue.send_at_once(offer(), place(prefill_ms=100.0), 0.21)
+    assert not queue.send_at_once(offer(), place(), 0.30)
+    assert queue.send_at_once(offer(), place(), 0.32)
 
 
 def test_decoding_gets_its_part_of_the_time() -> None:

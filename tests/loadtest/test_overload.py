@@ -35,6 +35,6 @@ def test_the_quiet_tenant_sends_the_same_with_any_other_traffic() -> None:
 def test_a_mix_keeps_its_duration_at_any_load() -> None:
     """So that a session may end in it."""
     mix = load(shipped("config") / "traffic" / "mixed.yaml", TrafficMix)
-    few, many = (list(mix_at(mix, load_factor, 0).sessions) for load_factor in (0.1, 0.4))
+    few, many = (list(mix_at(mix, 300.0, load_factor, 0).sessions) for load_factor in (0.1, 0.4))
     assert 2 < len(many) / len(few) < 8
     assert abs(many[-1].start_s - few[-1].start_s) < 30

@@ -223,6 +223,7 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
         await until(is_shared)
         server.kill()
         await until(is_alone)
+        assert feeds[1].known == 1, "the other one still sends to the same pods"
         assert ledgers[0].inflight() == ledgers[0].own() != {}
         await server.start()
         await until(is_shared)

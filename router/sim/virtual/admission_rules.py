@@ -141,7 +141,7 @@ class QueueRule(AdmitAll):
 
     def __init__(self, fleet: FleetActions, limits: QueueLimits, tpot_ms: float, routers: int) -> None:
         super().__init__(fleet)
-        self._queue = AdmissionQueue(limits, tpot_ms, routers)
+        self._queue = AdmissionQueue(limits, tpot_ms, lambda: routers)
         self._turns: dict[int, SessionTurn] = {}
         self._next_ms = math.inf
         self._latest: RouteDecision
