@@ -102,12 +102,12 @@ INCIDENTS: Mapping[str, Incident] = {
         changed("warmroute_discovery_age", "0+60"), {**OF_ROUTER, "source": "kubernetes"}
     ),
     "WarmroutePolicyInvalid": Incident(changed("warmroute_policy_reload_failed", "1"), OF_ROUTER),
-    "WarmrouteIdentityProviderFails": Incident(changed("warmroute_identity_providers_failing", "1"), OF_ROUTER),
     "WarmroutePolicyWorse": Incident(changed("warmroute_policy_reload_ttft", "1.8"), OF_ROUTER),
     "WarmrouteTenantFloods": Incident(
         changed(f'warmroute_tenant_in_flight_prompt_tokens{{{TARGET},tenant="a"', "90000"),
         {"namespace": "llm", "tenant": "a"},
     ),
+    "WarmrouteIdentityProviderFails": Incident(changed("warmroute_identity_providers_failing", "1"), OF_ROUTER),
     "WarmroutePredictionWrong": Incident(
         changed("warmroute_time_to_first_token_error_ratio_bucket", "0+30"), {"namespace": "llm", "model": "m"}
     ),
