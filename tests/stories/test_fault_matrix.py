@@ -328,7 +328,7 @@ async def test_the_router_listens_on_ipv6(deploy: Deploy) -> None:
 async def test_bodies_up_to_the_limit_are_forwarded(deploy: Deploy) -> None:
     """Up to the limit the body reaches the pod; above it the response is 413, with a content length or chunked."""
     size = 50 * 1024 * 1024
-    body = json.dumps({"model": "demo", "input": "x", "padding": "y" * size}).encode()
+    body = json.dumps({"model": "demo", "input": "x", "filler": "y" * size}).encode()
 
     async def chunked() -> Any:
         for at in range(0, len(body), 1 << 20):

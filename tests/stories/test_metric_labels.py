@@ -102,9 +102,9 @@ def series(found: list[Sample]) -> Counter[str]:
 async def test_no_client_makes_a_series(deploy: Deploy) -> None:
     """Of tenants, the busiest have a label, which others take over in time; all others are counted together."""
     async with deploy(pods=2) as deployment:
-        await deployment.admin.get("/metrics")
         for number in range(NAMED_TENANTS + 1):
             await send_all(deployment, f"tenant-{number}")
+        await deployment.admin.get("/metrics")
         before = series(samples(deployment))
         for number in range(ROUNDS):
             await send_all(deployment, f"{'x' * number}-{number}")
