@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,8 @@ from msgspec.structs import replace
 
 from router.errors import MalformedRequest
 from router.hashing import hash_array, token_array
-from router.proxy.large_edits import SEARCHED_BYTES, UuidRemoval
+from router.prompt.pictures.uuids import SEARCHED_BYTES
+from router.proxy.large_edits import UuidRemoval
 from router.proxy.request_context import RequestContext
 from router.types import Endpoint, Generation, PromptPicture, PromptPrefix
 from tests.proxy.pods import Town, town
@@ -87,3 +89,14 @@ async def test_a_uuid_at_the_border_of_two_searches_is_found(shift: int) -> None
         context = named(pods)
         filler = "x" * (SEARCHED_BYTES - context.request.body.index(b'"uuid"') + shift)
         assert b"uuid" not in await UuidRemoval().body_of(named(pods, filler))
+
+
+@pytest.mark.parametrize("parts", [[{**PICTURE, "uuid": "theirs"}] * 1000, [""] * 300_000])
+async def test_other_requests_are_served_while_a_body_is_searched_and_edited(parts: list[Any]) -> None:
+    """1000 small parts take 6 ms to edit, and 900 kB of quotes 8 ms to search."""
+    async with town() as pods:
+        context = pods.context(messages=chat(*parts))
+        served = asyncio.Event()
+        asyncio.get_running_loop().call_soon(served.set)
+        assert b"uuid" not in await UuidRemoval().body_of(context)
+        assert served.is_set()

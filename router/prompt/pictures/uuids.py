@@ -17,6 +17,8 @@ from router.prompt.media import KINDS
 _KEY = re.compile(rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"')
 """The name, also with escapes."""
 _OBJECT_BEGINS = re.compile(rb"\s*\{")
+SEARCHED_BYTES = 128 * 1024
+"""Searched at once: a millisecond, where a client has filled them with quotes."""
 MAX_DEPTH = 6
 """Body, messages, one conversation of several, message, content, part. Tools and arguments of calls are deeper."""
 _LISTS_OF_PARTS = frozenset({"content", "output", "content_parts"})
@@ -33,7 +35,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def may_have_uuid(body: bytes | memoryview) -> bool:
-    """Whether a body may have the field. Takes 0.3 to 0.6 ns a byte."""
+    """Whether a body may have the field. Takes 0.3 to 9 ns a byte."""
     return _KEY.search(body) is not None
 
 
@@ -51,9 +53,10 @@ def without_uuids(body: bytes) -> bytes:
 
 def _cleaned(value: msgspec.Raw, path: str, levels: int, *, is_part: bool = False) -> msgspec.Raw | None:
     """The value without the field; None if nothing changes."""
-    if not levels or not may_have_uuid(memoryview(value)):
+    view = memoryview(value)
+    first = bytes(view[:1])
+    if not levels or first not in (b"[", b"{") or (len(view) <= SEARCHED_BYTES and not may_have_uuid(view)):
         return None
-    first = bytes(memoryview(value)[:1])
     if first == b"[":
         items = _LIST.decode(value)
         changed = {
@@ -63,7 +66,7 @@ def _cleaned(value: msgspec.Raw, path: str, levels: int, *, is_part: bool = Fals
         }
         kept = [changed.get(number, item) for number, item in enumerate(items)]
         return msgspec.Raw(msgspec.json.encode(kept)) if changed else None
-    return _cleaned_object(_OBJECT.decode(value), path, levels, is_part=is_part) if first == b"{" else None
+    return _cleaned_object(_OBJECT.decode(value), path, levels, is_part=is_part)
 
 
 def _cleaned_object(fields: _Fields, path: str, levels: int, *, is_part: bool) -> msgspec.Raw | None:
