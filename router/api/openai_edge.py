@@ -204,8 +204,8 @@ class OpenAiEdge(HttpEdge):
     ) -> InferenceRequest:
         """`inference` for a body that has not been checked."""
         if self._large_bodies.are_checked(body):
-            await self._large_bodies.check(endpoint, body)
-            return await self._large_bodies.run(self.inference, endpoint, named, body, request_id, tenant)
+            await self._large_bodies.check(endpoint, body, tenant.name)
+            return await self._large_bodies.decode(body, self.inference, endpoint, named, body, request_id, tenant)
         return self.inference(endpoint, named, body, request_id, tenant)
 
     def admit(

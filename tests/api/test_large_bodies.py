@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -148,12 +148,68 @@ async def test_a_form_is_not_counted() -> None:
 async def test_the_event_loop_runs_between_slices_of_one_body_at_a_time() -> None:
     """However many large bodies arrive."""
     bodies, body = LargeBodies(ITEMS), b'{"' + b"x" * (8 * large_bodies.SLICE_BYTES)
-    checks = [asyncio.ensure_future(bodies.check(Endpoint.CHAT, body)) for _ in range(5)]
+    checks = [asyncio.ensure_future(bodies.check(Endpoint.CHAT, body, f"tenant {number}")) for number in range(5)]
     turns = 0
     while not all(check.done() for check in checks):
         await asyncio.sleep(0)
         turns += 1
     assert turns >= len(checks) * 8
+
+
+class WatchedCounter(ItemCounter, gc=False):
+    """Records how many bytes were counted."""
+
+    counted_bytes: ClassVar[list[int]] = []
+
+    def feed(self, piece: bytes) -> None:
+        self.counted_bytes.append(len(piece))
+        super().feed(piece)
+
+
+@pytest.mark.anyio
+async def test_the_next_request_of_a_chat_is_counted_from_where_it_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "SLICE_BYTES", 100)
+    monkeypatch.setattr(large_bodies, "ItemCounter", WatchedCounter)
+    monkeypatch.setattr(WatchedCounter, "counted_bytes", [])
+    bodies, chat = LargeBodies(ITEMS), b'{"messages":["' + b"x" * 300
+    for body, owner in ((chat + b'"]}', "a"), (chat + b'","y"]}', "a"), (chat + b'"]}', "b")):
+        await bodies.check(Endpoint.CHAT, body, owner)
+    assert WatchedCounter.counted_bytes == [100, 100, 100, 17, 21, 100, 100, 100, 17]
+
+
+@given(
+    starts=st.lists(st.binary(max_size=30) | st.sampled_from([b'"\\"', b"[[", b"\xc3\xa9"]), max_size=4),
+    ends=st.lists(st.lists(st.sampled_from([b'"', b"\\", b"[", b"\xc3", b"\xa9", b"a"]), max_size=40), max_size=4),
+    size=st.integers(1, 9),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_remembered_changes_no_verdict(starts: list[bytes], ends: list[list[bytes]], size: int) -> None:
+    used = LargeBodies(4)
+
+    async def verdict(bodies: LargeBodies, body: bytes) -> str:
+        try:
+            await bodies.check(Endpoint.CHAT, body)
+        except MalformedRequest as error:
+            return str(error)
+        return ""
+
+    async def compare() -> None:
+        for end in [*ends, *ends]:
+            body = b"{" + b"".join([*starts, *end])
+            assert await verdict(used, body) == await verdict(LargeBodies(4), body)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_bodies, "SLICE_BYTES", size)
+        asyncio.run(compare())
+
+
+@pytest.mark.anyio
+async def test_the_number_of_remembered_beginnings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "MAX_COUNTED", 3)
+    bodies = LargeBodies(ITEMS)
+    for number in range(9):
+        await bodies.check(Endpoint.CHAT, b'{"a":%d}' % number)
+    assert len(bodies._counted) == 3
 
 
 @pytest.mark.anyio
@@ -168,7 +224,8 @@ async def test_large_bodies_are_decoded_in_a_thread_one_at_a_time() -> None:
         running -= 1
         return threading.current_thread().name
 
-    names = await asyncio.gather(*(bodies.run(work) for _ in range(8)))
+    body = bytes(large_bodies.DECODED_INLINE_BYTES + 1)
+    names = await asyncio.gather(*(bodies.decode(body, work) for _ in range(8)))
     assert most == 1
     assert threading.current_thread().name not in names
 
@@ -190,7 +247,7 @@ async def test_only_a_large_body_is_read_in_a_thread(large: bool, monkeypatch: p
         return read(self, *arguments)
 
     monkeypatch.setattr(EdgeToPod, "inference", inference)
-    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"a" * (300_000 if large else 100))
+    body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"a" * (1_100_000 if large else 300_000))
     async with chain() as client:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         client.writer.write(head % len(body) + body)
