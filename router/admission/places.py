@@ -9,7 +9,7 @@ from router.decision import Candidate, Cost, RouteDecision, Split
 from router.types import InFlight, Pod, PodId, Role
 
 OUTPUT_TOKENS = 256
-"""Expected length of an answer, as prices expect it."""
+"""Expected length of an answer."""
 FULL_SHARE = 0.9
 """Of a pod's KV, for prompts: the rest is for answers."""
 _IDLE = InFlight()
@@ -54,11 +54,11 @@ def place_of(
 
 def _until_room_ms(pod: Pod, there: InFlight, prompt_tokens: int) -> float:
     """The time until a decode pod has room for the KV of one prompt more, if all that are on their way to it arrive
-    before: requests leave it evenly over the time that one takes."""
+    before: requests leave it evenly over the time that one takes, and then all have left."""
     if pod.role is not Role.DECODE or not pod.capacity_tokens or not there.context_tokens:
         return 0.0
     used_tokens = there.context_tokens
     short_tokens = used_tokens + prompt_tokens - pod.capacity_tokens * FULL_SHARE
     if short_tokens <= 0:
         return 0.0
-    return short_tokens / used_tokens * OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)
+    return min(short_tokens / used_tokens, 1.0) * OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)

@@ -179,12 +179,13 @@ class Quotas:
 
     def _apply(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
         """The meters of these quotas that are for the model: known ones keep what they have counted."""
-        meters = [
-            self._meter(tenant, quota.model, dimension, limit)
-            for quota in quotas
-            if quota.model in ("", model, adapter)
-            for dimension, limit in quota.limits().items()
-        ]
+        limits: dict[tuple[str, Dimension], int] = {}
+        for quota in quotas:
+            if quota.model in ("", model, adapter):
+                for dimension, limit in quota.limits().items():
+                    key = quota.model, dimension
+                    limits[key] = min(limit, limits.get(key, limit))
+        meters = [self._meter(tenant, name, dimension, limit) for (name, dimension), limit in limits.items()]
         applied = self._applied[tenant, model, adapter] = Applied(quotas, meters)
         return applied
 

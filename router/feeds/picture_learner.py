@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamError
+from router.errors import UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.prompt.pictures.learnt import Wanted
 from router.prompt.pictures.picture_reader import PictureReader
@@ -20,6 +20,8 @@ from router.types import Endpoint, Pod, PodState, PrefixTrust, PromptPrefix
 
 INTERVAL_S = 1.0
 TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 256 * 1024
+"""Of about 40,000 tokens; a longer answer is not read. This one takes 2 ms."""
 Post: TypeAlias = Callable[[Pod, str, dict[str, Any], float], Awaitable[bytes]]
 WantedPictures: TypeAlias = Callable[[], Iterator[tuple[PictureReader, Wanted]]]
 ReadProbe: TypeAlias = Callable[[Endpoint, dict[str, Any]], Awaitable[PromptPrefix | None]]
@@ -47,10 +49,15 @@ class PictureLearner:
         pod = self._pod(wanted.weights)
         if pod is None or reader.learnt is None:
             return
-        shown = {"type": "image_url", "image_url": {"url": wanted.url}}
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{wanted.base64}"}}
         chat = {"model": pod.models[0], "messages": [{"role": "user", "content": [shown]}]}
         ours = await self._read(Endpoint.CHAT, chat)
-        engine = await self._tokens(pod, chat) if ours is not None else None
+        try:
+            engine = await self._tokens(pod, chat) if ours is not None else None
+        except UpstreamError as error:
+            if not _is_refusal(error):
+                return  # wanted again by the next request with it
+            engine = None
         reader.learnt.learn(wanted, ours.tokens if ours is not None else (), engine, reader.placeholder)
 
     def _pod(self, weights: str) -> Pod | None:
@@ -68,12 +75,15 @@ class PictureLearner:
         )
 
     async def _tokens(self, pod: Pod, chat: dict[str, Any]) -> list[int] | None:
-        """The engine's tokens of a chat; None if it has no /tokenize or it fails."""
+        """The engine's tokens of a chat; None if it has no /tokenize. Raises `UpstreamError`."""
         body = ENGINES[pod.engine].tokenize_body(chat["model"], {"messages": chat["messages"]})
         if body is None:
             return None
-        try:
-            found = parse_tokens(await self._post(pod, TOKENIZE_PATH, body, TIMEOUT_S))
-        except UpstreamError:
-            return None
+        answer = await self._post(pod, TOKENIZE_PATH, body, TIMEOUT_S)
+        found = parse_tokens(answer) if len(answer) <= MAX_ANSWER_BYTES else None
         return found.tolist() if found is not None else None
+
+
+def _is_refusal(error: UpstreamError) -> bool:
+    """Whether the engine refused the picture, or takes none; it would do so again."""
+    return isinstance(error, UpstreamBroken) and 400 <= error.status < 500 and error.status != 429

@@ -120,7 +120,9 @@ class Breaker:
         fleet.listen(self._remove_gone)
 
     def success(self, pod_id: PodId) -> None:
-        """A request was served, and the pod was seen alive: reset its failures."""
+        """A request was served: reset all failures of the pod. A response with embeddings has no first token."""
+        if pod_id in self._failed_probes:
+            del self._failed_probes[pod_id]
         if self._failed.pop(pod_id, None) is not None:
             self._notify(pod_id)
 

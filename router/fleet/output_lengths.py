@@ -9,7 +9,7 @@ A client's limit says only that an answer is not longer: most clients set it far
 
 from __future__ import annotations
 
-from router.types import PRIOR_OUTPUT_TOKENS, InferenceRequest
+from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, InferenceRequest
 
 PRIOR_ANSWERS = 10
 REMEMBERED_ANSWERS = 200
@@ -17,6 +17,7 @@ MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
 MAX_MODELS = 1024
 """Models and adapters; further ones have the prior."""
+_NOT_GENERATING = frozenset({Endpoint.EMBEDDINGS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE, Endpoint.COUNT_TOKENS})
 
 
 class OutputLengths:
@@ -28,6 +29,8 @@ class OutputLengths:
 
     def expected_tokens(self, request: InferenceRequest) -> int:
         """Expected length of the answer: the mean of its model, at most what the client allows."""
+        if request.endpoint in _NOT_GENERATING:
+            return 0
         _, mean = self._means.get(request.adapter or request.model, _PRIOR)
         return min(round(mean), request.max_output_tokens or MAX_ANSWER_TOKENS)
 

@@ -272,7 +272,6 @@ class SplitExecutor:
         if is_stream(reply.headers) and _ERROR_EVENT.match(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
-            self._breaker.seen_alive(prefill)
             self._breaker.success(prefill)
             self._observe_handoff(attempt)
         return first

@@ -37,6 +37,13 @@ def test_a_decode_pod_without_room_for_the_kv_is_not_open_before_enough_requests
     assert place_of(candidate, {}, 0.0, 20_000, 200.0).room_ms == 0.0
 
 
+def test_a_long_prompt_waits_no_longer_than_until_all_requests_end() -> None:
+    """Where it needs more room than they leave."""
+    one = {"d": InFlight(requests=1, context_tokens=10)}
+    all_ms = OUTPUT_TOKENS * SPEED.step_ms(1, 10)
+    assert place_of(DIRECT, one, 0.0, 9900, 0.0).room_ms == pytest.approx(all_ms)
+
+
 def test_pods_that_compute_and_decode_have_room_as_before() -> None:
     """Their KV has shared prefixes, which requests in flight count several times; and a capacity may be unknown."""
     many = {"d": InFlight(requests=40, context_tokens=100_000)}

@@ -51,6 +51,15 @@ def test_a_request_that_has_ended_makes_place_for_another() -> None:
     refused(quotas, limits)
 
 
+def test_of_several_limits_for_the_same_the_lowest_counts() -> None:
+    """Each request counts once."""
+    for limits in (Quota(requests_per_minute=2), Quota(requests_per_minute=9)), (Quota(requests_per_minute=2),) * 2:
+        quotas = Quotas()
+        begun(quotas, limits)
+        begun(quotas, limits)
+        assert refused(quotas, limits).limit == 2
+
+
 def test_a_model_has_its_own_quota_besides_that_for_all_together() -> None:
     """An adapter may be named, too."""
     quotas = Quotas()

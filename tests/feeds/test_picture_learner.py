@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from router.feeds.picture_learner import PictureLearner
+from router.feeds.picture_learner import MAX_ANSWER_BYTES, PictureLearner
 from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.learnt import LearntPictures, Wanted
@@ -21,7 +21,7 @@ from tests.feeds.conftest import MakePod, Network
 pytestmark = pytest.mark.anyio
 Running: TypeAlias = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until: TypeAlias = Callable[[Callable[[], object]], Awaitable[None]]
-WANTED = Wanted("id", "./weights", "data:;base64,AAAA")
+WANTED = Wanted("id", "./weights", "AAAA")
 MARK = 9
 OURS = PromptPrefix(Generation(model="m"), token_array((1, MARK, 2)), hash_array())
 TOKENIZE = "/tokenize"
@@ -75,11 +75,14 @@ async def test_a_pod_is_asked_for_a_prompt_with_the_picture_alone(world: World, 
     async with running(world.feed.run()):
         await until(lambda: world.rounds > 2)
     assert world.learnt == [7, 8]
-    shown = {"type": "image_url", "image_url": {"url": WANTED.url}}
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     assert world.bodies == [{"model": "m", "messages": [{"role": "user", "content": [shown]}]}]
 
 
-@pytest.mark.parametrize("answer", [b"", b'{"tokens": "x"}', b'{"tokens": [1, 2]}'])
+LONG = json.dumps({"tokens": [1, *[7] * MAX_ANSWER_BYTES, 2]}).encode()
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"tokens": "x"}', b'{"tokens": [1, 2]}', LONG], ids=len)
 async def test_a_strange_answer_teaches_nothing(world: World, running: Running, until: Until, answer: bytes) -> None:
     world.answer = answer
     async with running(world.feed.run()):
@@ -92,6 +95,36 @@ async def test_the_learner_survives_a_pod_that_fails(world: World, running: Runn
     async with running(world.feed.run()):
         await until(lambda: world.rounds > 2)
     assert (world.learnt, world.engine.asked[TOKENIZE]) == (None, 1)
+
+
+async def test_pictures_are_learnt_after_pods_have_failed(world: World, running: Running, until: Until) -> None:
+    """However often: that says nothing about pictures. They are wanted again with the next requests."""
+    learnt = world.reader.learnt
+    assert learnt is not None
+    world.engine.refuses = True
+    world.left = [Wanted(name, "./weights", "AAAA") for name in ("b", "c", "id")]
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+        assert not learnt.gave_up
+        assert world.learnt is None
+        wanted = learnt.next_wanted()
+        assert wanted == WANTED
+        world.engine.refuses, rounds = False, world.rounds
+        world.left.append(wanted)
+        await until(lambda: world.rounds > rounds + 2)
+    assert world.learnt == [7, 8]
+
+
+@pytest.mark.parametrize("status", [400, 404])
+async def test_a_refused_picture_is_not_asked_for_again(
+    world: World, running: Running, until: Until, status: int
+) -> None:
+    world.engine.statuses[TOKENIZE] = status
+    async with running(world.feed.run()):
+        await until(lambda: world.rounds > 2)
+    assert world.learnt is None
+    assert world.reader.learnt is not None
+    assert world.reader.learnt.next_wanted() is None
 
 
 @pytest.mark.parametrize("facts", [{"weights": "./others"}, {"engine": "llamacpp"}])

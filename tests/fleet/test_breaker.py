@@ -59,8 +59,8 @@ def test_a_served_request_settles_everything(fleet: Fleet) -> None:
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
     for _ in range(5):
         breaker.failure("a", 0.0)
+        breaker.success("a")
         breaker.probe_failed("a", 0.0)
-        breaker.seen_alive("a")
         breaker.success("a")
     assert state(fleet, "a") is PodState.READY
 

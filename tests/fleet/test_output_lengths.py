@@ -40,6 +40,12 @@ def test_a_model_that_reasons_is_expected_to_answer_at_length() -> None:
     assert expected(lengths, model="other") == PRIOR_OUTPUT_TOKENS
 
 
+@pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE])
+def test_nothing_is_expected_where_nothing_is_generated(endpoint: Endpoint) -> None:
+    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"")
+    assert OutputLengths().expected_tokens(request) == 0
+
+
 def test_one_long_answer_changes_little() -> None:
     """The first ones, too."""
     lengths = OutputLengths()

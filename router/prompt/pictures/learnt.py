@@ -18,7 +18,7 @@ MAX_SEEN = 4096
 """Pictures that were seen once, and as many that could not be learnt."""
 MAX_ASKED = 8
 """Pictures that wait for `next_wanted`: further ones replace them."""
-MAX_URL_CHARACTERS = 4 * 1024 * 1024
+MAX_BASE64_CHARACTERS = 4 * 1024 * 1024
 """A larger picture is not learnt: it would have to be sent once more."""
 MAX_FAILURES = 2
 """This many failures and no success: the engine does not replace the placeholder alone, or takes no pictures."""
@@ -31,7 +31,8 @@ class Wanted(NamedTuple):
 
     identifier: str
     weights: str
-    url: str
+    base64: str
+    """Its file. Not its URL: a client could write one that engines refuse, for a picture that others have, too."""
 
 
 class LearntPictures:
@@ -53,7 +54,7 @@ class LearntPictures:
     def tokens(self, wanted: Wanted) -> array[int] | None:
         """The tokens of a picture; None while they are unknown."""
         found = self._tokens.get(wanted.identifier)
-        if found is None and len(wanted.url) <= MAX_URL_CHARACTERS:
+        if found is None and len(wanted.base64) <= MAX_BASE64_CHARACTERS:
             self._asked.append(wanted)
         return found
 

@@ -104,7 +104,7 @@ class PictureReader:
         identifier, count = entry.found
         tokens = None
         if self.learnt is not None:
-            tokens = self.learnt.tokens(Wanted(identifier, identities.weights, url_of(part)))
+            tokens = self.learnt.tokens(Wanted(identifier, identities.weights, encoded))
             if tokens is None:
                 return None
             count = len(tokens)

@@ -11,9 +11,9 @@ from router.prompt.pictures import learnt
 from router.prompt.pictures.learnt import (
     EAGER,
     MAX_ASKED,
+    MAX_BASE64_CHARACTERS,
     MAX_FAILURES,
     MAX_SEEN,
-    MAX_URL_CHARACTERS,
     LearntPictures,
     Wanted,
     replacement,
@@ -24,7 +24,7 @@ OURS = (1, 2, PLACEHOLDER, 3)
 
 
 def wanted(name: int | str) -> Wanted:
-    return Wanted(str(name), "weights", f"data:;base64,{name}")
+    return Wanted(str(name), "weights", str(name))
 
 
 def knowing(*names: int | str) -> LearntPictures:
@@ -112,7 +112,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = knowing(*range(3))
     for number in range(100, 100 + 2 * MAX_ASKED):
         pictures.tokens(wanted(number))
-    pictures.tokens(Wanted("large", "weights", "x" * (MAX_URL_CHARACTERS + 1)))
+    pictures.tokens(Wanted("large", "weights", "x" * (MAX_BASE64_CHARACTERS + 1)))
     waiting = [one.identifier for one in iter(pictures.next_wanted, None)]
     assert waiting == [str(number) for number in range(100 + MAX_ASKED, 100 + 2 * MAX_ASKED)]
 
