@@ -1,4 +1,4 @@
-"""Learns how many tokens the answers of each model have.
+"""Learns how many tokens the answers of each model have, and for quotas those of each tenant.
 
 The mean of the latest answers, of which a new model has made up ones of the prior's length:
 
@@ -15,31 +15,40 @@ PRIOR_ANSWERS = 10
 REMEMBERED_ANSWERS = 200
 MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
-MAX_MODELS = 1024
-"""Models and adapters; further ones have the prior."""
+MAX_MEANS = 16_384
+"""Of models and adapters, and of these for tenants with quotas; further ones have the prior."""
 _NOT_GENERATING = frozenset({Endpoint.EMBEDDINGS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE, Endpoint.COUNT_TOKENS})
 
 
 class OutputLengths:
-    """Mean lengths by model, or by adapter for requests to one."""
+    """Mean lengths by model, or by adapter for requests to one. `tenant`: one with quotas; "" for the mean of all."""
 
     def __init__(self) -> None:
-        self._means: dict[str, tuple[int, float]] = {}
-        """Number of answers, and their mean with the prior."""
+        self._means: dict[tuple[str, str], tuple[int, float]] = {}
+        """Number of answers, and their mean with the prior, by tenant and model."""
 
-    def expected_tokens(self, request: InferenceRequest) -> int:
+    def expected_tokens(self, request: InferenceRequest, tenant: str = "") -> int:
         """Expected length of the answer: the mean of its model, at most what the client allows."""
         if request.endpoint in _NOT_GENERATING:
             return 0
-        _, mean = self._means.get(request.adapter or request.model, _PRIOR)
+        _, mean = self._latest(tenant, request.adapter or request.model)
         return min(round(mean), request.max_output_tokens or MAX_ANSWER_TOKENS)
 
-    def answered(self, model: str, tokens: int) -> None:
+    def answered(self, model: str, tokens: int, tenant: str = "") -> None:
         """Learn from a finished answer. `model`: or the adapter."""
-        if model in self._means or len(self._means) < MAX_MODELS:
-            answers, mean = self._means.get(model, _PRIOR)
+        if tenant:
+            self._learn(tenant, model, tokens)
+        self._learn("", model, tokens)
+
+    def _learn(self, tenant: str, model: str, tokens: int) -> None:
+        if (tenant, model) in self._means or len(self._means) < MAX_MEANS:
+            answers, mean = self._latest(tenant, model)
             weight = 1 / min(answers + 1 + PRIOR_ANSWERS, REMEMBERED_ANSWERS)
-            self._means[model] = answers + 1, mean + weight * (min(tokens, MAX_ANSWER_TOKENS) - mean)
+            self._means[tenant, model] = answers + 1, mean + weight * (min(tokens, MAX_ANSWER_TOKENS) - mean)
+
+    def _latest(self, tenant: str, model: str) -> tuple[int, float]:
+        """A new tenant has the mean of all as prior."""
+        return self._means.get((tenant, model)) or (0, self._means.get(("", model), _PRIOR)[1])
 
 
 _PRIOR = 0, float(PRIOR_OUTPUT_TOKENS)

@@ -82,7 +82,8 @@ class Forwarder:
         match = await self._decisions.match(context)
         context.decision = self._decisions.decide(context, match)
         if context.hold is not None:
-            await self._quotas.charge(context, self._output_lengths.expected_tokens(context.request))
+            expected = self._output_lengths.expected_tokens(context.request, context.tenant.name)
+            await self._quotas.charge(context, expected)
         if self._queues is None or context.prompt is None:
             await self._attempts.attempt_in_order(context, client)
             return
@@ -147,7 +148,8 @@ class Forwarder:
             self._usage.end(context, ended)
         self._compare(context, ended)
         if context.result == "ok" and (tokens := context.answer_tokens):
-            self._output_lengths.answered(context.request.adapter or context.request.model, tokens)
+            tenant = context.tenant.name if context.hold is not None else ""
+            self._output_lengths.answered(context.request.adapter or context.request.model, tokens, tenant)
         context.phases.end()
         metrics.phase_s.add(ended.phases_s)
         self._journal.settle(ended, context.recorded, context.decision, context.prompt)

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.output_lengths import MAX_ANSWER_TOKENS, MAX_MODELS, OutputLengths
+from router.fleet.output_lengths import MAX_ANSWER_TOKENS, MAX_MEANS, OutputLengths
 from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, InferenceRequest
 
 
-def expected(lengths: OutputLengths, model: str = "m", adapter: str = "", limit: int | None = None) -> int:
-    return lengths.expected_tokens(
-        InferenceRequest(
-            id="r", endpoint=Endpoint.CHAT, model=model, adapter=adapter, body=b"", max_output_tokens=limit
-        )
+def expected(
+    lengths: OutputLengths, model: str = "m", adapter: str = "", limit: int | None = None, tenant: str = ""
+) -> int:
+    request = InferenceRequest(
+        id="r", endpoint=Endpoint.CHAT, model=model, adapter=adapter, body=b"", max_output_tokens=limit
     )
+    return lengths.expected_tokens(request, tenant)
 
 
 @given(limit=st.none() | st.integers(min_value=PRIOR_OUTPUT_TOKENS))
@@ -46,6 +47,19 @@ def test_nothing_is_expected_where_nothing_is_generated(endpoint: Endpoint) -> N
     assert OutputLengths().expected_tokens(request) == 0
 
 
+def test_the_answers_of_a_tenant_say_nothing_about_those_of_another() -> None:
+    """Else a tenant with long answers would use up the quotas of the others. A new one has the mean of all."""
+    lengths = OutputLengths()
+    for _ in range(1000):
+        lengths.answered("m", 40, "brief")
+        lengths.answered("m", 4000, "verbose")
+    assert expected(lengths, tenant="brief") == pytest.approx(40, abs=4)
+    assert expected(lengths, tenant="verbose") == pytest.approx(4000, rel=0.05)
+    assert expected(lengths, tenant="new") == expected(lengths) == pytest.approx(2020, rel=0.1)
+    lengths.answered("m", 2000, "new")
+    assert expected(lengths, tenant="new") == pytest.approx(2020, rel=0.1)
+
+
 def test_one_long_answer_changes_little() -> None:
     """The first ones, too."""
     lengths = OutputLengths()
@@ -73,7 +87,7 @@ def test_what_pods_report_is_bounded(answers: list[int]) -> None:
 def test_models_without_end_take_no_memory() -> None:
     """The first ones stay known."""
     lengths = OutputLengths()
-    for number in range(MAX_MODELS + 9):
+    for number in range(MAX_MEANS + 9):
         lengths.answered(f"m{number}", 9_000)
     assert expected(lengths, model="m0") > PRIOR_OUTPUT_TOKENS
-    assert expected(lengths, model=f"m{MAX_MODELS + 8}") == PRIOR_OUTPUT_TOKENS
+    assert expected(lengths, model=f"m{MAX_MEANS + 8}") == PRIOR_OUTPUT_TOKENS
