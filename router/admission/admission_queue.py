@@ -28,6 +28,9 @@ from router.types import PodId
 
 MIN_RECHECK_MS = 2.0
 """A pod's queue is an estimate, so its end may pass without a place."""
+AHEAD_MS = 300.0
+"""How far a process may be ahead of its part of a pod's pace, for each other one that sends to the pod: in a short time
+they do not send equally much, and the pod's queue shows what they sent."""
 FIRST_TOKENS_PART = 0.2
 """Of the requests that may miss their SLO, those whose first token may be late. The others may get later tokens late:
 prompts on the same pod, which nobody can predict, delay short answers."""
@@ -255,8 +258,9 @@ class AdmissionQueue:
 
     def _wait_ms(self, place: Place, now_s: float) -> float:
         """The time until the pod is open."""
+        ahead_ms = AHEAD_MS * (self._senders() - 1)
         return max(
-            self._pace.wait_ms(place.pod, now_s),
+            self._pace.wait_ms(place.pod, now_s) - ahead_ms,
             self._handoffs.wait_ms(place.pod, place.prefill_ms, now_s),
             place.queue_ms - self._limits.burst_ms,
             place.room_ms,
