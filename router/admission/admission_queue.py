@@ -21,6 +21,7 @@ from router.admission.fair_order import FairOrder, Waiting
 from router.admission.fair_shares import FairShares
 from router.admission.handoffs_due import HandoffsDue
 from router.admission.margin import LearntMargin
+from router.admission.overtaking import OvertakingShare
 from router.admission.pace import PrefillPace, prefill_share
 from router.admission.tenant import Tenant
 from router.decision import Candidate, RouteDecision, Split
@@ -133,6 +134,7 @@ class AdmissionQueue:
         self._pace = PrefillPace(limits.burst_ms)
         self._shares = FairShares()
         self._handoffs = HandoffsDue()
+        self._overtaking = OvertakingShare()
         self._numbers = count()
         self._bytes = 0
 
@@ -143,6 +145,11 @@ class AdmissionQueue:
     def held_bytes(self) -> int:
         """Bodies of the waiting requests."""
         return self._bytes
+
+    @property
+    def _longest_wait_ms(self) -> float:
+        """After it, a request is refused that was predicted to wait no longer than the limit."""
+        return 2 * self._limits.max_wait_ms
 
     @property
     def error_share(self) -> float:
@@ -167,7 +174,9 @@ class AdmissionQueue:
             or not order.may_overtake(tenant)
         ):
             return False
-        self._sent(tenant, place, now_s, pods)
+        fleet_ms = self._sent(tenant, place, now_s, pods)
+        if order:
+            self._overtaking.observe(fleet_ms, now_s)
         return True
 
     def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
@@ -179,7 +188,7 @@ class AdmissionQueue:
             reason = Reason.TENANT if is_own_work and self._order.others_wait(request.tenant) else Reason.FLEET
             return Refusal(reason, late_ms / 1000)
         best = self._choose(places, now_s, self._limits.max_wait_ms)
-        spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._limits.max_wait_ms)
+        spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
         one = Waiting(
             next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes, now_s
         )
@@ -197,6 +206,16 @@ class AdmissionQueue:
         if last is not None:
             self.leave(last)
         return last
+
+    def expire(self, now_s: float) -> Waiting | float:
+        """Take out a request that can no longer get its first token in time; or return the milliseconds until the next
+        one cannot. To be called before requests are sent, until it returns a number."""
+        one = self._order.most_urgent()
+        if one is None or one.start_by_s >= now_s:
+            return math.inf if one is None else (one.start_by_s - now_s) * 1000
+        self.leave(one)
+        self._error_share.observe(True)
+        return one
 
     def leave(self, one: Waiting) -> None:
         """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
@@ -244,13 +263,14 @@ class AdmissionQueue:
         if tpot_ms is not None:
             self._rest_ms.observe(tpot_ms > self._tpot_ms)
 
-    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
-        """Count a prompt for its pod and for its tenant."""
+    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> float:
+        """Count a prompt for its pod and for its tenant. Returns the time that it takes of all pods together."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
         rest_ms = self.rest_ms * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
+        return taken_ms / pods
 
     def _share(self, place: Place) -> float:
         share = prefill_share(place.step_ms, self._tpot_ms) if place.decodes else 1.0
@@ -277,7 +297,8 @@ class AdmissionQueue:
     def _late_ms(self, request: Offer, places: Sequence[Place], now_s: float, pods: int, *, own: bool) -> float:
         """How much later than allowed the first token would come, with the error of predictions."""
         limits = self._limits
-        ahead_ms = self._order.ahead_ms(request.tenant, now_s + limits.max_wait_ms / 1000, own=own)
+        ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
+        ahead_ms /= 1 - self._overtaking.at(now_s)
         turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
         error = 1 + self.error_share
 

@@ -21,7 +21,7 @@ from router.admission.tenant import Tenant
 class Waiting(msgspec.Struct, eq=False, gc=False):
     """A request in the queue. `prefill_ms` is the latest estimate of the prefill that it needs.
 
-    It has to be sent by `start_by_s` to get its first token in time."""
+    It has to be sent by `start_by_s` to get its first token in time, and is refused then."""
 
     number: int
     tenant: Tenant
@@ -64,16 +64,17 @@ class _Band:
         return max(known.virtual_ms, self.virtual_ms) if known else self.virtual_ms
 
     def in_order(self) -> Iterator[Waiting]:
-        """The order in which they would be sent if all took the prefill that is expected."""
-        heads = [(one.virtual_ms, name, 0) for name, one in self.tenants.items() if one.waiting]
+        """The order in which they would be sent if all took the prefill that is expected. Of tenants that got the same,
+        the request that arrived first."""
+        heads = [(one.virtual_ms, one.waiting[0].number, one, 0) for one in self.tenants.values() if one.waiting]
         heapq.heapify(heads)
         while heads:
-            virtual_ms, name, at = heads[0]
-            backlog = self.tenants[name]
+            virtual_ms, _, backlog, at = heads[0]
             one = backlog.waiting[at]
             yield one
             if at + 1 < len(backlog.waiting):
-                heapq.heapreplace(heads, (virtual_ms + one.prefill_ms / backlog.tenant.weight, name, at + 1))
+                virtual_ms += one.prefill_ms / backlog.tenant.weight
+                heapq.heapreplace(heads, (virtual_ms, backlog.waiting[at + 1].number, backlog, at + 1))
             else:
                 heapq.heappop(heads)
 
@@ -132,6 +133,11 @@ class FairOrder:
         for number in sorted(self._bands, reverse=True):
             yield from self._bands[number].in_order()
 
+    def most_urgent(self) -> Waiting | None:
+        """The request that has to start first; None if nobody waits."""
+        heads = (one.waiting[0] for band in self._bands.values() for one in band.tenants.values() if one.waiting)
+        return min(heads, key=_place, default=None)
+
     def ahead_ms(self, tenant: Tenant, start_by_s: float, *, own: bool = True) -> float:
         """The prefill of all requests that would be sent before a new one. `own`: count the tenant's own requests."""
         ahead_ms = sum(
@@ -186,6 +192,9 @@ def band_own_ms(backlog: _Backlog | None, start_by_s: float) -> float:
 
 
 def _until(backlog: _Backlog, virtual_ms: float) -> float:
-    """The prefill that this tenant gets before it has been served to `virtual_ms`."""
+    """The prefill of the requests of this tenant that start until it has been served to `virtual_ms`. The last of them
+    counts as a mean one."""
     due_ms = (virtual_ms - backlog.virtual_ms) * backlog.tenant.weight
-    return min(backlog.prefill_ms, max(due_ms, 0.0))
+    if not backlog.waiting or due_ms < 0:
+        return 0.0
+    return min(backlog.prefill_ms, due_ms + backlog.prefill_ms / len(backlog.waiting))

@@ -160,14 +160,13 @@ class _ModelQueue:
 
     async def _send_first(self) -> float:
         """Send the first request that has a place. Returns the milliseconds until it is worth trying again."""
-        soonest_ms = self._max_wait_s * 1000
+        while isinstance(found := self._queue.expire(time.monotonic()), Waiting):
+            self._fail(found, Refusal(Reason.FLEET, self._max_wait_s))
+        soonest_ms = found
         for one in self._queue.first():
             waiter = self._waiters.get(one.number)
             if waiter is None or waiter.go.done():
                 continue
-            if time.monotonic() > one.start_by_s + self._max_wait_s:
-                self._fail(one, Refusal(Reason.FLEET, self._max_wait_s), leave=True)
-                return 0.0
             try:
                 scene, decision = await self._decide_again(waiter.context)
             except RouterError as error:
@@ -176,15 +175,15 @@ class _ModelQueue:
                 return 0.0
             if waiter.go.done() or one.number not in self._waiters:  # its client left meanwhile
                 continue
-            found = self._queue.try_send(one, self._places(waiter.context, decision), time.monotonic())
-            if isinstance(found, Place):
+            place = self._queue.try_send(one, self._places(waiter.context, decision), time.monotonic())
+            if isinstance(place, Place):
                 del self._waiters[one.number]
-                self._decisions.redecided(waiter.context, scene, found.first_in(decision))
+                self._decisions.redecided(waiter.context, scene, place.first_in(decision))
                 waiter.go.set_result(None)
                 await asyncio.sleep(0)  # it is booked before the next one is decided
                 return 0.0
-            soonest_ms = min(soonest_ms, found.wait_ms)
-            if found.all_closed:
+            soonest_ms = min(soonest_ms, place.wait_ms)
+            if place.all_closed:
                 break
         return max(soonest_ms, MIN_RECHECK_MS)
 
@@ -202,9 +201,9 @@ class _ModelQueue:
         model = context.request.adapter or context.request.model
         return sum(status.pod.serves(model) for status in self._needs.fleet.snapshot.pods)
 
-    def _fail(self, one: Waiting, refusal: Refusal, *, leave: bool = False) -> None:
-        """Refuse a request that waits; `leave`: it is still in the queue."""
-        waiter = self._waiters[one.number] if leave else self._waiters.pop(one.number)
+    def _fail(self, one: Waiting, refusal: Refusal) -> None:
+        """Refuse a request that was taken out of the queue."""
+        waiter = self._waiters.pop(one.number)
         if not waiter.go.done():
             waiter.go.set_exception(self._refused(waiter.context, refusal))
 

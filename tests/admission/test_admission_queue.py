@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -179,6 +180,40 @@ def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
         wait(queue, offer(LIGHT), [place(prefill_ms=10.0)])
         assert queue.overflow() is heavy[-1]
         assert (queue.overflow(), len(queue), queue.held_bytes) == (None, 3, 30)
+
+
+def test_a_request_that_can_no_longer_be_in_time_is_taken_out() -> None:
+    """When it is certain, however long others were expected to take. Nobody waits longer than twice the limit."""
+    queue = busy()
+    soon, later = (wait(queue, offer(limit_ms=limit_ms), [place()]) for limit_ms in (800.0, 1e9))
+    assert queue.expire(0.0) == pytest.approx(700.0)
+    assert queue.expire(0.701) is soon
+    assert queue.expire(0.701) == pytest.approx(1299.0)
+    assert queue.expire(2.001) is later
+    assert (queue.expire(2.001), len(queue), queue.held_bytes) == (math.inf, 0, 0)
+
+
+def test_the_error_of_predictions_is_learnt_from_requests_that_expire() -> None:
+    """They were predicted to be in time."""
+    queue = busy()
+    before = queue.error_share
+    wait(queue, offer(), [place()])
+    assert isinstance(queue.expire(10.0), Waiting)
+    assert queue.error_share > before
+
+
+def test_a_request_is_refused_if_those_who_overtake_leave_no_time_for_it() -> None:
+    """A tenth of a second of prompts waits in front of it, but many others are within their share."""
+
+    def is_refused(overtaking: int) -> bool:
+        queue = busy(ms=100.0)
+        wait(queue, offer(HEAVY), [place(prefill_ms=400.0)])
+        for at in range(overtaking):
+            assert queue.send_at_once(offer(Tenant(name=str(at))), place(f"other {at}", 1000.0), 0.0)
+        return isinstance(queue.offer(offer(HEAVY), [place()], 0.1), Refusal)
+
+    assert not is_refused(0)
+    assert is_refused(4)
 
 
 def test_a_client_that_leaves_is_out_at_once() -> None:

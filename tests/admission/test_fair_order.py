@@ -119,6 +119,31 @@ def test_the_work_ahead_counts_higher_bands_and_no_lower_ones() -> None:
     assert order.ahead_ms(LIGHT, 1.0) == 300.0
 
 
+def test_of_tenants_that_got_the_same_the_request_that_came_first_goes_first() -> None:
+    """Not the tenant whose name comes first."""
+    first, second = waiting(Tenant(name="z")), waiting(Tenant(name="a"))
+    assert list(queued(second, first).in_order()) == [first, second]
+
+
+@given(st.lists(st.integers(1, 4), max_size=12))
+def test_the_work_ahead_counts_the_requests_of_other_tenants_that_go_first(backlogs: list[int]) -> None:
+    """Of each tenant that got no more than the new one at least one, however little is due to it."""
+    tenants = [Tenant(name=str(at)) for at in range(len(backlogs))]
+    order = queued(*(waiting(one, 100.0) for one, size in zip(tenants, backlogs, strict=True) for _ in range(size)))
+    ahead_ms = order.ahead_ms(LIGHT, 1.0)
+    mine = waiting(LIGHT)
+    order.add(mine)
+    served = serve_all(order)
+    assert sum(one.prefill_ms for one in served[: served.index(mine)]) == pytest.approx(ahead_ms)
+
+
+def test_the_most_urgent_request_has_to_start_first() -> None:
+    """Of all tenants and bands."""
+    late, soon = waiting(HEAVY, start_by_s=3.0), waiting(Tenant(name="low", band=-1), start_by_s=2.0)
+    assert queued(late, soon).most_urgent() is soon
+    assert FairOrder().most_urgent() is None
+
+
 def test_a_request_that_leaves_is_out_at_once() -> None:
     """It can leave only once."""
     gone, stays = waiting(LIGHT, 70.0), waiting(LIGHT, 30.0)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from router.admission.admission_queue import AdmissionQueue, Offer, Place, QueueLimits, Refusal
+from router.admission.admission_queue import MIN_RECHECK_MS, AdmissionQueue, Offer, Place, QueueLimits, Refusal
 from router.admission.fair_order import Waiting
 from router.admission.places import places_of
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
@@ -166,9 +166,12 @@ class QueueRule(AdmitAll):
 
     def _send(self) -> None:
         now_ms = self._fleet.now_ms()
+        while isinstance(expired := self._queue.expire(now_ms / 1000), Waiting):
+            self._fleet.refuse(self._turns.pop(expired.number), "expired")
         while len(self._queue):
             found = self._queue.next_to_send(now_ms / 1000, self._places_of)
             if isinstance(found, float):
+                found = min(found, max(expired, MIN_RECHECK_MS))
                 if not now_ms < self._next_ms <= now_ms + found:
                     self._next_ms = now_ms + found
                     self._fleet.call_in(found, self._send)
