@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from router.admission.quotas import Hold, Quota, Quotas
+from router.admission.tenant import Tenant
 from router.errors import NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.fleet import PodEvent
 from router.hashing import hash_array, token_array
@@ -71,6 +73,27 @@ async def test_an_answer_is_expected_to_be_as_long_as_finished_ones() -> None:
         context = pods.context()
         await pods.forward(context)
         assert context.recorded is not None and context.recorded.scene.expected_output_tokens == expected
+
+
+async def test_a_quota_expects_answers_as_long_as_those_of_its_tenant() -> None:
+    """Long answers of another one do not use it up."""
+    limits = (Quota(output_tokens_per_minute=10**9),)
+    async with town(a=saying(answer(usage={"prompt_tokens": 9, "completion_tokens": 4000}))) as pods:
+
+        async def charged(tenant: str) -> int:
+            context, hold = pods.context(), Quotas().begin(tenant, limits, "m", "", 0.0)
+            assert isinstance(hold, Hold)
+            context.tenant, context.hold = Tenant(name=tenant, quotas=limits), hold
+            await pods.forward(context)
+            return hold.output_tokens
+
+        for _ in range(50):
+            await charged("verbose")
+        pods.made["a"].behaviour = saying(answer(usage={"prompt_tokens": 9, "completion_tokens": 4}))
+        for _ in range(100):
+            await charged("brief")
+        assert await charged("brief") < 500
+        assert await charged("verbose") > 3000
 
 
 async def test_the_time_between_tokens_is_sampled() -> None:
