@@ -1,14 +1,16 @@
 """Measures what a long agent session costs the running router, and how long it blocks its event loop, by API.
 
     python loadtest/long_chats.py --sessions agent_sessions.jsonl --watch cpu
+    python loadtest/long_chats.py --sessions agent_sessions.jsonl --watch busy
     python loadtest/long_chats.py --sessions agent_sessions.jsonl --watch lag
     python loadtest/long_chats.py --sessions agent_sessions.jsonl --watch callbacks
 
 Sessions with the lengths and the growth of recorded ones send their last steps over HTTP through a router to mock
-engines. The first of them is new to the router, as a session that resumes on another router is. `cpu`: CPU of all
-threads of the router's process during a request, less that of an idle router in the same time. `lag`: the longest lag
-of the loop during a request, less the time in which the machine had no core for it (`loop_watch.py`). `callbacks`: the
-longest CPU time of a callback, on asyncio's own loop.
+engines, after a few short chats, which show what any request costs there. The first step is new to the router, as a
+session that resumes on another router is. `cpu`: CPU of all threads of the router's process during a request, less that
+of an idle router in the same time. `busy`: the same per later step while all sessions send at once. `lag`: the longest
+lag of the loop during a request, less the time in which the machine had no core for it (`loop_watch.py`). `callbacks`:
+the longest CPU time of a callback, on asyncio's own loop.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from tests.bench.agent_prompt_bench import APIS, WARM_STEPS, long_sessions, step
 
 PLAN = FleetPlan(pods=2, num_blocks=65_536, model="m", time_scale=0.01)
 OUTPUT_TOKENS = 16
+SHORT_CHATS = 40
 SETTLE_S = 0.1
 """Between two requests: the records of the first are complete, and each has the loop for itself."""
 DEADLINE_S = 60.0
@@ -63,6 +66,7 @@ class Watched(Enum):
     """What is measured: each disturbs the others."""
 
     CPU = "cpu"
+    BUSY = "busy"
     LAG = "lag"
     CALLBACKS = "callbacks"
 
@@ -75,9 +79,10 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class ApiResult(msgspec.Struct, frozen=True):
-    """The first requests of sessions, the next two, and the others."""
+    """Short chats; the first requests of sessions, the next two, and the others."""
 
     api: str
+    short: list[StepResult]
     first: list[StepResult]
     warming: list[StepResult]
     steps: list[StepResult]
@@ -122,14 +127,41 @@ async def _measure_all(sessions: Path, watched: Watched) -> list[ApiResult]:
         async with mock_fleet(PLAN, Path(temporary)) as pods:
             for api, (endpoint, *_) in APIS.items():
                 async with running_router(pods, Path(temporary) / api, endpoint, watched) as router:
-                    result = ApiResult(api, [], [], [])
-                    for session in recorded:
-                        first, *others = [await _ask(router, endpoint, body) for body in steps(api, session)]
-                        result.first.append(first)
-                        result.warming.extend(others[: WARM_STEPS - 1])
-                        result.steps.extend(others[WARM_STEPS - 1 :])
+                    result = ApiResult(api, [], [], [], [])
+                    chats = [_short_chat(api, number) for number in range(SHORT_CHATS)]
+                    result.short.extend([await _ask(router, endpoint, body) for body in chats])
+                    if watched is Watched.BUSY:
+                        result.steps.append(await _busy(router, endpoint, [steps(api, one) for one in recorded]))
+                    else:
+                        for session in recorded:
+                            first, *others = [await _ask(router, endpoint, body) for body in steps(api, session)]
+                            result.first.append(first)
+                            result.warming.extend(others[: WARM_STEPS - 1])
+                            result.steps.extend(others[WARM_STEPS - 1 :])
                 found.append(result)
     return found
+
+
+def _short_chat(api: str, number: int) -> bytes:
+    text = f"Question {number}: " + "why does the router fail? " * 20
+    return msgspec.json.encode({"model": "m", APIS[api][1]: [{"role": "user", "content": text}]})
+
+
+async def _busy(router: WatchedRouter, endpoint: Endpoint, sessions: Sequence[Sequence[bytes]]) -> StepResult:
+    """CPU per request of sessions that send their later steps at once."""
+
+    async def play(bodies: Sequence[bytes]) -> None:
+        for body in bodies:
+            await _send(router, endpoint, body)
+
+    prepared = [[_streamed(endpoint, body) for body in bodies] for bodies in sessions]
+    for bodies in prepared:
+        await play(bodies[:WARM_STEPS])
+    await asyncio.sleep(SETTLE_S)
+    began_s, began_ms = time.monotonic(), router.cpu_ms()
+    await asyncio.gather(*(play(bodies[WARM_STEPS:]) for bodies in prepared))
+    used_ms = router.cpu_ms() - began_ms - (time.monotonic() - began_s) * 1000 * router.idle
+    return StepResult(used_ms / sum(len(bodies[WARM_STEPS:]) for bodies in prepared))
 
 
 @asynccontextmanager
@@ -143,7 +175,7 @@ async def running_router(
     watch: list[object] = [Path(__file__).with_name("loop_watch.py"), folder / "looks"]
     if watched is Watched.CALLBACKS:
         watch.append("callbacks")
-    program = ["-m", "router.cli"] if watched is Watched.CPU else watch
+    program = ["-m", "router.cli"] if watched in {Watched.CPU, Watched.BUSY} else watch
     serve = ["serve", "--config", folder / "warmroute.yaml", "--policies", shipped("policies")]
     command = [sys.executable, *program, *serve, "--port", port, "--admin-port", admin_port]
     with logged_process("router", list(map(str, command)), folder) as process:
@@ -174,15 +206,12 @@ async def _idle_share(router: WatchedRouter) -> float:
 
 async def _ask(router: WatchedRouter, endpoint: Endpoint, body: bytes) -> StepResult:
     """Send one streamed request. Raises `AssertionError` if it fails."""
-    limit = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
-    body = msgspec.json.encode(msgspec.json.decode(body) | {"stream": True, limit: OUTPUT_TOKENS})
-    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
+    body = _streamed(endpoint, body)
     await asyncio.sleep(SETTLE_S)
     began_s, began_ms = time.monotonic(), router.cpu_ms()
-    answer = await router.client.post(endpoint, content=body, headers=headers)
+    await _send(router, endpoint, body)
     ended_s, ended_ms = time.monotonic(), router.cpu_ms()
-    assert answer.status_code == 200, answer.text
-    if router.watched is Watched.CPU:
+    if router.watched in {Watched.CPU, Watched.BUSY}:
         return StepResult(ended_ms - began_ms - (ended_s - began_s) * 1000 * router.idle)
     await asyncio.sleep(SETTLE_S)
     lines = router.looks.between(began_s, time.monotonic())
@@ -193,12 +222,26 @@ async def _ask(router: WatchedRouter, endpoint: Endpoint, body: bytes) -> StepRe
     return StepResult(longest.cpu_s * 1000, longest.at)
 
 
+def _streamed(endpoint: Endpoint, body: bytes) -> bytes:
+    limit = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
+    return msgspec.json.encode(msgspec.json.decode(body) | {"stream": True, limit: OUTPUT_TOKENS})
+
+
+async def _send(router: WatchedRouter, endpoint: Endpoint, body: bytes) -> None:
+    headers = {"content-type": "application/json", "anthropic-version": "2023-06-01"}
+    answer = await router.client.post(endpoint, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
 def table(found: Sequence[ApiResult], watched: Watched) -> Table:
-    """Three rows per API: new sessions, their next two requests, and later steps."""
+    """Rows per API: short chats, new sessions, their next two requests, and later steps."""
     names = ("n", f"{watched.value} ms, median", "p90", "longest")
     shown = Table("API", "requests", *(Column(name, justify="right") for name in names), box=SIMPLE_HEAD)
     for one in found:
-        for kind, measured in (("new", one.first), ("next two", one.warming), ("steps", one.steps)):
+        kinds = {"short": one.short, "new": one.first, "next two": one.warming, "steps": one.steps}
+        for kind, measured in kinds.items():
+            if not measured:
+                continue
             values = sorted(step.ms for step in measured)
             cells = (statistics.median(values), values[len(values) * 9 // 10], values[-1])
             shown.add_row(one.api, kind, f"{len(values)}", *(f"{cell:.2f}" for cell in cells))
