@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 
 from router.admission.admission_queue import Place
 from router.decision import Candidate, Cost, RouteDecision, Split
-from router.types import InFlight, Pod, PodId, Role
+from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodId, Role
 
-OUTPUT_TOKENS = 256
-"""Expected length of an answer."""
 FULL_SHARE = 0.9
 """Of a pod's KV, for prompts: the rest is for answers."""
 _IDLE = InFlight()
@@ -61,4 +59,4 @@ def _until_room_ms(pod: Pod, there: InFlight, prompt_tokens: int) -> float:
     short_tokens = used_tokens + prompt_tokens - pod.capacity_tokens * FULL_SHARE
     if short_tokens <= 0:
         return 0.0
-    return min(short_tokens / used_tokens, 1.0) * OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)
+    return min(short_tokens / used_tokens, 1.0) * PRIOR_OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from router.admission.places import FULL_SHARE, OUTPUT_TOKENS, place_of
+from router.admission.places import FULL_SHARE, place_of
 from router.decision import Candidate, Cost, Direct, Split
-from router.types import InFlight, Pod, PodSpeed, Role
+from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodSpeed, Role
 
 SPEED = PodSpeed(10.0, 0.1, 0.0, 20.0, 0.1, 0.0)
 PREFILL = Pod(id="p", url="http://p", engine="vllm", speed=SPEED, role=Role.PREFILL)
@@ -32,7 +32,7 @@ def test_a_decode_pod_without_room_for_the_kv_is_not_open_before_enough_requests
     full = int(10_000 * FULL_SHARE)
     fits, short = (InFlight(requests=4, context_tokens=tokens) for tokens in (full - 1000, full))
     assert place_of(candidate, {"d": fits}, 0.0, 1000, 200.0).room_ms == 0.0
-    all_ms = OUTPUT_TOKENS * SPEED.step_ms(4, full)
+    all_ms = PRIOR_OUTPUT_TOKENS * SPEED.step_ms(4, full)
     assert place_of(candidate, {"d": short}, 0.0, 1000, 200.0).room_ms == pytest.approx(all_ms * 1000 / full - 200.0)
     assert place_of(candidate, {}, 0.0, 20_000, 200.0).room_ms == 0.0
 
@@ -40,7 +40,7 @@ def test_a_decode_pod_without_room_for_the_kv_is_not_open_before_enough_requests
 def test_a_long_prompt_waits_no_longer_than_until_all_requests_end() -> None:
     """Where it needs more room than they leave."""
     one = {"d": InFlight(requests=1, context_tokens=10)}
-    all_ms = OUTPUT_TOKENS * SPEED.step_ms(1, 10)
+    all_ms = PRIOR_OUTPUT_TOKENS * SPEED.step_ms(1, 10)
     assert place_of(DIRECT, one, 0.0, 9900, 0.0).room_ms == pytest.approx(all_ms)
 
 
