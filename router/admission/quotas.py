@@ -134,7 +134,9 @@ class Quotas:
         """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The
         output is a guess: it never exceeds a whole limit, which would refuse the tenant for ever."""
         applied, second = hold.applied, int(now_s)
-        output_tokens = min([output_tokens, *(meter.limit for meter in applied.output)])
+        for meter in applied.output:
+            if output_tokens > meter.limit:
+                output_tokens = meter.limit
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
                 if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
@@ -168,9 +170,9 @@ class Quotas:
         applied, second = hold.applied, int(now_s)
         for meter in applied.concurrent:
             meter.own.take_back(second, 1)
-        if prompt_tokens is not None:
+        if prompt_tokens is not None and prompt_tokens != hold.prompt_tokens:
             _correct(applied.prompt, hold.tokens_second, second, prompt_tokens - hold.prompt_tokens)
-        if output_tokens is not None:
+        if output_tokens is not None and output_tokens != hold.output_tokens:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
@@ -215,9 +217,8 @@ class Quotas:
 
 
 def _correct(meters: Sequence[Meter], counted_second: int, second: int, more: int) -> None:
-    if more:
-        for meter in meters:
-            if more > 0:
-                meter.own.add(second, more)
-            else:
-                meter.own.take_back(counted_second, -more)
+    for meter in meters:
+        if more > 0:
+            meter.own.add(second, more)
+        else:
+            meter.own.take_back(counted_second, -more)

@@ -44,8 +44,9 @@ class SlidingWindow:
         """Subtract from what was added in that second; nothing if that has left."""
         held = self._amounts.get(second, 0)
         if held:
-            self._amounts[second] = max(0, held - amount)
-            self.total -= min(held, amount)
+            taken = amount if amount < held else held
+            self._amounts[second] = held - taken
+            self.total -= taken
 
     def set_total(self, second: int, total: int) -> None:
         """Make the total this: by an amount of this second, or by less of the oldest."""

@@ -36,6 +36,7 @@ def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[
     return ENGINES[engines[0]].conversions.get(endpoint) if len(engines) == 1 else None
 
 
+@lru_cache(maxsize=64)
 def accepts_salt(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> bool:
     """Whether all pods that serve a model accept `cache_salt` in a body."""
     return all(endpoint in ENGINES[engine].salted for engine in _engines(fleet, model))

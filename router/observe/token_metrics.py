@@ -29,7 +29,7 @@ _TIERS = (*(tier.name.lower() for tier in Tier), "peer")
 """The last is for tokens that are pulled from another pod."""
 _STAGES = ("all", "available", "captured", "delivered")
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
-COUNTED_AT_ONCE = 64
+COUNTED_AT_ONCE = 256
 """Prompts whose tokens are added to the metrics together."""
 _Group: TypeAlias = tuple[Labels, str, str, str, int, bool]
 """Of prompts that are counted together: labels, tenant, kind of plan, reason of the decision, tokens of a block, and

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple, TypeAlias
 
 from router.admission.meter import Meter
@@ -37,43 +37,40 @@ Lines: TypeAlias = Sequence[Sequence[LimitLine]]
 def limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
     """The limits of a request that was just counted, so that they are whole again when it leaves the window. `now_s`:
     of the clock of the meters; `unix_s`: the same time of day."""
-    if endpoint in _ANTHROPIC:
-        return _headers(_lines(applied, is_anthropic=True), int(now_s), _timestamp(ceil(unix_s) + KEPT_S))
-    return _headers(_lines(applied, is_anthropic=False), int(now_s), _WHOLE_WINDOW)
+    is_anthropic = endpoint in _ANTHROPIC
+    reset = _timestamp(ceil(unix_s) + KEPT_S) if is_anthropic else _WHOLE_WINDOW
+    return _headers(applied.header_lines.get(is_anthropic) or _lines(applied, is_anthropic), int(now_s), reset)
 
 
 def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
     """The limits of a request that was refused."""
-    if endpoint in _ANTHROPIC:
-        lines = _lines(applied, is_anthropic=True)
-        return _headers(lines, int(now_s), lambda meter: _timestamp(ceil(unix_s + meter.reset_s(now_s))))
-    return _headers(_lines(applied, is_anthropic=False), int(now_s), lambda meter: _duration(meter.reset_s(now_s)))
+
+    def reset_of(meter: Meter) -> bytes:
+        reset_s = meter.reset_s(now_s)
+        return _timestamp(ceil(unix_s + reset_s)) if is_anthropic else _duration(reset_s)
+
+    is_anthropic = endpoint in _ANTHROPIC
+    return _headers(_lines(applied, is_anthropic), int(now_s), b"", reset_of)
 
 
-def _headers(groups: Lines, second: int, reset: bytes | Callable[[Meter], bytes]) -> HeaderList:
-    """`reset`: the same for all limits, or by meter."""
+def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
+    """Of each group the limit that has the smallest part left. `reset`: the same for all limits; or `reset_of` each."""
     found: HeaderList = []
     for group in groups:
-        meter, limit, remaining, reset_name = group[0] if len(group) == 1 else _tightest(group, second)
-        others = meter.others
-        left = meter.limit - meter.own.total - (others.total and others.at(second))
-        value = reset if isinstance(reset, bytes) else reset(meter)
-        found += limit, (remaining, b"%d" % left if left > 0 else b"0"), (reset_name, value)
+        least = inf
+        for line in group:
+            meter = line[0]
+            others = meter.others
+            left = meter.limit - meter.own.total - (others.total and others.at(second))
+            if (part := left / meter.limit) < least:
+                least, least_left, tightest = part, left, line
+        meter, limit, remaining, reset_name = tightest
+        remaining_value = b"%d" % least_left if least_left > 0 else b"0"
+        found += limit, (remaining, remaining_value), (reset_name, reset if reset_of is None else reset_of(meter))
     return found
 
 
-def _tightest(group: Sequence[LimitLine], second: int) -> LimitLine:
-    """The limit that has the smallest part left."""
-    least, most_used = group[0], -1.0
-    for line in group:
-        meter = line[0]
-        used = (meter.own.total + (meter.others.total and meter.others.at(second))) / meter.limit
-        if used > most_used:
-            least, most_used = line, used
-    return least
-
-
-def _lines(applied: Applied, *, is_anthropic: bool) -> Lines:
+def _lines(applied: Applied, is_anthropic: bool) -> Lines:
     """Built once for each tenant, model and API."""
     known: Lines | None = applied.header_lines.get(is_anthropic)
     if known is None:

@@ -144,8 +144,12 @@ class ResponseReader(msgspec.Struct, gc=False):
 
     @property
     def prompt_tokens(self) -> int | None:
-        length, *parts = [self._reported(pattern) for pattern in self.format.prompt]
-        return None if length is None else length + sum(part or 0 for part in parts)
+        first, *others = self.format.prompt
+        length = self._reported(first)
+        if length is not None:
+            for pattern in others:
+                length += self._reported(pattern) or 0
+        return length
 
     @property
     def output_tokens(self) -> int | None:

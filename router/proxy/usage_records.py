@@ -39,7 +39,7 @@ class UsageRecords:
 def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
     """What a request used. One that no pod has received or that its pod refused used no tokens; attempts of a request
     that another pod served then are not counted."""
-    request, reader, estimated = context.request, context.reader, list[str]()
+    request, reader, estimated = context.request, context.reader, []
     prompt = cached = output = 0
     if ended.served is not None and context.status < 400 and _was_received(context):
         reported, cached_tokens, counted = reader.prompt_tokens, ended.cached_tokens, ended.output_tokens

@@ -3,7 +3,8 @@
     python -m tests.bench.tenant_bench
 
 A request is admitted and read, with its salt written into a body of 2 KB, and compared with one without tenants: in
-bytecodes, which are exactly reproducible, and in CPU time of interleaved rounds.
+bytecodes, which are exactly reproducible, and in CPU time of interleaved rounds. Quotas of all four kinds, their
+headers and usage are called without the rest of the router; each answer corrects the counted tokens.
 """
 
 from __future__ import annotations
@@ -14,24 +15,48 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from router.admission.gate import AdmissionGate
 from router.admission.keys import Tenants
+from router.admission.quotas import Quota
+from router.admission.tenant import Tenant
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
-from router.types import Endpoint
+from router.observe.class_metrics import ClassMetrics
+from router.observe.receipt_lines import ReceiptLog
+from router.observe.receipts import Outcome
+from router.observe.used_tokens import UsageWriter
+from router.policy.decide import decide
+from router.proxy.headers import Inbound
+from router.proxy.quota_admission import QuotaAdmission
+from router.proxy.request_context import RequestContext
+from router.proxy.response_reader import ResponseReader
+from router.proxy.usage_records import UsageRecords
+from router.types import Endpoint, InferenceRequest
 from tests.api.test_openai_edge import make_edge
+from tests.policy.scenes import POLICIES, pod, ready, scene
 
 KEYS, TENANTS, ROUNDS, REQUESTS = 100_000, 10, 41, 2_000
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 2_000}]}).encode()
+ANSWER = b'{"usage": {"prompt_tokens": 500, "completion_tokens": 64}}'
+QUOTA = Quota(
+    requests_per_minute=10**9,
+    uncached_prompt_tokens_per_minute=10**12,
+    output_tokens_per_minute=10**12,
+    concurrent_requests=1000,
+)
 
 
 def tenants_of(keys: list[bytes], folder: Path) -> Tenants:
@@ -83,6 +108,38 @@ def bytecodes(serve: Callable[[], Any]) -> int:
     return count
 
 
+def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[], None]:
+    """A request of the tenants in turn, counted and recorded if they have quotas, and nothing else of it."""
+    admission = QuotaAdmission()
+    usage = UsageRecords(admission, ClassMetrics(CollectorRegistry()), UsageWriter("bench", log.write))
+    tenants = cycle([Tenant(name=f"t{number}", quotas=quotas) for number in range(TENANTS)])
+    inbound, decision = Inbound("r", "POST", b"/", []), decide(scene(*ready(pod("a"))), POLICIES["least_load"])
+    reader, served = ResponseReader(), decision.candidates[0]
+    reader.feed(ANSWER)
+    ended = Outcome(id="r", at_s=1.0, model="m", endpoint=CHAT, result="ok", served=served, output_tokens=64)
+
+    async def count(context: RequestContext) -> None:
+        await admission.begin(context)
+        await admission.charge(context, 256)
+
+    def serve() -> None:
+        tenant = next(tenants)
+        request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=BODY, tenant=tenant.name)
+        context = RequestContext(request, inbound, tenant=tenant, reader=reader, status=200, decision=decision)
+        if tenant.quotas:
+            with suppress(StopIteration):
+                count(context).send(None)
+            usage.end(context, ended)
+
+    return serve
+
+
+def print_difference(what: str, with_it: Callable[[], Any], without: Callable[[], Any]) -> None:
+    """In bytecodes, and in CPU time of interleaved rounds."""
+    more_us = [request_us(with_it) - request_us(without) for _ in range(ROUNDS)]
+    print(f"{what}: {bytecodes(with_it) - bytecodes(without)} bytecodes more, {median(more_us):.2f} us")
+
+
 def main() -> None:
     """Measure and print."""
     keys = [b"sk-wr-" + secrets.token_urlsafe(32).encode() for _ in range(KEYS)]
@@ -98,8 +155,12 @@ def main() -> None:
         edge.inference(Endpoint.CHAT, named, BODY, "r", tenant)
 
     without, with_tenants = partial(serve, AdmissionGate()), partial(serve, AdmissionGate(lambda: tenants))
-    more_us = [request_us(with_tenants) - request_us(without) for _ in range(ROUNDS)]
-    print(f"a request: {bytecodes(with_tenants) - bytecodes(without)} bytecodes more, {median(more_us):.2f} us")
+    print_difference("keys and salts", with_tenants, without)
+    with TemporaryDirectory() as folder:
+        log = ReceiptLog(f"{folder}/usage.jsonl", lambda _delay_s, _call: None)
+        counted, uncounted = quotas_and_usage(log, (QUOTA,)), quotas_and_usage(log, ())
+        print_difference("quotas, headers and usage", counted, uncounted)
+        log.close()
 
 
 if __name__ == "__main__":
