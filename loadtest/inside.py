@@ -155,11 +155,12 @@ def _key(number: int) -> bytes:
 
 
 def _settings(tenants: int, folder: Path) -> dict[str, Any]:
-    """Settings with this many tenants, each with quotas of all kinds, and with the file of usage; none without."""
+    """Settings with this many tenants, each with quotas of all kinds, and with the file of usage; none without. They
+    share prefixes, so that caches are those of a run without tenants."""
     if not tenants:
         return {}
     rows = [
-        {"name": f"tenant-{number}", "keys": [sha256(_key(number)).hexdigest()], "quotas": [_QUOTA]}
+        {"name": f"tenant-{number}", "keys": [sha256(_key(number)).hexdigest()], "quotas": [_QUOTA], "share": "all"}
         for number in range(tenants)
     ]
     file = folder / "tenants.yaml"
