@@ -37,7 +37,8 @@ class MeterSharing:
         """Whether this process uses its local shares, because the book cannot be reached or is just coming back."""
         self._return_s: float | None = None
         """Time from which the book is used again."""
-        self._was_lost = False
+        self.was_lost = False
+        """Whether the book was ever not reached in time."""
         self._refresh: dict[str, tuple[int, Meter]] = {}
         """Meters in use and when to report them, earliest first."""
         self._sent: list[Meter] = []
@@ -93,7 +94,7 @@ class MeterSharing:
         self._sent = []
 
     def _end_away(self, now_s: float) -> None:
-        if self.is_away and self._was_lost and self._return_s is None:
+        if self.is_away and self.was_lost and self._return_s is None:
             self._return_s = now_s + RETURN_S
         if self._return_s is None or now_s >= self._return_s:
             self.is_away, self._return_s = False, None
@@ -106,7 +107,7 @@ class MeterSharing:
     def lost(self, now_s: float) -> None:
         """The last reports were not answered in time: use the local share until the next answer, late or not."""
         if not self.is_away:
-            self.is_away, self._was_lost, self._lost_second = True, True, int(now_s)
+            self.is_away, self.was_lost, self._lost_second = True, True, int(now_s)
             self._local.clear()
             self.changed.update((meter.key, meter) for _, meter in self._refresh.values())
         self._return_s = None

@@ -7,6 +7,7 @@ code flow.
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ tenants: [{{name: acme, keys: [{sha256(KEY.encode()).hexdigest()}]}}]
 oidc: [{{issuer: "{provider.url}", audiences: [warmroute]}}]
 """)
     port = free_port()
-    engine = subprocess.Popen(["warmroute", "mock-engine", "--port", str(port)])
+    engine = subprocess.Popen([sys.executable, "-m", "router.cli", "mock-engine", "--port", str(port)])
     config = {
         "pods": [{"url": f"http://127.0.0.1:{port}"}],
         "tenants": str(folder / "tenants.yaml"),

@@ -181,8 +181,11 @@ async def served_of(found: list[Deployment], requests: int) -> int:
 
 
 async def test_three_routers_keep_a_quota_together(fleet: list[Deployment]) -> None:
-    """A flood at all of them at once: at most 2 % more, and hardly less."""
-    assert 300 * 0.98 <= await served_of(fleet, 200) <= 300 * (1 + TOLERANCE)
+    """A flood at all of them at once: at most 2 % more, and hardly less. Where a busy machine made one of them miss an
+    exchange, it used its local share, as without Redis."""
+    served = await served_of(fleet, 200)
+    has_lost = any(sharing_of(one).was_lost for one in fleet)
+    assert 300 * 0.98 <= served <= 300 * (1 + TOLERANCE * (1 + has_lost))
 
 
 async def test_no_request_fails_because_redis_does(fleet: list[Deployment], redis: RedisProcess) -> None:
