@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import FoldedScalarString
 
 from helm.monitoring.promql import ALERT, EACH_ROUTER, SOON, Expr
-from router.api.error_responses import RESPONSES
+from router.request.error_responses import RESPONSES
 from router.errors import INTERNAL
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
 

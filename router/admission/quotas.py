@@ -87,7 +87,7 @@ class Applied:
         """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
         refused before their prompts are read."""
         self.header_lines: dict[bool, Any] = {}
-        """Kept by `proxy/rate_limit_headers.py`."""
+        """Kept by `request/rate_limit_headers.py`."""
 
 
 class Hold(msgspec.Struct, eq=False):
@@ -129,6 +129,19 @@ class Quotas:
         if self.sharing is not None:
             self.sharing.mark_used(applied.counted, second, 1)
         return Hold(applied, second)
+
+    def spent(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Short | None:
+        """The limit of all of a tenant's requests that is reached, if no other process has something left of it: none
+        of its requests needs to be read. Counts nothing."""
+        applied = self._applied.get((tenant, "", ""))
+        if applied is None or applied.quotas is not quotas:
+            applied = self._apply(tenant, quotas, "", "")
+        second = int(now_s)
+        for meter in applied.counted:
+            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+                short = self._short(applied, meter, now_s, 1)
+                return None if short.may_fit else short
+        return None
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
         """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The

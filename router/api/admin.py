@@ -40,8 +40,8 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
-from router.proxy.headers import HeaderList, first_values
 from router.proxy.lora_adapters import LoraAdapters, PodAnswer
+from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
 _PATHS_HINT = (

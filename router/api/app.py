@@ -16,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
-from router.api.error_responses import error_body, error_headers, error_object, response_for
 from router.api.http_edge import HttpEdge
 from router.api.probes import probe_answer
 from router.api.request_target import shown
@@ -24,6 +23,7 @@ from router.api.views import model_cards
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
+from router.request.error_responses import error_body, error_headers, error_object, response_for
 
 MAX_ECHOED_CHARACTERS = 200
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -11,8 +11,8 @@ import httptools
 from router.api.cors import CorsPolicy
 from router.api.request_head import check_head
 from router.errors import AccessDenied, RouterError
-from router.proxy.headers import HeaderList, first_values
 from router.proxy.websockets import BUFFER_BYTES, WebSocketClient
+from router.request.inbound import HeaderList, first_values
 
 OnLost = Callable[[Exception | None], None]
 

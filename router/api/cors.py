@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from router.api.exchange import Exchange
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 _STANDING = (b"limit", b"remaining", b"reset")
 _ANTHROPIC_LIMITS = (b"requests", b"input-tokens", b"output-tokens")

@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.proxy.headers import HeaderList
 from router.proxy.relay import is_stream
+from router.request.inbound import HeaderList
 
 SMALL_PIECE_BYTES = 512
 """Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 
 @cache

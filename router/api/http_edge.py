@@ -10,11 +10,11 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.api.cors import CorsPolicy
-from router.api.error_responses import error_body, error_headers, response_for
 from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.config.schema import Limits
 from router.errors import RouterError
 from router.proxy.websockets import WebSocketClient
+from router.request.error_responses import error_body, error_headers, response_for
 
 
 class HttpEdge:
@@ -30,7 +30,11 @@ class HttpEdge:
         """Paths of GET requests that become websockets."""
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why a request is refused before its body is read; None if it is not."""
+        """Why a request is refused before its key is checked; None if it is not."""
+        return None
+
+    def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
+        """Why its tenant's quota refuses a request before its body is read; None if it does not."""
         return None
 
     async def serve(self, client: Exchange) -> None:

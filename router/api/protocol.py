@@ -21,13 +21,13 @@ from router.api.app import App
 from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
 from router.api.client_websocket import asks_for_websocket, taken_over, websocket_refusal
 from router.api.cors import answer_preflight, is_preflight
-from router.api.error_responses import headers_too_large, too_many_headers
 from router.api.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
 from router.api.forwarded_for import forwarded_for, trusted_proxies
 from router.api.request_head import check_head, head_without_upgrade, parse_refusal
 from router.api.request_target import read_target
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
-from router.proxy.headers import first_values
+from router.request.error_responses import headers_too_large, too_many_headers
+from router.request.inbound import first_values
 
 IPV4_IN_IPV6 = "::ffff:"
 MAX_COMPARED = 128
@@ -342,13 +342,17 @@ class EdgeProtocol(HttpToolsProtocol):
     def _admit(self, received: ReceivedRequest, methods: frozenset[str]) -> None:
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
+        if methods:
+            received.refusal = self._edge.refusal(received, methods)
+        if received.refusal is not None:
+            return
         admitted = self._served.gate.admit(received.path, received.named, time.time())
         if isinstance(admitted, RouterError):
             received.refusal = admitted
-        else:
-            received.tenant = admitted
-        if methods and received.refusal is None:
-            received.refusal = self._edge.refusal(received, methods)
+            return
+        received.tenant = admitted
+        if methods:
+            received.refusal = self._edge.quota_refusal(received)
 
     def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:
         keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api.error_responses import error_body, error_headers, response_for
 from router.errors import BodyTooLarge, RouterError
+from router.request.error_responses import error_body, error_headers, response_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import httptools
 
 from router.errors import MalformedRequest, RouterError
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 
 def check_head(version: str, headers: HeaderList, named: Mapping[bytes, bytes]) -> None:

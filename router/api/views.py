@@ -17,11 +17,11 @@ from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
-from router.observe.calibrator import Calibrator
 from router.observe.exposition import TextFormat
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
+from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.policy.term import Picker
 from router.stores.prefix_store import PrefixStore
@@ -30,7 +30,7 @@ from router.types import PodId, PodState, PodStatus
 
 def kv_events_state(pod_id: PodId, store: PrefixStore, kv_streams: KvStreams) -> str:
     """How the router follows the KV events of a pod: `published`, or the state of its stream."""
-    published = not kv_streams.follows(pod_id) and store.is_published(pod_id)
+    published = not kv_streams.follows(pod_id) and store.is_published(pod_id, time.monotonic())
     return "published" if published else kv_streams.state_of(pod_id)
 
 

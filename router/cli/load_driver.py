@@ -19,8 +19,9 @@ import msgspec
 
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList, first_values, request_message
+from router.proxy.headers import request_message
 from router.proxy.upstream import UpstreamPool
+from router.request.inbound import HeaderList, first_values
 from router.sim.chat_workload import ChatSession
 from router.types import Endpoint
 

@@ -78,7 +78,7 @@ class CacheCosts:
         steps = 0
         for prompt in prompts if owners else ():
             now_s = time.monotonic()
-            match = await self._store.match(PromptPrefix(UNKNOWN_GENERATION, (), prompt.hashes), now_s)
+            match = self._store.match(PromptPrefix(UNKNOWN_GENERATION, (), prompt.hashes), now_s)
             if match.degraded:
                 return False
             values.add(prompt.hashes, match.blocks, now_s - prompt.at_s)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet
-from router.observe.calibrator import Calibrator
 from router.policy.calibration import Calibration, class_key
+from router.policy.calibrator import Calibrator
 from router.types import Links, Pod
 
 if TYPE_CHECKING:

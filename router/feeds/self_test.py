@@ -338,9 +338,9 @@ class ParityFeed:
             async with asyncio.timeout(self._timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
                 while not self._store.rejected_reason(pod_id):
-                    if await self._store.known_blocks(pod_id, prompt) >= expected:
+                    if self._store.known_blocks(pod_id, prompt) >= expected:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return await self._store.known_blocks(pod_id, prompt)
+        return self._store.known_blocks(pod_id, prompt)

@@ -11,11 +11,12 @@ from operator import itemgetter
 from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
+from router.observe.ended import UsedTokens
 from router.observe.fast_metrics import OTHER, Counter, Gauge, Labels
 from router.observe.receipts import Outcome
 from router.observe.reuse_metrics import ReuseMetrics
 from router.observe.token_metrics import TokenMetrics
-from router.observe.used_tokens import UsageMetrics, UsedTokens
+from router.observe.used_tokens import UsageMetrics
 from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
 from router.types import PromptPrefix

@@ -15,12 +15,13 @@ from typing import Any
 import msgspec
 
 from router.decision import RouteDecision
+from router.observe.ended import EndedRequest
 from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, RecordedDecision, record_decision
+from router.observe.receipts import RecordedDecision, record_decision
 from router.observe.shadow import Shadows
 from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
-from router.types import PromptPrefix, Scene
+from router.types import Scene
 
 MAX_DECISIONS = 1000
 MAX_EXCERPT_CHARACTERS = 100
@@ -90,18 +91,15 @@ class Journal:
             self._decisions.popitem(last=False)
         return recorded
 
-    def settle(
-        self,
-        outcome: Outcome,
-        recorded: RecordedDecision | None,
-        decision: RouteDecision | None,
-        prompt: PromptPrefix | None,
-    ) -> None:
-        """Record how a request ended, and drop its prompt. `recorded` is None if it ended before it was decided."""
+    def settle(self, ended: EndedRequest) -> None:
+        """Record how a request ended, and drop its prompt."""
+        if not ended.is_read:
+            return
+        outcome, recorded, decision = ended.outcome, ended.recorded, ended.decision
         if recorded is not None:
             recorded.outcome = outcome
         if self._writer is not None:
-            self._writer.write(outcome, recorded, prompt)
+            self._writer.write(outcome, recorded, ended.prompt)
         if recorded is not None and recorded.prompt is not None:
             recorded.excerpt = excerpt(recorded.prompt)
             recorded.prompt = None  # a thousand prompts have no bound

@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
+from router.observe.ended import EndedRequest
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
-from router.observe.receipts import Outcome
+from router.observe.receipts import CLIENT_GONE, Outcome
 from router.observe.worker_metrics import read_dump
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
@@ -127,6 +128,10 @@ class Metrics:
         self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
         self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
 
+    def observe_regret(self, model: str, regret_ms: float) -> None:
+        """Add the time that another candidate was expected to save one request."""
+        self.regret_s.labels(model).observe(regret_ms / 1000)
+
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
         """Update the gauges; called before each rendering."""
         coefficients: dict[Labels, float] = {}
@@ -216,6 +221,21 @@ class Metrics:
         cut = sum(value for result, value in found if result == Stopping.code)
         ended = sum(value for _, value in found)
         return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
+
+    def ended(self, ended: EndedRequest) -> None:
+        """Count one request that ended."""
+        outcome, recorded = ended.outcome, ended.recorded
+        if outcome.result == CLIENT_GONE:
+            self.cancellations.labels(ended.phase).inc()
+        if not ended.is_read:
+            self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
+            return
+        self.phase_s.add(outcome.phases_s)
+        self.observe_request(outcome, ended.workload, recorded.policy.name if recorded is not None else "")
+        if recorded is not None:
+            self.by_class.settle(outcome, recorded.scene, recorded.policy, ended.prompt)
+        if ended.used is not None:
+            self.by_class.observe_usage(ended.used)
 
     def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
         """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""

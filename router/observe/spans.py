@@ -25,8 +25,10 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from router import __version__
 from router.decision import Split
+from router.observe.ended import EndedRequest
+from router.observe.log import line_of
 from router.observe.receipts import CLIENT_GONE, Outcome
-from router.observe.tracing import EndedRequest, Leg, new_span_id
+from router.observe.tracing import Leg, RequestTrace, new_span_id
 from router.types import Endpoint, PodId
 
 BATCH_SPANS = 64
@@ -53,25 +55,26 @@ Attributes = dict[str, str | int | float | bool]
 log = structlog.get_logger()
 
 
-def spans_of(ended: EndedRequest, resource: Resource) -> Iterator[ReadableSpan]:
+def spans_of(trace: RequestTrace, ended: EndedRequest, resource: Resource) -> Iterator[ReadableSpan]:
     """The spans of one request, its own last."""
-    builder = _Spans(ended, resource)
+    builder = _Spans(trace, ended, resource)
     yield from builder.phases()
     yield from builder.legs()
     yield builder.request()
 
 
 class _Spans:
-    def __init__(self, ended: EndedRequest, resource: Resource) -> None:
-        self._trace, self._line, self._outcome = ended.trace, ended.line, ended.outcome
+    def __init__(self, trace: RequestTrace, ended: EndedRequest, resource: Resource) -> None:
+        self._trace, self._line, self._outcome = trace, line_of(ended), ended.outcome
+        self._is_read = ended.is_read
         self._resource = resource
-        self._now_s, self._now_ns = time.perf_counter(), time.time_ns()
-        self._phases = ended.trace.phases.intervals(self._now_s) if ended.trace.phases else []
-        self._own = self._context(ended.trace.span_id)
-        endpoint = str(ended.line.endpoint or "")
+        self._now_s, self._now_ns = time.monotonic(), time.time_ns()
+        self._phases = trace.phases.intervals(self._now_s) if trace.phases else []
+        self._own = self._context(trace.span_id)
+        endpoint = str(ended.outcome.endpoint)
         operation = _OPERATIONS.get(endpoint)
-        self._name = f"{operation} {ended.line.model or ''}".rstrip() if operation else endpoint
-        self._shared = _present({"gen_ai.operation.name": operation, "gen_ai.request.model": ended.line.model})
+        self._name = f"{operation} {ended.outcome.model}".rstrip() if operation else endpoint
+        self._shared = _present({"gen_ai.operation.name": operation, "gen_ai.request.model": self._line.model})
 
     def request(self) -> ReadableSpan:
         """From arrival to the last byte of the response."""
@@ -90,7 +93,7 @@ class _Spans:
                 "error.type": None if refused or line.result in ("ok", CLIENT_GONE) else line.result,
             }
         )
-        if self._outcome is not None:
+        if self._is_read:
             attributes |= _usage(self._outcome)
         parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
         began_s = self._phases[0][1] if self._phases else self._now_s
@@ -133,11 +136,11 @@ class _Spans:
 
     def _failures(self) -> Sequence[tuple[PodId, str]]:
         """(pod, error) of each failed attempt."""
-        return [(failure.pod, failure.error) for failure in self._outcome.failures] if self._outcome else []
+        return [(failure.pod, failure.error) for failure in self._outcome.failures]
 
     def _engines(self) -> Mapping[PodId, str]:
         """The engines of the pods that were tried last."""
-        served = self._outcome.served if self._outcome else None
+        served = self._outcome.served
         if served is None:
             return {}
         plan = served.plan
@@ -199,9 +202,9 @@ class SpanExport:
         defaults = {"service.name": "warmroute", "service.version": __version__}
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())
 
-    def add(self, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
         """Queue the spans of a request."""
-        for span in spans_of(ended, self._resource):
+        for span in spans_of(trace, ended, self._resource):
             self._processor.on_end(span)
 
     async def close(self) -> None:

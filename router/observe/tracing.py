@@ -9,14 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from random import getrandbits
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Protocol
 
 import msgspec
 
-from router.observe.log import RequestLine
-from router.observe.phase import Phases
-from router.observe.receipts import Outcome
+from router.observe.ended import EndedRequest
 from router.types import PodId
 
 # Versions above 00 may append fields; ff and ids of zeros are invalid (W3C Trace Context, 3.2.2).
@@ -29,7 +27,7 @@ Header = tuple[bytes, bytes]
 
 
 class Leg(msgspec.Struct, eq=False):
-    """One request to a pod at `address`, as sent; times of `perf_counter`. `part` is "prefill" or "decode" if two pods
+    """One request to a pod at `address`, as sent; times of `monotonic`. `part` is "prefill" or "decode" if two pods
     serve the client's request, else ""."""
 
     pod: PodId
@@ -41,22 +39,21 @@ class Leg(msgspec.Struct, eq=False):
     """Only for a prefill, which ends before the client's response."""
 
 
-class EndedRequest(msgspec.Struct, eq=False):
-    """The facts of a recorded request; `outcome` is None if it ended before it was routed."""
-
-    trace: RequestTrace
-    line: RequestLine
-    outcome: Outcome | None = None
-
-
 class SpanSink(Protocol):
     """Where recorded requests go."""
 
-    def add(self, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
         """Export the spans of a request later; does not wait."""
 
     async def close(self) -> None:
         """Export what is left, for a few seconds at most."""
+
+
+class PhaseTimes(Protocol):
+    """When the phases of a request began and ended."""
+
+    def intervals(self, now_s: float) -> list[tuple[str, float, float]]:
+        """(phase, beginning, end) in order; the current phase ends at `now_s`."""
 
 
 class RequestTrace(msgspec.Struct, eq=False):
@@ -67,8 +64,18 @@ class RequestTrace(msgspec.Struct, eq=False):
     span_id: str
     parent_id: str = ""
     sink: SpanSink | None = None
-    phases: Phases | None = None
+    phases: PhaseTimes | None = None
     legs: list[Leg] = []
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether spans are made of the request."""
+        return self.sink is not None
+
+    def ended(self, ended: EndedRequest) -> None:
+        """Export the spans of the request, if it is recorded."""
+        if self.sink is not None:
+            self.sink.add(self, ended)
 
     def context(self, span_id: str = "") -> Header:
         """The header that names a span, the request's own by default, as the parent."""
@@ -81,7 +88,7 @@ class RequestTrace(msgspec.Struct, eq=False):
         span_id = ""
         if self.sink is not None:
             span_id = new_span_id()
-            self.legs.append(Leg(pod, address, part, span_id, perf_counter()))
+            self.legs.append(Leg(pod, address, part, span_id, monotonic()))
         if self.parent_id:
             kept = [header for header in headers if header[0] != b"traceparent"]
         else:
@@ -93,7 +100,7 @@ class RequestTrace(msgspec.Struct, eq=False):
         """The response to the last prefill request is complete."""
         for leg in reversed(self.legs):
             if leg.part == "prefill":
-                leg.ended_s = perf_counter()
+                leg.ended_s = monotonic()
                 return
 
 
@@ -141,3 +148,9 @@ def _parent(headers: list[Header], given: bytes) -> tuple[str, str, bool] | None
 
 def new_span_id() -> str:
     return f"{getrandbits(64) or 1:016x}"
+
+
+def trace_ended(ended: EndedRequest) -> None:
+    """Export the spans of a request, if it is recorded."""
+    if isinstance(ended.trace, RequestTrace):
+        ended.trace.ended(ended)

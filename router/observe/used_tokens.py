@@ -12,35 +12,10 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from router.observe.declared import of_requests
+from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.fast_metrics import MAX_SERIES, Count, Counter
 
 _KINDS = ("prompt", "cached", "computed", "output")
-
-
-class UsedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """One request that ended. Tokens are those of the engine; `estimated` names the fields that the router estimated
-    because the engine reported none, as of a stream that the client left."""
-
-    id: str = ""
-    """Unique: `PROCESS-NUMBER`."""
-    request_id: str
-    at_s: float
-    """Unix time of its arrival."""
-    tenant: str
-    model: str
-    adapter: str = ""
-    endpoint: str
-    status: int
-    """Of the response; 0 where none began."""
-    result: str
-    prompt_tokens: int
-    cached_tokens: int
-    """Those of the prompt that came from a cache."""
-    computed_tokens: int
-    """The other tokens of the prompt."""
-    output_tokens: int
-    ttft_ms: float | None = None
-    estimated: tuple[str, ...] = ()
 
 
 class UsageMetrics:
@@ -79,6 +54,11 @@ class UsageWriter:
         self._sink = sink
         self._numbers = count(1)
         self._encode = msgspec.json.Encoder().encode
+
+    def ended(self, ended: EndedRequest) -> None:
+        """Write what a request used."""
+        if ended.used is not None:
+            self.write(ended.used)
 
     def write(self, used: UsedTokens) -> None:
         """Set its id and write it."""

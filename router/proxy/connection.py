@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 import httptools
 
 from router.errors import StaleConnection, UpstreamBroken, UpstreamTimeout
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 from router.types import PodId
 
 Sink: TypeAlias = Callable[[bytes], bool]

@@ -6,31 +6,12 @@ credentials and claims of proxies pass only if the operator names them (`edge.fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import msgspec
+from collections.abc import Iterable
 
 from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
 from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
-from router.observe.tracing import RequestTrace
-
-HeaderList = list[tuple[bytes, bytes]]
-
-
-class Inbound(msgspec.Struct, frozen=True, gc=False):
-    """A client's request without its body, as it is forwarded. `target` is the raw path and query."""
-
-    id: str
-    method: str
-    target: bytes
-    headers: HeaderList
-    peer: str = ""
-    given_id: str = ""
-    """The client's own request id, cut, where it was replaced: for the log only."""
-    trace: RequestTrace | None = None
-    """With `tracing.enabled`."""
-
+from router.request.inbound import HeaderList
 
 _CORS = frozenset(
     b"access-control-" + name
@@ -97,10 +78,6 @@ def request_head(method: str, target: bytes, host: bytes, headers: HeaderList, b
     if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
         raise MalformedRequest("The path or a header contains a line break.")
     return head + b"\r\n\r\n"
-
-
-def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
-    return dict(reversed(headers))
 
 
 def _named_by_connection(headers: HeaderList) -> set[bytes]:

@@ -22,21 +22,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
-from router.decision import Candidate, Plan, Split
+from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
-from router.errors import HandoffFailed, MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamError
+from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
+from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
-from router.proxy.booking import Booking
-from router.proxy.dependencies import ProxyDependencies
 from router.proxy.large_edits import LargeEdits
 from router.proxy.relay import AnyReply, is_stream, read_all
 from router.proxy.replies import DecodeReply, WholeReply, as_stream
-from router.proxy.request_context import RequestContext
-from router.proxy.response_reader import ResponseReader
 from router.proxy.upstream import Reply, UpstreamSender
+from router.request.attempt_rules import FactsLookup
+from router.request.context import RequestContext
+from router.request.fleet_state import FleetState
+from router.request.response_reader import ResponseReader
+from router.request.tracker import Tracker
 from router.types import Pod, PodId, PodState
 
 PREFILL_GRACE_S = 0.5
@@ -61,11 +63,10 @@ def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
 class SplitAttempt:
     """One attempt with two pods. `last`: no other candidate will be tried."""
 
-    context: RequestContext
+    tracker: Tracker
     plan: Split
     dialect: Dialect
     pair: Pair
-    booking: Booking
     last: bool
     began_s: float = field(default_factory=time.monotonic)
     """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
@@ -75,6 +76,11 @@ class SplitAttempt:
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
     result: str = "ok"
+
+    @property
+    def context(self) -> RequestContext:
+        """The request."""
+        return self.tracker.context
 
     def prefill_body(self) -> bytes:
         request = self.context.request
@@ -138,31 +144,21 @@ class SplitAttempt:
 class SplitExecutor:
     """Carries out `Split` plans."""
 
-    def __init__(self, needs: ProxyDependencies, sender: UpstreamSender) -> None:
-        self._fleet = needs.fleet
-        self._breaker = needs.breaker
+    def __init__(self, state: FleetState, facts: FactsLookup, sender: UpstreamSender, metrics: Metrics) -> None:
+        self._fleet = state.fleet
+        self._breaker = state.breaker
         self._sender = sender
-        self._facts = needs.handoff_facts
-        self._metrics = needs.metrics
-        self._calibrator = needs.calibrator
+        self._facts = facts
+        self._metrics = metrics
+        self._calibrator = state.calibrator
         self._edits = LargeEdits()
 
-    def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
-        """Why this plan cannot serve the request; None if it can."""
-        if not isinstance(plan, Split):
-            return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
-        if why := context.split_refusal():
-            return MalformedRequest(why)
-        if self._facts(plan.prefill, plan.prefill.handoff) is None:
-            return NoReadyPod(f"Handoff facts of pod {plan.prefill.id} are not known yet.")
-        return None
-
-    async def open(self, context: RequestContext, plan: Split, booking: Booking, *, last: bool) -> AnyReply:
+    async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
         name = plan.prefill.handoff
         facts = self._facts(plan.prefill, name) or {}
         pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts)
-        attempt = SplitAttempt(context, plan, DIALECTS[name], pair, booking, last)
+        attempt = SplitAttempt(tracker, plan, DIALECTS[name], pair, tracker.is_last)
         prefill = asyncio.ensure_future(self._prefill(attempt))
         prefill.add_done_callback(_retrieve)
         try:
@@ -188,7 +184,7 @@ class SplitExecutor:
         if inbound.trace is not None:
             inbound.trace.prefill_ended()
         if response.status == 200:
-            attempt.booking.handed_over()
+            attempt.tracker.handed_over(time.monotonic())
             self._metrics.sent.labels(pod.id, "ok").inc()
         elif not 400 <= response.status < 500 and response.status != HTTPStatus.NOT_IMPLEMENTED:
             why, doubtful = f"status {response.status} to a prefill request", response.status == DOUBTFUL_STATUS
@@ -283,7 +279,7 @@ class SplitExecutor:
         elapsed_s, plan = time.monotonic() - attempt.began_s, attempt.plan
         self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
         if attempt.dialect.order is Order.PREFILL_FIRST:
-            concurrent = attempt.booking.concurrent_transfers
+            concurrent = attempt.tracker.concurrent_transfers
             self._calibrator.observe_transfer(
                 plan.prefill, plan.decode, plan.handoff_tokens, elapsed_s * 1000, concurrent
             )
@@ -310,36 +306,30 @@ def _retrieve(prefill: asyncio.Task[WholeReply]) -> None:
 class PullExecutor:
     """Carries out `Direct` plans that have a `pull`: the pod pulls KV from a peer instead of computing it."""
 
-    def __init__(self, needs: ProxyDependencies, sender: UpstreamSender) -> None:
-        self._needs = needs
+    def __init__(self, fleet: Fleet, facts: FactsLookup, sender: UpstreamSender) -> None:
+        self._fleet = fleet
+        self._facts = facts
         self._sender = sender
         self._edits = LargeEdits()
 
-    async def open(self, context: RequestContext, pod: Pod, holder: PodId, *, last: bool) -> Reply:
+    async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> Reply:
         """The pod's response. Raises `UpstreamError`."""
+        context, is_last = tracker.context, tracker.is_last
         own = context.request.body
         body = await self._edits.run(own, partial(self._body, own, pod, holder))
         if body is None:
             return await self._sender.send(context.inbound, pod, own)
         pull_body = body
         reply = await self._sender.send_once(context.inbound, pod, lambda: pull_body)
-        if reply.status >= 400 and reply.status not in RETRY_STATUSES and not last:
+        if reply.status >= 400 and reply.status not in RETRY_STATUSES and not is_last:
             reply.close()
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
         return reply
 
-    def observe(self, candidate: Candidate, elapsed_ms: float, concurrent: int) -> None:
-        """Calibrate the link: pulling and computing the rest of the prompt took `elapsed_ms` on an idle pod."""
-        plan, prefill_ms = candidate.plan, dict(candidate.cost.parts).get("prefill", 0.0)
-        status = self._needs.fleet.status(plan.pull.holder) if plan.pull else None
-        if plan.pull and status:
-            tokens, transfer_ms = plan.pull.pulled_tokens, elapsed_ms - prefill_ms
-            self._needs.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
-
     def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
         """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
-        status = self._needs.fleet.status(holder)
-        facts = self._needs.handoff_facts(status.pod, pod.pulls) if status else None
+        status = self._fleet.status(holder)
+        facts = self._facts(status.pod, pod.pulls) if status else None
         if status is None or facts is None:
             return None
         return DIALECTS[pod.pulls].pull_body(body, Pair(status.pod, pod, secrets.randbits(63), facts))

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid, without_uuids
-from router.proxy.request_context import RequestContext
-from router.types import Endpoint
 
 EDITED_INLINE_BYTES = 1024 * 1024
 """Larger bodies are edited in a thread."""
@@ -17,12 +15,6 @@ CLEANED_INLINE_BYTES = 16 * 1024
 _KEY_BYTES = 26
 """Of the longest name that is searched for."""
 _Edited = TypeVar("_Edited", bytes, bytes | None)
-_READ_WHOLE = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
-"""Endpoints where a prompt without pictures that was read shows that the body has none."""
-_NO_UUIDS = frozenset(
-    {Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.DETOKENIZE, Endpoint.REALTIME}
-)
-"""Endpoints whose pictures have no `uuid` that an engine reads."""
 
 
 class LargeEdits:
@@ -46,12 +38,9 @@ class UuidRemoval:
     def __init__(self) -> None:
         self._edits = LargeEdits(CLEANED_INLINE_BYTES)
 
-    async def body_of(self, context: RequestContext) -> bytes:
-        """The body of a request whose prompt was read, if that is possible. Raises `MalformedRequest`."""
-        request, prompt = context.request, context.prompt
-        read_as_text = request.endpoint in _READ_WHOLE and prompt is not None and not prompt.has_media
-        body = request.body
-        if read_as_text or request.endpoint in _NO_UUIDS or not await _search(body):
+    async def removed(self, body: bytes) -> bytes:
+        """The body without them. Raises `MalformedRequest`."""
+        if not await _search(body):
             return body
         return await self._edits.run(body, lambda: without_uuids(body))
 

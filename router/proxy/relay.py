@@ -1,25 +1,20 @@
 """How does a response pass from the pod to the client?
 
-Byte for byte, one piece at a time; a slow client slows the pod down. Nothing is sent to the client before the first
-piece of body is here, so that a pod that fails until then can be replaced. An unstreamed response is held until it is
-complete, and events that a pod sends before the prefill until the next event, for the same reason.
+Byte for byte, one piece at a time; a slow client slows the pod down. Nothing is sent to the client before the request's
+tracker gives the first piece, so that a pod that fails until then can be replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken
 from router.proxy.connection import Ready, Sink
-from router.proxy.headers import HeaderList
-from router.proxy.response_reader import ResponseReader
+from router.request.inbound import HeaderList
+from router.request.tracker import Tracker
 from router.types import PodId
-
-MAX_HELD_BYTES = 4 * 1024 * 1024
-"""A larger unstreamed response is sent before it is complete."""
 
 
 class Downstream(Protocol):
@@ -69,43 +64,25 @@ class AnyReply(Protocol):
         """Stop reading. Idempotent."""
 
 
-async def relay(
-    reply: AnyReply,
-    client: Downstream,
-    reader: ResponseReader,
-    headers: HeaderList,
-    first_token: Callable[[], None],
-    stepped: Callable[[float], None],
-) -> None:
-    """Send one response with these headers to the client. Calls `first_token` once, for the piece with the first token,
-    and `stepped` with the arrival time of each piece.
-
-    Raises `UpstreamError`; `client.started` says whether bytes were sent."""
-    feed, put = reader.feed, client.put
-    piece = await reply.read()
-    begun = feed(piece) if piece else False
-    is_whole, pieces, held_bytes = not is_stream(reply.headers), [piece], len(piece)
-    while piece and (is_whole or reader.in_preamble) and held_bytes < MAX_HELD_BYTES:
-        piece = await reply.read()
-        begun = (feed(piece) if piece else False) or begun
-        held_bytes += len(piece)
-        pieces.append(piece)
+async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: HeaderList) -> None:
+    """Send one response with these headers to the client. Raises `UpstreamError`."""
 
     def pass_on(piece: bytes) -> bool:
-        if feed(piece):
-            first_token()
-        stepped(monotonic())
-        return put(piece)
+        return client.put(tracker.piece(piece, monotonic()))
 
+    while piece := await reply.read():
+        if ready := tracker.piece(piece, monotonic()):
+            client.start(reply.status, headers)
+            if not client.put(ready):
+                await client.ready()
+            await reply.pour(pass_on, client.ready)
+            tracker.rest(monotonic())
+            client.finish()
+            return
+    rest = tracker.rest(monotonic())
     client.start(reply.status, headers)
-    if begun:
-        first_token()
-    for piece in filter(None, pieces):
-        stepped(monotonic())
-        if not put(piece):
-            await client.ready()
-    if pieces[-1]:
-        await reply.pour(pass_on, client.ready)
+    if rest and not client.put(rest):
+        await client.ready()
     client.finish()
 
 

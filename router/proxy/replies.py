@@ -10,8 +10,8 @@ import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.proxy.connection import Ready, Sink
-from router.proxy.headers import HeaderList
 from router.proxy.relay import AnyReply, is_stream
+from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
 
 _DONE = b"data: [DONE]\n\n"

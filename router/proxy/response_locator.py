@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from time import monotonic
 from typing import TypeAlias
 
 from router.errors import UnknownResponse
 from router.fleet.fleet import Fleet
 from router.index.stored_responses import StoredResponse, StoredResponses, is_response_id
-from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus
+from router.types import Pod, PodState
 
 SHARING_S = 0.1
 """Longest time until other workers and routers have a new id."""
-_SNAPSHOTS = 256
 
 FindShared: TypeAlias = Callable[[str], Awaitable[StoredResponse | None]]
 
@@ -69,14 +67,3 @@ class ResponseLocator:
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:
         if new is old or new is PodState.GONE:
             self.stored.lose(pod.id, monotonic())
-
-
-@lru_cache(_SNAPSHOTS)
-def only(fleet: FleetSnapshot, pod: PodId) -> FleetSnapshot:
-    """The fleet with this pod alone. It also serves while it drains: no other pod has its responses."""
-    status = fleet.find(pod)
-    if status is None:
-        return FleetSnapshot(fleet.version, (), fleet.links)
-    is_draining = status.state is PodState.DRAINING
-    usable = PodStatus(status.pod, PodState.READY, status.load) if is_draining else status
-    return FleetSnapshot(fleet.version, (usable,), fleet.links)

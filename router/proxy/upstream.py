@@ -27,8 +27,9 @@ from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.proxy.connection import Connection, Message, UpstreamTimeouts
-from router.proxy.headers import HeaderList, HeaderRules, Inbound, request_head, request_message
+from router.proxy.headers import HeaderRules, request_head, request_message
 from router.proxy.relay import read_all
+from router.request.inbound import HeaderList, Inbound
 from router.types import NO_TLS_FILES, Pod, PodId
 
 IDLE_EXPIRY_S = 3.0

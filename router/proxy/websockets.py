@@ -7,17 +7,17 @@ the rest of its bytes is sent and the other side is closed. Another pod is tried
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from router.decision import Candidate, Direct
-from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamTimeout
-from router.proxy.booking import Booking
-from router.proxy.dependencies import ProxyDependencies
-from router.proxy.headers import HeaderList
-from router.proxy.request_context import RequestContext
-from router.proxy.upstream import UpstreamSender
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.proxy.headers import HeaderRules
+from router.proxy.upstream import UpstreamPool, UpstreamSender
+from router.request.context import RequestContext
+from router.request.inbound import HeaderList
+from router.request.tracker import Tracker
 from router.types import Pod
 
 BUFFER_BYTES = 64 * 1024
@@ -49,6 +49,7 @@ class WebSocketClient(TunnelEnd):
     """The client's end, which waits for the head of the response."""
 
     started = False
+    was_slow = False
 
     @property
     def disconnected(self) -> bool:
@@ -65,55 +66,42 @@ class WebSocketClient(TunnelEnd):
 class WebSocketTunnels:
     """Serves websockets."""
 
-    def __init__(self, needs: ProxyDependencies) -> None:
-        self._needs = needs
-        self._rules = needs.settings.headers
-        self._sender = UpstreamSender(needs.pool, self._rules)
+    def __init__(self, pool: Callable[[Pod], UpstreamPool], rules: HeaderRules, sender: UpstreamSender) -> None:
+        self._pool = pool
+        self._rules = rules
+        self._sender = sender
 
-    async def serve(self, context: RequestContext, client: WebSocketClient) -> None:
+    async def serve(self, tracker: Tracker, client: WebSocketClient) -> None:
         """Connect the client to a pod until one of them closes. Raises `UpstreamError` or `NoReadyPod` before the
         client has its response."""
-        failure: ConnectFailed | None = None
-        for candidate in self._candidates(context):
-            context.candidate, context.tries = candidate, context.tries + 1
-            booking = Booking(self._needs.ledger, candidate, context.prompt_tokens, self._needs.calibrator.clock)
-            try:
-                await self._attempt(context, candidate, client, booking)
-                return
-            except ConnectFailed as error:
-                failure = error
-                self._needs.metrics.sent.labels(error.pod, error.code).inc()
-            finally:
-                booking.release()
-        raise failure or NoReadyPod("No pod may serve this websocket alone.")
-
-    def _candidates(self, context: RequestContext) -> Iterator[Candidate]:
-        assert context.decision is not None
-        direct = [each for each in context.decision.candidates if isinstance(each.plan, Direct)]
-        return iter(direct[: 1 + self._needs.settings.retries])
-
-    async def _attempt(
-        self, context: RequestContext, candidate: Candidate, client: WebSocketClient, booking: Booking
-    ) -> None:
-        context.phases.enter("attempt")
-        pod = candidate.plan.pod
-        side = TunnelEnd(*await self._needs.pool(pod).stream(BUFFER_BYTES))
         try:
-            headers = await self._upgraded(context, pod, side)
-            booking.assume_first_token()
-            context.phases.enter("relay")
-            context.status, context.result = SWITCHING, "ok"
-            self._needs.metrics.sent.labels(pod.id, "ok").inc()
-            shown = [(b"x-warmroute-pod", pod.id.encode())] if self._needs.settings.route_headers else []
-            request_id = (b"x-request-id", context.request.id.encode())
-            client.start([*self._rules.downstream(headers), *_UPGRADE, request_id, *shown])
-            await _relay(client, side, self._needs.pool(pod).timeouts.idle_s)
+            candidate = tracker.first(time.monotonic())
+            while True:
+                tracker.begin(candidate, time.monotonic())
+                try:
+                    await self._attempt(tracker, candidate.pod, client)
+                    return
+                except ConnectFailed as error:
+                    candidate = tracker.failed(error, time.monotonic())
+        finally:
+            tracker.end(time.monotonic())
+
+    async def _attempt(self, tracker: Tracker, pod: Pod, client: WebSocketClient) -> None:
+        side = TunnelEnd(*await self._pool(pod).stream(BUFFER_BYTES))
+        try:
+            headers = await self._upgraded(tracker.context, pod, side)
+            now_s = time.monotonic()
+            tracker.assume_first_token(now_s)
+            tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
+            tracker.rest(now_s)  # no byte that follows is read
+            client.start([*self._rules.downstream(headers), *_UPGRADE, *tracker.headers()])
+            await _relay(client, side, self._pool(pod).timeouts.idle_s)
         finally:
             await side.close()
 
     async def _upgraded(self, context: RequestContext, pod: Pod, side: TunnelEnd) -> HeaderList:
         """The headers of the pod's response that begins the websocket. Raises `UpstreamError`."""
-        timeout_s = self._needs.pool(pod).timeouts.first_byte_s
+        timeout_s = self._pool(pod).timeouts.first_byte_s
         side.writer.write(self._sender.upgrade_head(context.inbound, pod))
         try:
             async with asyncio.timeout(timeout_s):

@@ -7,7 +7,6 @@ incomplete, it sets `degraded`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -57,13 +56,13 @@ class PrefixStore(EventStore, Protocol):
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt."""
 
-    async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         """Leading blocks of `prefix` by pod. Does not raise."""
 
-    async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         """Leading blocks that `pod` has announced, without predictions."""
 
-    def is_published(self, pod: PodId) -> bool:
+    def is_published(self, pod: PodId, now_s: float) -> bool:
         """Whether a publisher writes this pod's blocks to the cluster index."""
 
     def rejected_reason(self, pod: PodId) -> str:
@@ -131,7 +130,7 @@ class LocalStore:
         if self.on_outcome is not None:
             self.on_outcome(prediction, False)
 
-    async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         return PrefixMatch(self.blocks(prefix, now_s))
 
     def blocks(
@@ -153,10 +152,10 @@ class LocalStore:
         if model := self._models.get(pod):
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
-    async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         return sum(self._announced.match(prefix).get(pod, (0,)))
 
-    def is_published(self, pod: PodId) -> bool:
+    def is_published(self, pod: PodId, now_s: float) -> bool:
         return False
 
     def rejected_reason(self, pod: PodId) -> str:
@@ -202,16 +201,16 @@ class ReplicaStore(LocalStore):
         super().forget(pod)
         self.index.holders.unbind(pod)
 
-    async def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
         return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
 
-    async def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))
-        return max(announced, await super().known_blocks(pod, prefix))
+        return max(announced, super().known_blocks(pod, prefix))
 
-    def is_published(self, pod: PodId) -> bool:
+    def is_published(self, pod: PodId, now_s: float) -> bool:
         """Like the protocol; False while the replica is stale."""
-        fresh = not self._stale and self.age_s(time.monotonic()) <= FRESH_S
+        fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None

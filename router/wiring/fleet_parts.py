@@ -28,12 +28,12 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.index.recent_prompts import RecentPrompts
-from router.index.stored_responses import StoredResponses
-from router.observe.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
 from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools
+from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
@@ -75,9 +75,12 @@ class FleetParts:
         self.cluster = self._join_cluster(worker)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
-        self.responses = ResponseLocator(fleet, StoredResponses(), shared.find if shared else None)
+        self.state = FleetState(
+            fleet=fleet, ledger=self.ledger, breaker=self.breaker, store=self.store, calibrator=self.calibrator
+        )
+        self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
         if shared:
-            self.responses.stored.on_learn.append(shared.add)
+            self.state.stored.on_learn.append(shared.add)
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
@@ -143,7 +146,11 @@ class FleetParts:
 
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""
-        return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id)
+        return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
+
+    def senders(self) -> int:
+        """The processes that send to the same pods, of all routers."""
+        return self._config.listen.workers + (self.cluster.other_workers if self.cluster else 0)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""

@@ -41,8 +41,8 @@ from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
+from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
-from router.observe.unrouted_requests import UnroutedRequests
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
@@ -51,14 +51,25 @@ from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.prompt_readers import FleetLookups
 from router.proxy.upstream import upstream_pools
-from router.proxy.usage_records import UsageRecords
+from router.request.inbound import HeaderList
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
+from router.wiring.core import (
+    Core,
+    PodLookups,
+    Recording,
+    Routing,
+    SharedQuotas,
+    build_core,
+    build_gate,
+    build_tenants,
+    request_log,
+)
 from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
+from router.wiring.http_front import build_forwarder, build_steps
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.proxy_parts import RequestRecords, build_forwarder, build_gate, build_tenants
 from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
 from router.workers.shared_view import SharedOwners
@@ -115,15 +126,13 @@ class Program:
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
-        self.quotas = QuotaParts(config, self.pods.cluster, self.metrics)
+        self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
-        self.forwarder = build_forwarder(
-            config, self.pods, self.prompts, self._pools, self.policies, self._classes, self._request_records()
-        )
-        models = frozenset(model.name for model in config.models if not model.is_pattern)
-        unrouted = UnroutedRequests(self.metrics, self.forwarder.request_log, self._usage_log.writer)
+        self.core = self._build_core()
+        exchange, responses = self.quotas.next_exchange, self.pods.responses
+        self._steps = build_steps(self.core, self.prompts.readers, responses, self.metrics, exchange)
         self.tracing = build_tracing(config.tracing)
-        self._edge = OpenAiEdge(self.forwarder, self.fleet, unrouted, config.edge, config.limits, models, self.tracing)
+        self._edge = self._build_edge()
         self._tenants = build_tenants(config)
         tokens = TokenVerifier()
         self._gate = build_gate(config, self._tenants, tokens)
@@ -138,15 +147,32 @@ class Program:
         self._worker_sync = self._build_worker_sync(worker) if worker else None
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         own = public_app(
-            self.fleet, lambda: self._readiness()[0], self._run, partial(self._edge.refused, Endpoint.OTHER)
+            self.fleet,
+            lambda: self._readiness()[0],
+            self._run,
+            partial(self.core.requests.endings.refused, Endpoint.OTHER),
         )
         self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
 
-    def _request_records(self) -> RequestRecords:
-        usage = UsageRecords(self.quotas.admission, self.metrics.by_class, self._usage_log.writer)
-        is_recorded = self._config.tenants is not None or self._config.usage.file is not None
-        return RequestRecords(self.records.journal, self.quotas.admission, usage if is_recorded else None)
+    def _build_core(self) -> Core:
+        config, pods = self._config, self.pods
+        recording = Recording(self.metrics, self.records.journal, request_log(config.log), self._usage_log.writer)
+        lookups = PodLookups(
+            handoff_facts=pods.handoff_facts.of, publishes_events=pods.publishes_events, senders=pods.senders
+        )
+        shared = None
+        if config.tenants is not None:
+            shared = SharedQuotas(quotas=self.quotas.quotas, has_others=self.quotas.next_exchange is not None)
+        return build_core(config, pods.state, Routing(self.policies.current, self._classes), recording, lookups, shared)
+
+    def _build_edge(self) -> OpenAiEdge:
+        config, core = self._config, self.core
+        facts = self.pods.handoff_facts.of
+        forwarder = build_forwarder(core, self._steps, self._pools, config.edge, facts, self.metrics)
+        return OpenAiEdge(
+            forwarder, core.requests.endings, core.reader, self.pods.responses, config.edge, config.limits, self.tracing
+        )
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
@@ -186,7 +212,7 @@ class Program:
 
     def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
         pods, commands, find = self.pods, self._commands, self.records.journal.find
-        stored = pods.responses.stored
+        stored = pods.state.stored
         owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes, stored)
         hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, self._page.part, find)
         sync = WorkerSync(worker, owners, hooks, self.metrics)
@@ -207,7 +233,7 @@ class Program:
             self.fleet,
             self.policies,
             self._commands,
-            ExplainRoutes(find, self._find_remote, self._read_preview, self.forwarder.preview),
+            ExplainRoutes(find, self._find_remote, self._read_preview, self._preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
             sync.render if sync else self._metrics_page.render,
@@ -230,6 +256,10 @@ class Program:
         """A request of an operator, on behalf of the tenant in `edge.tenant_header`."""
         name = named.get(self._config.edge.tenant_header.lower().encode(), b"").decode("latin-1")
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
+
+    async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
+        """The decision that would be made now about a request."""
+        return await self._steps.run(self.core.requests.preview(request, headers))
 
     @asynccontextmanager
     async def _run(self, _app: FastAPI) -> AsyncIterator[None]:

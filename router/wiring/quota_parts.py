@@ -10,8 +10,6 @@ from router.admission.shares import Grants, ShareReport
 from router.admission.sharing import MeterSharing
 from router.config.schema import RouterConfig
 from router.feeds.supervise import Feeds
-from router.observe.metrics import Metrics
-from router.proxy.quota_admission import QuotaAdmission
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
@@ -23,13 +21,15 @@ class QuotaParts:
     """The quotas of one process. It shares them with all routers through Redis, or with the other workers of its own:
     `with_workers` must be set then, before the feeds run."""
 
-    def __init__(self, config: RouterConfig, cluster: ClusterMember | None, metrics: Metrics) -> None:
+    def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
         self.feeds: Feeds = {}
         self.with_workers: Exchange | None = None
         self.sharing: MeterSharing | None = None
         """None where this process is alone."""
-        refused, workers = metrics.by_class.observe_quota_refusal, config.listen.workers
-        self.admission = QuotaAdmission(on_refusal=refused)
+        self.quotas = Quotas()
+        self.next_exchange: Callable[[], Awaitable[None]] | None = None
+        """Waits until shares have been exchanged with the other processes; None where this one is alone."""
+        workers = config.listen.workers
         if config.tenants is None or (cluster is None and workers == 1):
             return
         from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
@@ -39,7 +39,7 @@ class QuotaParts:
             feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
         else:
             feed = QuotaFeed(sharing, self._exchange_with_workers)
-        self.sharing, self.admission = sharing, QuotaAdmission(Quotas(sharing), feed.next_exchange, refused)
+        self.sharing, self.quotas, self.next_exchange = sharing, Quotas(sharing), feed.next_exchange
         self.feeds = {"quotas": feed.run}
 
     async def _exchange_with_workers(self, reports: Sequence[ShareReport]) -> Grants:

@@ -30,7 +30,7 @@ from router.fleet.ledger import Ledger
 from router.hashing import hash_array
 from router.index.predicted import Prediction
 from router.index.stored_responses import StoredResponse, StoredResponses
-from router.observe.calibrator import Calibrator, PrefillReport, SpeedReport
+from router.policy.calibrator import Calibrator, PrefillReport, SpeedReport
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
 from router.types import InFlight, Pod, PodId, PodLoad, PodState

@@ -29,9 +29,10 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList, HeaderRules
+from router.proxy.headers import HeaderRules
+from router.request.inbound import HeaderList
 from router.proxy.relay import read_all
-from router.proxy.request_context import RequestContext
+from router.request.context import RequestContext
 from router.proxy.upstream import UpstreamPools, UpstreamSender
 from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
 

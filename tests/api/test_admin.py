@@ -26,12 +26,12 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
-from router.observe.calibrator import Calibrator
+from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.calibration import Calibration
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from router import errors
-from router.api.error_responses import (
+from router.request.error_responses import (
     MAX_MESSAGE_CHARACTERS,
     RESPONSES,
     error_body,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from router.api import parse
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.errors import MalformedRequest
 from router.types import Endpoint
 

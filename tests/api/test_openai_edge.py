@@ -32,8 +32,8 @@ from router.fleet.fleet import Fleet
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.observe.unrouted_requests import UnroutedRequests
-from router.proxy.headers import HeaderList, first_values
-from router.proxy.request_context import RequestContext
+from router.request.inbound import HeaderList, first_values
+from router.request.context import RequestContext
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
 
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))

@@ -29,7 +29,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.index.evicted import PRIOR_REUSE
-from router.observe.calibrator import Calibrator
+from router.policy.calibrator import Calibrator
 from router.observe.hit_worth import HitWorth
 from router.observe.hot_prefixes import HotPrefix
 from router.observe.journal import Journal

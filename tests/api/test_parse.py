@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.api import parse
-from router.api.parse import (
+from router.request.parse import (
     MAX_DECODED_BYTES,
     MAX_NESTING,
     MAX_SEARCHED_BYTES,

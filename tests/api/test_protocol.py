@@ -26,7 +26,7 @@ from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import MAX_AHEAD, EdgeProtocol
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 DEADLINE_S = 20.0

@@ -15,7 +15,7 @@ from router.api.exchange import Exchange
 from router.api.request_target import MAX_SHOWN_CHARACTERS, read_target, shown
 from router.config.edge_schema import Edge
 from router.engines.forwarded_paths import INFERENCE_PATHS, ForwardedPaths
-from router.proxy.request_context import RequestContext
+from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, post, read_answer, whole
 

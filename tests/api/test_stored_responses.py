@@ -12,7 +12,7 @@ import pytest
 from router.api.exchange import Exchange
 from router.fleet.fleet import Fleet
 from router.index.stored_responses import StoredResponse, StoredResponses
-from router.proxy.request_context import RequestContext
+from router.request.context import RequestContext
 from router.proxy.response_locator import ResponseLocator
 from router.types import Endpoint
 from tests.api.test_openai_edge import POD, make_edge

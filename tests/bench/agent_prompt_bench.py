@@ -25,7 +25,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.cli.mock_engine_command import TOKENIZER
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter

@@ -38,10 +38,10 @@ from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
 from router.policy.decide import decide
-from router.proxy.headers import Inbound
-from router.proxy.quota_admission import QuotaAdmission
-from router.proxy.request_context import RequestContext
-from router.proxy.response_reader import ResponseReader
+from router.request.inbound import Inbound
+from router.request.quota_charges import QuotaAdmission
+from router.request.context import RequestContext
+from router.request.response_reader import ResponseReader
 from router.proxy.usage_records import UsageRecords
 from router.types import Endpoint, InferenceRequest
 from tests.api.test_openai_edge import make_edge

@@ -9,7 +9,7 @@ import pytest
 
 from router.feeds.calibration_feed import CalibrationFeed, calibrated_links
 from router.fleet.fleet import Fleet
-from router.observe.calibrator import Calibrator
+from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
 from router.policy.prefill_clock import PrefillObservation, TransferObservation

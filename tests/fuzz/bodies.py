@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from router.api.body_types import ChatBody, CompletionBody
-from router.api.parse import (
+from router.request.body_types import ChatBody, CompletionBody
+from router.request.parse import (
     has_engine_fields,
     parse_body,
     prompt_fields,

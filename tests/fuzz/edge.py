@@ -20,7 +20,7 @@ from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
-from router.api.parse import without_engine_fields
+from router.request.parse import without_engine_fields
 from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
@@ -31,9 +31,10 @@ from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.tracing import RequestTrace
 from router.observe.unrouted_requests import UnroutedRequests
-from router.proxy.headers import HeaderList, HeaderRules
+from router.proxy.headers import HeaderRules
+from router.request.inbound import HeaderList
 from router.proxy.relay import Downstream
-from router.proxy.request_context import RequestContext
+from router.request.context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines

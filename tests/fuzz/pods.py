@@ -21,7 +21,7 @@ from router.engines.handoff.usage import UsageCorrection
 from router.errors import RouterError
 from router.proxy.connection import Connection, UpstreamTimeouts
 from router.proxy.replies import as_stream
-from router.proxy.response_reader import ResponseReader
+from router.request.response_reader import ResponseReader
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON
 from tests.fuzz.pieces import in_pieces

@@ -14,7 +14,7 @@ import msgspec
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.observe.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
+from router.policy.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
 from router.policy.prefill_clock import PrefillObservation

@@ -13,7 +13,7 @@ import pytest
 
 from router.engines.adapter import KvEventSource, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
-from router.proxy.response_reader import ResponseReader
+from router.request.response_reader import ResponseReader
 from router.types import Pod, PodId, PodLoad, PodSpeed
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_hexdigest
 
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_array, token_array
 from router.index.blockmap import BlockMap

@@ -22,7 +22,7 @@ from router.fleet.ledger import Ledger
 from router.fleet.output_lengths import OutputLengths
 from router.index.seen_pictures import SeenPictures
 from router.index.stored_responses import StoredResponses
-from router.observe.calibrator import Calibrator
+from router.policy.calibrator import Calibrator
 from router.observe.journal import Journal
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
@@ -32,8 +32,9 @@ from router.policy.policy_set import PolicySet
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.dependencies import ForwardSettings, ProxyDependencies
 from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderList, HeaderRules, Inbound
-from router.proxy.request_context import RequestContext
+from router.proxy.headers import HeaderRules
+from router.request.inbound import HeaderList, Inbound
+from router.request.context import RequestContext
 from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools
 from router.stores.prefix_store import LocalStore

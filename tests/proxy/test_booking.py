@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.fleet.ledger import Ledger
 from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
-from router.proxy.booking import Booking
+from router.request.booking import Booking
 from router.types import Pod, PodSpeed, ScenePicture
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
 from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
-from router.proxy.headers import HeaderList, HeaderRules, request_message
+from router.proxy.headers import HeaderRules, request_message
+from router.request.inbound import HeaderList
 
 STRICT, TRUSTING = HeaderRules(), HeaderRules(trust_engine_fields=True)
 PLAIN: HeaderList = [(b"anthropic-version", b"1"), (b"traceparent", b"00-1"), (b"x-mine", b"1"), (b"x-mine", b"2")]

@@ -13,7 +13,7 @@ from router.errors import MalformedRequest
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.uuids import SEARCHED_BYTES
 from router.proxy.large_edits import UuidRemoval
-from router.proxy.request_context import RequestContext
+from router.request.context import RequestContext
 from router.types import Endpoint, Generation, PromptPicture, PromptPrefix
 from tests.proxy.pods import Town, town
 from tests.proxy.test_kv_transfer import ANSWERING

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.proxy.response_reader import ResponseReader, reader_of
+from router.request.response_reader import ResponseReader, reader_of
 from router.types import Endpoint
 
 

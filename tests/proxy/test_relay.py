@@ -10,9 +10,9 @@ import pytest
 
 from router.errors import UpstreamBroken
 from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 from router.proxy.relay import MAX_HELD_BYTES, end_broken_stream, is_stream, read_all, relay
-from router.proxy.response_reader import ResponseReader, reader_of
+from router.request.response_reader import ResponseReader, reader_of
 from router.proxy.upstream import Reply, UpstreamPool
 from router.types import Endpoint
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.proxy.connection import Ready, Sink
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 from router.proxy.relay import read_all
 from router.proxy.replies import DecodeReply, WholeReply
 

@@ -12,9 +12,9 @@ from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, 
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
 from router.policy.decide import expected_ttft_ms
-from router.proxy.headers import HeaderList, Inbound
-from router.proxy.request_context import RequestContext, outcome_of, ttft_of_one_pod
-from router.proxy.response_reader import ResponseReader
+from router.request.inbound import HeaderList, Inbound
+from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
+from router.request.response_reader import ResponseReader
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'

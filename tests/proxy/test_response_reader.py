@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from router.proxy.response_reader import ResponseReader
+from router.request.response_reader import ResponseReader
 
 
 def event(**fields: Any) -> bytes:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from router.errors import UnknownResponse
 from router.index.stored_responses import StoredResponse
-from router.proxy.request_context import RequestContext
-from router.proxy.response_reader import reader_of
+from router.request.context import RequestContext
+from router.request.response_reader import reader_of
 from router.types import Endpoint
 from tests.proxy.pods import Asked, Behaviour, Town, town
 

@@ -20,8 +20,8 @@ from router.observe.phase import PHASES
 from router.observe.receipts import decision_receipt, receipt
 from router.observe.spans import SpanExport
 from router.observe.tracing import Tracing
-from router.proxy.headers import HeaderList, first_values
-from router.proxy.request_context import RequestContext, outcome_of
+from router.request.inbound import HeaderList, first_values
+from router.request.context import RequestContext, outcome_of
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.proxy.pods import PATIENCE_S, Client, Town, town
 from tests.proxy.test_kv_transfer import PARAMS, answer, resetting, saying

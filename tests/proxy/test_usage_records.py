@@ -6,9 +6,9 @@ import pytest
 
 from router.observe.receipts import Failure, Outcome
 from router.policy.decide import decide
-from router.proxy.headers import Inbound
-from router.proxy.request_context import RequestContext
-from router.proxy.response_reader import TokenCountingReader
+from router.request.inbound import Inbound
+from router.request.context import RequestContext
+from router.request.response_reader import TokenCountingReader
 from router.proxy.usage_records import usage_of
 from router.types import Endpoint, InferenceRequest
 from tests.policy.scenes import POLICIES, pod, ready, scene

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from router import __version__, errors
 from router.admission.meter import Dimension
-from router.api.error_responses import RESPONSES
+from router.request.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource

@@ -28,7 +28,7 @@ from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.exposition import PLAIN
 from router.observe.journal import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
-from router.proxy.headers import first_values
+from router.request.inbound import first_values
 from router.types import MAX_NAME_CHARACTERS, PodSpeed
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

@@ -10,7 +10,7 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.stored_responses import StoredResponses
-from router.observe.calibrator import Calibrator
+from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.classes import Classes

@@ -13,7 +13,7 @@ from router.decision import Lease
 from router.fleet.fleet import PodEvent
 from router.index.predicted import Prediction
 from router.index.stored_responses import StoredResponse
-from router.observe.calibrator import MIN_INTERVAL_S, Calibrator
+from router.policy.calibrator import MIN_INTERVAL_S, Calibrator
 from router.policy.prefill_clock import PrefillObservation
 from router.stores.prefix_store import LocalStore
 from router.types import InFlight, PodLoad, PodState

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.parse import parse_body, prompt_fields
+from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.continuation import can_continue, common_length

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from math import inf
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from router.decision import Candidate, RouteDecision
-from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
 from router.policy.decide import expected_ttft_ms
 from router.policy.prefill_clock import PrefillClock, PrefillObservation, TransferObservation
@@ -47,11 +46,24 @@ SpeedReport: TypeAlias = PrefillReport | TransferReport
 """An observation in the form that workers of one router exchange."""
 
 
+class SpeedMetrics(Protocol):
+    """Counts what was observed; `Metrics` does."""
+
+    def observe_transfer(self, kind: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None:
+        """A transfer of KV over a link of this kind. `slowdown`: its part of the configured time; None: unknown."""
+
+    def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
+        """A first token, expected and actual."""
+
+    def observe_regret(self, model: str, regret_ms: float) -> None:
+        """Time that another candidate was expected to save."""
+
+
 class Calibrator:
     """Owner of the calibration and of the pods' prefill clocks, which interpret the times of first tokens. `priors` and
     `links` are configured values."""
 
-    def __init__(self, calibration: Calibration, metrics: Metrics, links: Links) -> None:
+    def __init__(self, calibration: Calibration, metrics: SpeedMetrics, links: Links) -> None:
         self.calibration = calibration
         self.links = links
         self.priors: dict[PodId, PodSpeed] = {}
@@ -112,4 +124,4 @@ class Calibrator:
         self._compared += 1
         if self._compared % REGRET_EVERY == 0:
             others = (expected_ttft_ms(one.cost) for one in decision.candidates if one is not chosen)
-            self._metrics.regret_s.labels(model).observe(max(0.0, ttft_ms - min(others, default=ttft_ms)) / 1000)
+            self._metrics.observe_regret(model, max(0.0, ttft_ms - min(others, default=ttft_ms)))

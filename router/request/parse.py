@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from router.api.body_types import ChatBody, CompletionBody, MessagesBody, OtherBody, ResponsesBody, TokenizeBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
 from router.prompt.texts import CHANGING_FIELDS, TEXT_FIELDS
+from router.request.body_types import ChatBody, CompletionBody, MessagesBody, OtherBody, ResponsesBody, TokenizeBody
 from router.types import CONVERTED, TEXTS, Endpoint
 
 MAX_SEARCHED_BYTES = 256 * 1024

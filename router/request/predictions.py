@@ -8,21 +8,34 @@ cache is unknown; a pod with KV events announces it.
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.decision import Plan, Split
 from router.index.predicted import Prediction
-from router.proxy.dependencies import ProxyDependencies
+from router.request.fleet_state import FleetState
 from router.types import Endpoint, Pod, PodId, PromptPrefix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionLimits:
+    """How long predictions count, and how many blocks of a pod without KV events. `publishes_events`: whether the index
+    receives a pod's events."""
+
+    predicted_ttl_s: float
+    no_events_ttl_s: float
+    no_events_capacity_tokens: int
+    publishes_events: Callable[[PodId], bool]
 
 
 class AttemptPredictions:
     """The predictions of one attempt. `withdraw` must be called at its end."""
 
     def __init__(
-        self, needs: ProxyDependencies, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint = Endpoint.CHAT
+        self, state: FleetState, limits: PredictionLimits, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint
     ) -> None:
-        self._needs = needs
+        self._state = state
+        self._limits = limits
         self._plan = plan
         self._pending: dict[PodId, Prediction] = {}
         self._pods = {pod.id: pod for pod in ([plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod])}
@@ -33,30 +46,30 @@ class AttemptPredictions:
                     self._begin(pod, prompt)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
-        needs, settings = self._needs, self._needs.settings
-        if needs.publishes_events(pod.id):
-            ttl_s, capacity_blocks = settings.predicted_ttl_s, None
+        limits = self._limits
+        if limits.publishes_events(pod.id):
+            ttl_s, capacity_blocks = limits.predicted_ttl_s, None
         else:
-            ttl_s, capacity_tokens = settings.no_events_ttl_s, pod.capacity_tokens or settings.no_events_capacity_tokens
+            ttl_s, capacity_tokens = limits.no_events_ttl_s, pod.capacity_tokens or limits.no_events_capacity_tokens
             capacity_blocks = capacity_tokens // prompt.block_size_tokens
-        prediction = needs.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        prediction = self._state.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
         self._pending[pod.id] = prediction
 
-    def first_token(self, responding: PodId) -> None:
+    def first_token(self, responding: PodId, now_s: float) -> None:
         """The prompt is computed: all pods of the plan have it, unless the prefill pod of a split responds itself."""
-        self.computed(responding)
+        self.computed(responding, now_s)
         while self._pending and responding == self._plan.pod.id:
-            self.computed(next(iter(self._pending)))
+            self.computed(next(iter(self._pending)), now_s)
 
-    def computed(self, pod: PodId) -> None:
+    def computed(self, pod: PodId, now_s: float) -> None:
         """Confirm the prediction for one pod. Idempotent."""
         prediction = self._pending.pop(pod, None)
         if prediction is not None:
-            self._needs.store.confirm(prediction, time.monotonic())
+            self._state.store.confirm(prediction, now_s)
             if self._pictures:
-                self._needs.pictures.saw(self._pods[pod], self._pictures)
+                self._state.pictures.saw(self._pods[pod], self._pictures)
 
     def withdraw(self) -> None:
         """Withdraw the predictions that were not confirmed."""
         while self._pending:
-            self._needs.store.withdraw(self._pending.popitem()[1])
+            self._state.store.withdraw(self._pending.popitem()[1])

@@ -1,11 +1,10 @@
 """The leases of one attempt: on the pod that responds, on the prefill pod of a split, and on the sender of KV.
 
-Booked before the first await of the attempt, released in any case.
+Booked when the attempt begins, before its front awaits anything; released when it ends, in any way.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 from router.decision import Candidate, Lease, Split
@@ -24,9 +23,10 @@ class Booking:
         candidate: Candidate,
         prompt_tokens: int,
         clock: Callable[[PodId], PrefillClock],
+        now_s: float,
         pictures: Iterable[ScenePicture] = (),
     ) -> None:
-        plan, cached_tokens, now_s = candidate.plan, candidate.cached_tokens, time.monotonic()
+        plan, cached_tokens = candidate.plan, candidate.cached_tokens
         self.observation: PrefillObservation | None = None
         """The measured speed of the pod that computed the prompt."""
         self.concurrent_transfers = 0
@@ -37,7 +37,7 @@ class Booking:
         """Whether the prefill pod of a split has computed the prompt."""
         self._pull_began_s: float | None = None
         self._ledger = ledger
-        self._prefill_done = False
+        self._prefill_done = self._released = False
         self._prefill_lease: Lease | None = None
         self._sending: PodId | None = None
         if isinstance(plan, Split):
@@ -66,37 +66,37 @@ class Booking:
         """Whether the first token exists, or is expected to exist by now."""
         return self._prefill_done
 
-    def handed_over(self) -> None:
+    def handed_over(self, now_s: float) -> None:
         """The prefill pod has responded: from now on it only sends KV."""
         self.has_handed_over = True
         if self._prefill_lease is not None:
-            now_s = time.monotonic()
             self._observe(self._prefill_lease, now_s)
             self._ledger.release(self._prefill_lease, now_s)
             if not self._prefill_done:
                 self._begin_transfer(self._prefill_lease.pod)
 
-    def first_token(self) -> None:
+    def first_token(self, now_s: float) -> None:
         """The prompt is computed and the KV transferred."""
         if self._prefill_done:
             return
-        now_s = time.monotonic()
         if self._prefill_lease is None:
             self._observe(self._response_lease, now_s)
         if self._pull_began_s is not None:
             self.pulled_ms, self._pull_began_s = (now_s - self._pull_began_s) * 1000, None
         self._end_prefill(now_s)
 
-    def assume_first_token(self) -> None:
+    def assume_first_token(self, now_s: float) -> None:
         """The first token of an unstreamed response is expected to exist by now."""
         if not self._prefill_done:
             self._clock.gone(self._response_lease.id)
             self._pull_began_s = None
-            self._end_prefill(time.monotonic())
+            self._end_prefill(now_s)
 
-    def release(self) -> None:
-        """End all leases of the attempt."""
-        now_s = time.monotonic()
+    def release(self, now_s: float) -> None:
+        """End all leases of the attempt. Idempotent."""
+        if self._released:
+            return
+        self._released = True
         if self._prefill_lease is not None:
             self._clock.gone(self._prefill_lease.id)
             self._ledger.release(self._prefill_lease, now_s)

@@ -16,7 +16,7 @@ from router.admission.meter import Meter
 from router.admission.quotas import Applied
 from router.admission.windows import KEPT_S
 from router.endpoints import Endpoint
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 _ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 

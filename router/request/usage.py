@@ -1,39 +1,11 @@
-"""Finds what a request used when it has ended, and passes it to quotas, metrics and the file of usage."""
+"""What a request used, for bills and quotas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from router.observe.class_metrics import ClassMetrics
+from router.observe.ended import UsedTokens
 from router.observe.receipts import Outcome
-from router.observe.used_tokens import UsageWriter, UsedTokens
-from router.proxy.quota_admission import QuotaAdmission
-from router.proxy.request_context import RequestContext
-from router.proxy.response_reader import TokenCountingReader
-
-
-class UsageRecords:
-    """Records the use of each request. `writer`: of the file, if there is one."""
-
-    def __init__(self, quotas: QuotaAdmission, metrics: ClassMetrics, writer: UsageWriter | None = None) -> None:
-        self._quotas = quotas
-        self._add: Callable[[UsedTokens], None] = metrics.observe_usage
-        self._writer = writer
-
-    def begin(self, context: RequestContext) -> None:
-        """Count the tokens of a stream as they pass: its end, with the engine's count, may never come."""
-        if context.request.stream:
-            context.reader = TokenCountingReader(context.reader.format)
-
-    def end(self, context: RequestContext, ended: Outcome) -> None:
-        """Record what the request used."""
-        used = usage_of(context, ended)
-        if context.hold is not None:
-            output_tokens = None if context.is_in_background else used.output_tokens
-            self._quotas.end(context.hold, used.computed_tokens, output_tokens)
-        self._add(used)
-        if self._writer is not None:
-            self._writer.write(used)
+from router.request.context import RequestContext
+from router.request.response_reader import TokenCountingReader
 
 
 def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
@@ -68,6 +40,23 @@ def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
         output_tokens=output,
         ttft_ms=ended.ttft_ms,
         estimated=tuple(estimated),
+    )
+
+
+def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
+    """Of a request that was refused before its body was read."""
+    return UsedTokens(
+        request_id=ended.id,
+        at_s=ended.at_s,
+        tenant=tenant,
+        model=ended.model,
+        endpoint=ended.endpoint,
+        status=status,
+        result=ended.result,
+        prompt_tokens=0,
+        cached_tokens=0,
+        computed_tokens=0,
+        output_tokens=0,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
@@ -13,13 +11,13 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
-from router.observe.phase import Phases
 from router.observe.receipts import Failure, Outcome, RecordedDecision
+from router.phases import Phases
 from router.policy.decide import expected_ttft_ms, unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
-from router.proxy.headers import HeaderList, Inbound, first_values
-from router.proxy.response_reader import ResponseReader
+from router.request.inbound import HeaderList, Inbound, first_values
+from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
 
 
@@ -28,7 +26,7 @@ class RequestContext(msgspec.Struct, eq=False):
 
     request: InferenceRequest
     inbound: Inbound
-    phases: Phases = msgspec.field(default_factory=Phases)
+    phases: Phases
     tenant: Tenant = OPEN_TENANT
     hold: Hold | None = None
     """What it has been counted with, if its tenant has quotas."""
@@ -144,15 +142,15 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
     return candidate.pod.id, expected_ttft_ms(candidate.cost), (first_token_s - context.waited_s) * 1000
 
 
-def outcome_of(context: RequestContext) -> Outcome:
-    """The request in numbers. `phases_s` also receives the current phase when it ends."""
+def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
+    """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
     request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
-    elapsed_s, trace = context.phases.elapsed_s(), context.inbound.trace
+    elapsed_s, trace = now_s - context.phases.began_s, context.inbound.trace
     return Outcome(
         id=request.id,
         trace_id=trace.trace_id if trace is not None else "",
-        is_trace_recorded=trace is not None and trace.sink is not None,
-        at_s=time.time() - elapsed_s,
+        is_trace_recorded=trace is not None and trace.is_recorded,
+        at_s=unix_s - elapsed_s,
         model=request.model,
         endpoint=request.endpoint,
         result=context.result,

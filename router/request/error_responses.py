@@ -24,7 +24,7 @@ from router.errors import (
     code_of,
     shortened,
 )
-from router.proxy.headers import HeaderList
+from router.request.inbound import HeaderList
 
 MAX_MESSAGE_CHARACTERS = 1000
 """A longer message is shortened: it repeats what the client sent."""

@@ -1,0 +1,78 @@
+"""One task for each model whose requests wait for a place in front of the fleet; see `request/queues.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from router.errors import RouterError
+from router.request.queues import ModelQueue, RequestQueues
+from router.request.steps import Ticket
+
+Settle = Callable[[RouterError | None], None]
+
+
+class QueueTasks:
+    """`on_change` is called with the number of requests that wait."""
+
+    def __init__(self, queues: RequestQueues, on_change: Callable[[float], None]) -> None:
+        self._queues = queues
+        self._on_change = on_change
+        self._tickets: set[asyncio.Future[None]] = set()
+        self._changed: dict[ModelQueue, asyncio.Event] = {}
+        """Of each queue that has a task."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        queues.on_change = self._wake
+
+    async def wait(self, ticket: Ticket) -> None:
+        """Wait until the request may be sent. Raises the error that refuses it."""
+        place = asyncio.get_running_loop().create_future()
+        ticket.settle = partial(_settle, place)
+        self._tickets.add(place)
+        try:
+            await place
+        finally:
+            self._tickets.discard(place)
+
+    def _wake(self, queue: ModelQueue) -> None:
+        self._on_change(self._queues.waiting)
+        if (changed := self._changed.get(queue)) is not None:
+            changed.set()
+        elif queue:
+            changed = self._changed[queue] = asyncio.Event()
+            task = asyncio.create_task(self._run(queue, changed), name="requests that wait in front of the fleet")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, queue: ModelQueue, changed: asyncio.Event) -> None:
+        """Send those who wait, until none does."""
+        try:
+            while queue:
+                changed.clear()
+                wait_ms = queue.send_next(time.monotonic())
+                self._on_change(self._queues.waiting)
+                if not wait_ms:
+                    await asyncio.sleep(0)  # the request is booked before the next one is decided
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_ms / 1000):
+                        await changed.wait()
+        except Exception as error:
+            for place in list(self._tickets):
+                if not place.done():
+                    place.set_exception(error)
+            raise
+        finally:
+            del self._changed[queue]
+
+
+def _settle(place: asyncio.Future[None], error: RouterError | None) -> None:
+    if place.done():
+        return
+    if error is None:
+        place.set_result(None)
+    else:
+        place.set_exception(error)

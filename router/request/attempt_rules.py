@@ -1,0 +1,47 @@
+"""What the attempts of all requests have in common."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from router.decision import Plan, Split
+from router.errors import MalformedRequest, NoReadyPod, RouterError
+from router.policy.retry import RetryBudget
+from router.request.context import RequestContext
+from router.request.predictions import PredictionLimits
+from router.types import Pod
+
+SAMPLED_STREAMS = 16
+"""The time between tokens is measured in every stream of this number."""
+
+FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
+"""Returns `Pair.facts` for (prefill pod, dialect); None while they are unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRules:
+    """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod."""
+
+    retries: int
+    route_headers: bool
+    budget: RetryBudget
+    predictions: PredictionLimits
+    handoff_facts: FactsLookup
+    _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def is_sampled(self) -> bool:
+        """Whether the gaps between the tokens of the next stream are measured."""
+        return next(self._streams) % SAMPLED_STREAMS == 0
+
+    def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
+        """Why this plan cannot serve the request; None if it can."""
+        if not isinstance(plan, Split):
+            return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
+        if why := context.split_refusal():
+            return MalformedRequest(why)
+        if self.handoff_facts(plan.prefill, plan.prefill.handoff) is None:
+            return NoReadyPod(f"Handoff facts of pod {plan.prefill.id} are not known yet.")
+        return None

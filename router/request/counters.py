@@ -1,0 +1,52 @@
+"""What is counted while requests are served, before they end."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from router.types import PodId
+
+
+class Counters(Protocol):
+    """Counts events of requests. `observe/request_counters.py` makes metrics of them."""
+
+    def in_flight(self, more: int) -> None:
+        """Requests began, or ended."""
+
+    def match_degraded(self, model: str) -> None:
+        """The index was incomplete when a prompt was matched."""
+
+    def attempt_ended(self, pod: PodId, result: str) -> None:
+        """A pod answered, or failed."""
+
+    def retried(self, reason: str) -> None:
+        """Another candidate is tried."""
+
+    def retry_refused(self, reason: str) -> None:
+        """No other candidate was tried, because the retry budget is used up."""
+
+    def token_gap(self, model: str, workload: str, gap_s: float) -> None:
+        """The time between two pieces of a stream, of a sample of the streams."""
+
+    def queue_left(self, model: str, waited_s: float) -> None:
+        """A request waited for a place, and waits no more."""
+
+    def queue_refused(self, model: str, reason: str) -> None:
+        """A request was refused because it would be late."""
+
+    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
+        """The margins of a queue."""
+
+
+class NoCounters:
+    """Counts nothing."""
+
+    def in_flight(self, more: int) -> None: ...
+    def match_degraded(self, model: str) -> None: ...
+    def attempt_ended(self, pod: PodId, result: str) -> None: ...
+    def retried(self, reason: str) -> None: ...
+    def retry_refused(self, reason: str) -> None: ...
+    def token_gap(self, model: str, workload: str, gap_s: float) -> None: ...
+    def queue_left(self, model: str, waited_s: float) -> None: ...
+    def queue_refused(self, model: str, reason: str) -> None: ...
+    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None: ...

@@ -1,0 +1,192 @@
+"""Where does a request go? The phases match and decide.
+
+Collects what `policy.decide` needs: the pods that have the prompt's blocks, and a snapshot of the fleet. Nothing is
+sent, and nothing is booked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Protocol
+
+from router.decision import RouteDecision
+from router.fleet.fleet import Fleet
+from router.index.shared import HEAVY_SHARE, SharedPrefixes
+from router.observe.receipts import RecordedDecision, record_decision
+from router.policy.classes import Classes
+from router.policy.decide import decide, prompt_token_count
+from router.policy.policy_set import PolicySet
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.counters import Counters
+from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList
+from router.types import (
+    FleetSnapshot,
+    InferenceRequest,
+    PodId,
+    PodState,
+    PodStatus,
+    PrefixMatch,
+    PromptPrefix,
+    Scene,
+)
+
+_SNAPSHOTS = 256
+
+
+class DecisionRecorder(Protocol):
+    """Keeps decisions for explanations; `Journal` does."""
+
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
+        """Record a decision. `workload` is the class of the request."""
+
+
+class RequestDecisions:
+    """Decides requests."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        policies: Callable[[], PolicySet],
+        classes: Classes,
+        recorder: DecisionRecorder,
+        counters: Counters,
+    ) -> None:
+        self._state = state
+        self._policies = policies
+        self._classes = classes
+        self._recorder = recorder
+        self._counters = counters
+        self._turns: Counter[str] = Counter()
+        self._traffic = TrafficPrefixes(state.fleet)
+
+    def decide(self, context: RequestContext, now_s: float) -> Scene:
+        """Match and decide: `context.decision` has all candidates, best first. Returns what it is based on. Raises
+        `RouterError` where there is no candidate."""
+        context.phases.enter("match", now_s)
+        match = self._match(context.prompt, now_s)
+        if match.degraded:
+            self._counters.match_degraded(context.request.model)
+        context.phases.enter("decide", now_s)
+        scene = self.scene(context.request, context.prompt, match, now_s, stored_pod=context.stored_pod)
+        context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
+        self.redecided(context, scene, decide(scene, context.policy))
+        return scene
+
+    def decide_again(self, context: RequestContext, now_s: float) -> tuple[Scene, RouteDecision]:
+        """A later decision about a request that waits, by the same policy; not counted as traffic."""
+        assert context.policy is not None
+        match = self._match(context.prompt, now_s)
+        scene = self.scene(context.request, context.prompt, match, now_s, counted=False, stored_pod=context.stored_pod)
+        return scene, decide(scene, context.policy)
+
+    def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+        """Record the decision by which the request is sent."""
+        assert context.policy is not None
+        context.decision = decision
+        context.recorded = self._recorder.record(scene, decision, context.policy, context.workload)
+
+    def preview(
+        self,
+        request: InferenceRequest,
+        headers: HeaderList,
+        prompt: PromptPrefix | None,
+        stored_pod: PodId,
+        clock: Clock,
+    ) -> RecordedDecision:
+        """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
+        now_s = clock.now_s()
+        match = self._match(prompt, now_s)
+        scene = self.scene(request, prompt, match, now_s, counted=False, stored_pod=stored_pod)
+        workload, policy = self._policy_for(scene, headers, counted=False)
+        return record_decision(record(scene, workload), decide(scene, policy), policy, clock.unix_s())
+
+    def scene(
+        self,
+        request: InferenceRequest,
+        prompt: PromptPrefix | None,
+        match: PrefixMatch,
+        now_s: float,
+        *,
+        counted: bool = True,
+        stored_pod: PodId = "",
+    ) -> Scene:
+        """What a decision is based on. `counted`: count the request as traffic. `stored_pod`: the only pod that has a
+        stored response which the request needs."""
+        state, model, fleet = self._state, request.adapter or request.model, self._state.fleet.snapshot
+        ledger = state.ledger
+        if stored_pod:
+            fleet = only(fleet, stored_pod)
+        turn, evicted = self._turns[model] + 1, state.store.evicted
+        if counted:
+            self._turns[model] = turn
+            if prompt:
+                evicted.requested(request.model, prompt, match.blocks, now_s)
+        return Scene(
+            request=request,
+            prompt=prompt,
+            match=match,
+            fleet=fleet,
+            inflight=ledger.inflight(),
+            steps=ledger.steps(),
+            now_s=now_s,
+            turn=turn,
+            shared_blocks=self._traffic.shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
+            congestion=ledger.congestion(fleet, model, now_s),
+            pictures=state.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
+            learnt_reuse=evicted.reuse_of(request.model),
+            expected_output_tokens=state.output_lengths.expected_tokens(request),
+        )
+
+    def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
+        """Which holders have how many leading blocks of the prompt."""
+        return PrefixMatch() if prompt is None else self._state.store.match(prompt, now_s)
+
+    def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
+        """Workload class of the request, and the policy for it."""
+        tokens = prompt_token_count(scene)
+        workload = self._classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
+        return workload, self._policies().for_request(scene.request, workload, tokens, headers)
+
+
+class TrafficPrefixes:
+    """Leading blocks of prompts that are so common in the traffic of a model that every pod should hold them."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._by_model: defaultdict[str, SharedPrefixes] = defaultdict(SharedPrefixes)
+        self._snapshot = fleet.snapshot
+        self._thresholds: dict[str, float] = {}
+        """By model, for `_snapshot`."""
+
+    def shared_blocks(self, model: str, prompt: PromptPrefix, *, counted: bool) -> int:
+        """Number of such blocks of a prompt. `counted`: count it as traffic."""
+        prefixes = self._by_model[model]
+        number_of = prefixes.observe if counted else prefixes.shared
+        return number_of(prompt.hashes, threshold=self._threshold(model))
+
+    def _threshold(self, model: str) -> float:
+        """Depends on the number of ready pods, which are counted once a snapshot."""
+        if self._fleet.snapshot is not self._snapshot:
+            self._snapshot, self._thresholds = self._fleet.snapshot, {}
+        threshold = self._thresholds.get(model)
+        if threshold is None:
+            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._snapshot.pods)
+            threshold = self._thresholds[model] = HEAVY_SHARE / max(ready, 1)
+        return threshold
+
+
+@lru_cache(_SNAPSHOTS)
+def only(fleet: FleetSnapshot, pod: PodId) -> FleetSnapshot:
+    """The fleet with this pod alone. It also serves while it drains: no other pod has its responses."""
+    status = fleet.find(pod)
+    if status is None:
+        return FleetSnapshot(fleet.version, (), fleet.links)
+    is_draining = status.state is PodState.DRAINING
+    usable = PodStatus(status.pod, PodState.READY, status.load) if is_draining else status
+    return FleetSnapshot(fleet.version, (usable,), fleet.links)

@@ -1,0 +1,49 @@
+"""A client's request without its body."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+HeaderList: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class Trace(Protocol):
+    """The trace that a request belongs to; `observe/tracing.py` has it."""
+
+    trace_id: str
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether spans are made of the request."""
+
+    def context(self, span_id: str = "") -> tuple[bytes, bytes]:
+        """The header that names a span, the request's own by default, as the parent."""
+
+    def upstream(self, headers: HeaderList, pod: str, address: str, part: str) -> HeaderList:
+        """The headers of a request to a pod at `address`, with the context of this trace. `part`: "prefill" or "decode"
+        where two pods serve the request, else ""."""
+
+    def prefill_ended(self) -> None:
+        """The response to the last prefill request is complete."""
+
+
+class Inbound(msgspec.Struct, frozen=True, gc=False):
+    """A client's request without its body, as it is forwarded. `target` is the raw path and query."""
+
+    id: str
+    method: str
+    target: bytes
+    headers: HeaderList
+    peer: str = ""
+    given_id: str = ""
+    """The client's own request id, cut, where it was replaced: for the log only."""
+    trace: Trace | None = None
+    """With `tracing.enabled`."""
+
+
+def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
+    """The first value of each header."""
+    return dict(reversed(headers))

@@ -1,0 +1,214 @@
+"""Requests that wait in front of the fleet until a pod has a place for them.
+
+`admission/admission_queue.py` decides who waits, goes or is refused. A waiting request is matched and decided again
+before it is sent, so it goes where its prefix is then. A front calls `ModelQueue.send_next` while requests wait: again
+when it returns 0 or `on_change` is called, else after the milliseconds that it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+
+from router.admission.admission_queue import MIN_RECHECK_MS, AdmissionQueue, Offer, Place, QueueLimits, Reason, Refusal
+from router.admission.fair_order import Waiting
+from router.admission.places import place_of, places_of
+from router.admission.tenant import OPEN_TENANT, Slo
+from router.decision import RouteDecision
+from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded
+from router.policy.decide import expected_ttft_ms
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.counters import Counters
+from router.request.decisions import RequestDecisions
+from router.request.fleet_state import FleetState
+from router.request.steps import Step, Ticket
+
+DEADLINE_HEADER = b"x-request-deadline-ms"
+MAX_DEADLINE_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """`slo`: of clients whose tenant has none. `senders`: see `AdmissionQueue`."""
+
+    limits: QueueLimits
+    slo: Slo
+    senders: Callable[[], int]
+
+
+class RequestQueues:
+    """The queues of all models. `on_change` is called with the queue in which a request begins or stops to wait."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        state: FleetState,
+        decisions: RequestDecisions,
+        counters: Counters,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._state = state
+        self._decisions = decisions
+        self._counters = counters
+        self._clock = clock
+        self._queues: dict[str, ModelQueue] = {}
+        self.on_change: Callable[[ModelQueue], None] = lambda _queue: None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait, in all queues."""
+        return sum(map(len, self._queues.values()))
+
+    def wait_for_place(self, context: RequestContext) -> Generator[Step, None, None]:
+        """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
+        `ShareExceeded`."""
+        queue, now_s = self._queue_of(context.request.model), self._clock.now_s()
+        offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
+        if queue.sends_at_once(context, offer, now_s):
+            return
+        ticket = None
+        try:
+            ticket = queue.offer(context, offer, now_s)
+            self.on_change(queue)
+            yield ticket
+        finally:
+            context.waited_s = self._clock.now_s() - now_s
+            self._counters.queue_left(context.request.model, context.waited_s)
+            if ticket is not None and queue.leave(ticket):
+                self.on_change(queue)  # the next one may have been skipped for it
+
+    def answered(self, context: RequestContext, now_s: float) -> None:
+        """Learn whether a request met its SLO, from a complete response that its client has read as fast as it came.
+        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed."""
+        first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
+        if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
+            return
+        tokens, decoding_ms = context.reader.output_tokens, (now_s - context.phases.began_s - first_s) * 1000
+        tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0
+        self._queues[context.request.model].answered(first_s * 1000 > limit_ms, tpot_ms)
+
+    def _queue_of(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
+            queue = ModelQueue(model, self._settings, self._state, self._decisions, self._counters)
+            self._queues[model] = queue
+        return queue
+
+    def _ttft_limit_ms(self, context: RequestContext) -> float:
+        """Until when the client wants the first token, else what the SLO allows."""
+        assert context.decision is not None
+        for name, value in context.inbound.headers:
+            if name == DEADLINE_HEADER:
+                return _deadline_ms(value)
+        slo = self._settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
+        speed = context.decision.candidates[0].pod.speed
+        context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
+        return context.ttft_limit_ms
+
+
+def _deadline_ms(value: bytes) -> float:
+    if not (value.isdigit() and len(value) <= MAX_DEADLINE_DIGITS):
+        raise MalformedRequest("The header x-request-deadline-ms must be a whole number of milliseconds.")
+    return float(value)
+
+
+class ModelQueue:
+    """The queue of one model."""
+
+    def __init__(
+        self, model: str, settings: QueueSettings, state: FleetState, decisions: RequestDecisions, counters: Counters
+    ) -> None:
+        self.model = model
+        self._queue = AdmissionQueue(settings.limits, settings.slo.tpot_ms, settings.senders)
+        self._max_wait_s = settings.limits.max_wait_ms / 1000
+        self._state = state
+        self._decisions = decisions
+        self._counters = counters
+        self._tickets: dict[int, Ticket] = {}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def sends_at_once(self, context: RequestContext, offer: Offer, now_s: float) -> bool:
+        """Whether the request goes now, to its best candidate."""
+        assert context.decision is not None
+        candidates = context.decision.candidates
+        best, inflight = candidates[0], self._state.ledger.inflight()
+        place = place_of(best, inflight, now_s, context.prompt_tokens, expected_ttft_ms(best.cost))
+        return self._queue.send_at_once(offer, place, now_s, len(candidates))
+
+    def offer(self, context: RequestContext, offer: Offer, now_s: float) -> Ticket:
+        """Queue a request. Raises `Overloaded` or `ShareExceeded`."""
+        assert context.decision is not None
+        places = self._places(context, context.decision, now_s)
+        found = self._queue.offer(offer, places, now_s, self._pods(context))
+        if isinstance(found, Refusal):
+            raise self._refused(found)
+        ticket = self._tickets[found.number] = Ticket(context, found)
+        while (dropped := self._queue.overflow()) is not None:
+            if dropped is found:
+                del self._tickets[found.number]
+                raise self._refused(Refusal(Reason.FLEET, self._max_wait_s))
+            self._refuse(dropped)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> bool:
+        """Take out a request whose client is gone. False if it does not wait any more."""
+        if self._tickets.pop(ticket.waiting.number, None) is None:
+            return False
+        self._queue.leave(ticket.waiting)
+        return True
+
+    def send_next(self, now_s: float) -> float:
+        """Send the first request that has a place, and refuse those that are late. Returns the milliseconds until it is
+        worth trying again: 0 after one was sent, infinite where none waits. The request must be booked before the next
+        call."""
+        while isinstance(found := self._queue.expire(now_s), Waiting):
+            self._refuse(found)
+        soonest_ms = found
+        for one in self._queue.first():
+            context = self._tickets[one.number].context
+            try:
+                scene, decision = self._decisions.decide_again(context, now_s)
+            except RouterError as error:
+                self._queue.leave(one)
+                self._tickets.pop(one.number).settle(error)
+                return 0.0
+            place = self._queue.try_send(one, self._places(context, decision, now_s), now_s)
+            if isinstance(place, Place):
+                self._decisions.redecided(context, scene, place.first_in(decision))
+                self._tickets.pop(one.number).settle(None)
+                return 0.0
+            soonest_ms = min(soonest_ms, place.wait_ms)
+            if place.all_closed:
+                break
+        return max(soonest_ms, MIN_RECHECK_MS)
+
+    def answered(self, is_late: bool, tpot_ms: float | None) -> None:
+        """Learn from a request that was answered."""
+        queue = self._queue
+        queue.answered(is_late, tpot_ms)
+        self._counters.queue_learnt(self.model, queue.error_share, queue.rest_ms)
+
+    def _places(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[Place]:
+        inflight = self._state.ledger.inflight()
+        return places_of(decision, inflight, now_s, context.prompt_tokens, expected_ttft_ms)
+
+    def _pods(self, context: RequestContext) -> int:
+        model = context.request.adapter or context.request.model
+        return sum(status.pod.serves(model) for status in self._state.fleet.snapshot.pods)
+
+    def _refuse(self, one: Waiting) -> None:
+        """Refuse a request that was taken out of the queue."""
+        self._tickets.pop(one.number).settle(self._refused(Refusal(Reason.FLEET, self._max_wait_s)))
+
+    def _refused(self, refusal: Refusal) -> RouterError:
+        self._counters.queue_refused(self.model, refusal.reason.value)
+        after_s = refusal.retry_after_s
+        if refusal.reason is Reason.TENANT:
+            return ShareExceeded(
+                f"Your requests use your share of the pods: this one would be late. Retry in {after_s:.1f} s.", after_s
+            )
+        return Overloaded(f"All pods are busy, and this request would be late. Retry in {after_s:.1f} s.", after_s)

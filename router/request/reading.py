@@ -1,0 +1,129 @@
+"""Reads the body of a request into an `InferenceRequest`.
+
+Resolves its model and adapter, takes out the fields that may steer an engine, and gives its cache the salt of its
+tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from router.admission.tenant import Tenant
+from router.config.edge_schema import Edge
+from router.engines.engine_catalog import accepts_salt
+from router.errors import MalformedRequest, NoReadyPod, UnknownModel
+from router.fleet.fleet import Fleet
+from router.request.parse import (
+    has_engine_fields,
+    may_be_json_object,
+    parse_body,
+    prompt_fields,
+    read_other,
+    without_engine_fields,
+)
+from router.request.salted_body import appended_salt, replaced_salt
+from router.types import MAX_NAME_CHARACTERS, MAY_NAME_NO_MODEL, Endpoint, InferenceRequest
+
+ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+"""By path."""
+
+
+class RequestReader:
+    """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
+    started yet."""
+
+    def __init__(self, fleet: Fleet, edge: Edge, max_messages: int, configured: frozenset[str]) -> None:
+        self._fleet = fleet
+        self._trusts_engine_fields = edge.trust_engine_fields
+        self._max_messages = max_messages
+        self._configured = configured
+        self._session_headers = tuple(name.encode() for name in edge.session_headers)
+        self._tenant_header = edge.tenant_header.lower().encode()
+
+    def read(
+        self,
+        endpoint: Endpoint,
+        named: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        tenant: Tenant,
+        given_model: str = "",
+    ) -> InferenceRequest:
+        """The request to route. `given_model`: that of a request whose body may name none.
+        Raises `ClientError` or `NoReadyPod`."""
+        if endpoint in MAY_NAME_NO_MODEL:
+            parsed = None if given_model else read_other(body)
+        else:
+            parsed = parse_body(endpoint, body, max_messages=self._max_messages)
+        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
+        if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
+            body = without_engine_fields(body)
+        given_salt = getattr(parsed, "cache_salt", None)
+        salt = tenant.salted(given_salt if isinstance(given_salt, str) else "")
+        if tenant.salt and body and accepts_salt(self._fleet.snapshot, adapter or base, endpoint):
+            if parsed and parsed.model and given_salt is None:
+                body = appended_salt(body, salt)
+            elif parsed or may_be_json_object(body):
+                body = replaced_salt(body, salt)
+        return InferenceRequest(
+            id=request_id,
+            endpoint=endpoint,
+            model=base,
+            adapter=adapter,
+            body=body,
+            stream=bool(getattr(parsed, "stream", False)),
+            tenant=tenant.name or _name(named, self._tenant_header),
+            session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
+            salt=salt,
+            max_output_tokens=_max_output_tokens(parsed),
+            prompt=prompt_fields(endpoint, parsed) if parsed else {},
+        )
+
+    def _session(self, named: Mapping[bytes, bytes]) -> str:
+        """The session id of the first header that has one; empty without one."""
+        for header in self._session_headers:
+            if named.get(header):
+                return _name(named, header)
+        return ""
+
+    def _resolve(self, model: str, tenant: Tenant) -> tuple[str, str]:
+        """Base model and adapter. One that the tenant may not use does not exist for it."""
+        found = self._fleet.resolve(model)
+        if found is None and model in self._configured and tenant.may_use(model, ""):
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
+        if found is None or not tenant.may_use(*found):
+            raise UnknownModel(f"The model `{model}` does not exist.", param="model")
+        return found
+
+    def _only_model(self, tenant: Tenant) -> str:
+        """The model of a request that names none: the only one that the tenant may use."""
+        served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
+        usable = [model for model in served if tenant.may_use(model, "")]
+        if len(usable) != 1:
+            raise MalformedRequest("Set `model` in a JSON body or a form: several models are served.", param="model")
+        return usable[0]
+
+
+def _session_of(tenant: Tenant, given: str) -> str:
+    """The session id, apart from those of other tenants."""
+    return f"{tenant.name}/{given}" if given and tenant.name else given
+
+
+def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
+    """The value of a header; empty if it is absent. `MalformedRequest` if it is too long to keep."""
+    value = named.get(header)
+    if not value:
+        return ""
+    if len(value) > MAX_NAME_CHARACTERS:
+        name = header.decode()
+        raise MalformedRequest(
+            f"The header `{name}` has {len(value)} characters, more than {MAX_NAME_CHARACTERS}.", param=name
+        )
+    return value.decode("latin-1")
+
+
+def _max_output_tokens(parsed: Any) -> int | None:
+    names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+    limit = next((found for name in names if (found := getattr(parsed, name, None))), None)
+    return limit if limit and limit > 0 else None

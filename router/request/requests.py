@@ -1,0 +1,60 @@
+"""The life of a request, without sockets.
+
+A front reads bytes into a `RequestContext` (`reading.py`), then drives three things, which hold no socket, task or
+clock: `prepare`, a generator of what it must do until the request may be sent; `tracker`, which receives the events of
+its attempts; and `endings.end`, which settles it. `tests/request/memory_front.py` is a whole front in 150 lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from router.observe.receipts import RecordedDecision
+from router.request.attempt_rules import AttemptRules
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.counters import Counters
+from router.request.decisions import RequestDecisions
+from router.request.endings import Endings
+from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList
+from router.request.preparation import Preparation
+from router.request.steps import Locate, Step, Tokens
+from router.request.tracker import Tracker
+from router.types import InferenceRequest
+
+
+class Requests:
+    """Prepares and tracks the requests of any front."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        decisions: RequestDecisions,
+        preparation: Preparation,
+        rules: AttemptRules,
+        counters: Counters,
+        endings: Endings,
+        clock: Clock,
+    ) -> None:
+        self._state = state
+        self._decisions = decisions
+        self._rules = rules
+        self._counters = counters
+        self._clock = clock
+        self.endings = endings
+        self.prepare = preparation.prepare
+        self.prepare_tunnel = preparation.prepare_tunnel
+
+    def tracker(self, context: RequestContext) -> Tracker:
+        """The attempts of a decided request."""
+        return Tracker(context, self._state, self._rules, self._counters)
+
+    def preview(self, request: InferenceRequest, headers: HeaderList) -> Generator[Step, Any, RecordedDecision]:
+        """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
+        previous, stored_pod = request.prompt.get("previous_response_id"), ""
+        if previous:
+            stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
+        prompt = (yield Tokens(request)) if request.prompt else None
+        return self._decisions.preview(request, headers, prompt, stored_pod, self._clock)

@@ -1,0 +1,371 @@
+"""The attempts of one request: events of a front in, values out.
+
+    first()                        the candidate to try; raises where there is none
+    begin(candidate, now_s)        books its leases and predictions
+    head(pod, status, ...)         the response has begun; raises where another candidate should be tried instead
+    piece(bytes, now_s)            returns what goes to the client now
+    rest(now_s)                    the response is complete; returns what was held until then
+    failed(error, now_s)           returns the next candidate, or raises
+    left(now_s)                    the client is gone
+    release(now_s)                 ends the attempt in any case; idempotent
+
+A tracker owns the leases, predictions and observations of an attempt, and decides which failures count against a pod
+(`fleet/breaker.py`) and what may be tried again (`policy/retry.py`). It has no socket, task or clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.decision import Candidate, Plan, Split
+from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
+from router.index.stored_responses import StoredResponse
+from router.observe.receipts import Failure
+from router.policy.decide import expected_ttft_ms
+from router.policy.retry import (
+    DOUBTFUL_STATUS,
+    MAX_FAILED_ATTEMPTS,
+    RETRY_STATUSES,
+    Retry,
+    retry_rule,
+)
+from router.request.attempt_rules import AttemptRules
+from router.request.booking import Booking
+from router.request.context import RequestContext, result_of_status
+from router.request.counters import Counters
+from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList
+from router.request.predictions import AttemptPredictions
+from router.types import PodId
+
+UNARY_PREFILL_SLACK = 1.5
+"""The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
+expected time."""
+MAX_HELD_BYTES = 4 * 1024 * 1024
+"""A larger unstreamed response is sent before it is complete."""
+
+
+class Tracker:
+    """The attempts of one decided request, one at a time."""
+
+    __slots__ = (
+        "_begun",
+        "_booking",
+        "_counters",
+        "_held",
+        "_held_bytes",
+        "_holds_all",
+        "_is_sampled",
+        "_last_step_s",
+        "_pod",
+        "_predictions",
+        "_rules",
+        "_state",
+        "context",
+        "has_sent",
+    )
+
+    def __init__(self, context: RequestContext, state: FleetState, rules: AttemptRules, counters: Counters) -> None:
+        self.context = context
+        self._state = state
+        self._rules = rules
+        self._counters = counters
+        self._booking: Booking | None = None
+        self._predictions: AttemptPredictions | None = None
+        self._pod: PodId = ""
+        """The pod that responds."""
+        self._held: list[bytes] | None = []
+        """Pieces that are not sent yet; None after the first was sent."""
+        self._held_bytes = 0
+        self._holds_all = True
+        """Whether the response is held until it is complete."""
+        self._begun = False
+        """Whether the first token is among the held pieces."""
+        self._is_sampled = False
+        """Whether the gaps between the pieces are measured."""
+        self._last_step_s: float | None = None
+        self.has_sent = False
+        """Whether a piece was given to the client: then nothing can be retried."""
+
+    # --- which candidate ---
+
+    def first(self, now_s: float) -> Candidate:
+        """The first usable candidate. Raises the reason where there is none."""
+        candidate, decision = self._next(), self.context.decision
+        if candidate is None:
+            assert decision is not None
+            reason = self._rules.unusable_reason(self.context, decision.candidates[0].plan)
+            raise reason or NoReadyPod("No pod may serve this request.")
+        self._rules.budget.count_request(now_s)
+        return candidate
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no other candidate may be tried once a pod has received this attempt."""
+        tried = len(self.context.suspects) + 1 >= MAX_FAILED_ATTEMPTS
+        return tried or not self.context.repeatable or self._next() is None
+
+    def _next(self) -> Candidate | None:
+        """The next usable candidate, preferably one without pods that failed this request; None if there is none."""
+        context = self.context
+        assert context.decision is not None
+        attempts = context.policy.attempts if context.policy else None
+        if context.tries >= (attempts or 1 + self._rules.retries):
+            return None
+        rest: Sequence[Candidate] = context.decision.candidates
+        if context.candidate is not None:
+            failed = [failure.pod for failure in context.failures if failure.pod]
+            rest = rest[rest.index(context.candidate) + 1 :]
+            rest = sorted(rest, key=lambda candidate: _uses_any(candidate.plan, failed))
+        for candidate in rest:
+            if self._rules.unusable_reason(context, candidate.plan) is None:
+                return candidate
+        return None
+
+    def _may_retry(self, error: UpstreamError, now_s: float) -> bool:
+        """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
+        law, suspects = retry_rule(error, bytes_sent=self.has_sent), self.context.suspects
+        if suspects and (len(suspects) >= MAX_FAILED_ATTEMPTS or not self.context.repeatable):
+            return False
+        allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._rules.budget.spend(now_s))
+        if allowed:
+            self._counters.retried(error.code)
+        elif law is Retry.IN_BUDGET:
+            self._counters.retry_refused(error.code)
+        return allowed
+
+    def _has_budget(self, now_s: float) -> bool:
+        """Whether there is retry budget for another candidate, instead of relaying an error status."""
+        left = self._rules.budget.has_retry(now_s)
+        if not left:
+            self._counters.retry_refused(UpstreamBroken.code)
+        return left
+
+    # --- events ---
+
+    def begin(self, candidate: Candidate, now_s: float) -> float | None:
+        """Book the leases and predictions of an attempt, before its front awaits anything. Returns the seconds after
+        which `assume_first_token` is to be called; None for a stream, which shows its first token."""
+        context, state, prompt = self.context, self._state, self.context.prompt
+        context.tries += 1
+        context.phases.enter("attempt", now_s)
+        context.candidate = candidate
+        pictures = state.pictures.seen(prompt.pictures, state.fleet.snapshot) if prompt and prompt.pictures else ()
+        clock_of = state.calibrator.clock
+        booking = Booking(state.ledger, candidate, context.prompt_tokens, clock_of, now_s, pictures)
+        limits, endpoint = self._rules.predictions, context.request.endpoint
+        self._booking = booking
+        self._predictions = AttemptPredictions(state, limits, candidate.plan, prompt, endpoint)
+        if context.request.stream:
+            return None
+        return max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
+
+    def handed_over(self, now_s: float) -> None:
+        """The prefill pod of a split has computed the prompt: from now on it only sends KV."""
+        assert self._booking is not None
+        self._booking.handed_over(now_s)
+
+    @property
+    def concurrent_transfers(self) -> int:
+        """Other transfers of the sender of KV when that of this attempt began."""
+        return self._booking.concurrent_transfers if self._booking else 0
+
+    def assume_first_token(self, now_s: float) -> None:
+        """The first token of a response that does not show it is expected to exist by now."""
+        if self._booking is not None:
+            self._booking.assume_first_token(now_s)
+
+    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
+        """The response of a pod has begun. Raises `UpstreamBroken` where another candidate should be tried instead."""
+        if status in RETRY_STATUSES and not self.is_last and self._has_budget(now_s):
+            raise UpstreamBroken(f"pod {pod}: status {status}", pod=pod)
+        context = self.context
+        context.status = status
+        context.phases.enter("relay", now_s)
+        self._pod, self._holds_all = pod, not is_stream
+        self._held, self._held_bytes, self._begun = [], 0, False
+        self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
+
+    def piece(self, piece: bytes, now_s: float) -> bytes:
+        """What goes to the client when this piece has come; nothing while it is held. An unstreamed response is held
+        until it is complete, and events that precede the prefill until the next one: a pod that fails until then can
+        be replaced."""
+        has_token, held = self.context.reader.feed(piece), self._held
+        if held is not None:
+            held.append(piece)
+            self._held_bytes += len(piece)
+            self._begun |= has_token
+            if (self._holds_all or self.context.reader.in_preamble) and self._held_bytes < MAX_HELD_BYTES:
+                return b""
+            return self._release_held(now_s)
+        if has_token:
+            self._first_token(now_s)
+        self._stepped(now_s)
+        return piece
+
+    def rest(self, now_s: float) -> bytes:
+        """The response is complete: what was held until now, for the client."""
+        rest = b"" if self._held is None else self._release_held(now_s)
+        self._record_result(now_s)
+        return rest
+
+    def failed(self, error: UpstreamError, now_s: float) -> Candidate:
+        """The attempt failed. Returns the next candidate, or raises the error where none may be tried."""
+        candidate = self.context.candidate
+        assert candidate is not None
+        self.release(now_s)
+        self._record_failure(candidate, error, now_s)
+        following = self._next()
+        if following is None or not self._may_retry(error, now_s):
+            raise error
+        return following
+
+    def left(self, now_s: float) -> None:
+        """The client is gone, or the router stops."""
+        if self._booking is not None and self._booking.prefill_done and self._predictions is not None:
+            assert self.context.candidate is not None
+            self._predictions.first_token(self.context.candidate.pod.id, now_s)
+
+    def release(self, now_s: float) -> None:
+        """End the attempt: its leases and predictions. Idempotent."""
+        booking, predictions = self._booking, self._predictions
+        if booking is None or predictions is None:
+            return
+        self._booking = self._predictions = None
+        if booking.has_handed_over:
+            predictions.computed(self.context.prefill_pod, now_s)
+        predictions.withdraw()
+        booking.release(now_s)
+        self._observe_speed(booking, now_s)
+
+    def end(self, now_s: float) -> None:
+        """End the request. Where no pod served it, the pods or the request may be the cause. Idempotent."""
+        self.release(now_s)
+        suspects, self.context.suspects = self.context.suspects, ()
+        for pod in suspects:
+            self._state.breaker.doubt(pod, self.context.client, now_s)
+
+    # --- what the events change ---
+
+    def _release_held(self, now_s: float) -> bytes:
+        held, self._held = self._held or [], None
+        self.has_sent = True
+        if self._begun:
+            self._first_token(now_s)
+        if held:
+            self._stepped(now_s)
+        return held[0] if len(held) == 1 else b"".join(held)
+
+    def _stepped(self, now_s: float) -> None:
+        """A piece has come: about one decode step of the pod that answers."""
+        candidate, context = self.context.candidate, self.context
+        assert candidate is not None
+        self._state.ledger.stepped(candidate.pod.id, now_s)
+        if self._is_sampled:
+            if self._last_step_s is not None:
+                self._counters.token_gap(context.request.model, context.workload, now_s - self._last_step_s)
+            self._last_step_s = now_s
+
+    def _first_token(self, now_s: float) -> None:
+        context, booking, predictions = self.context, self._booking, self._predictions
+        assert context.candidate is not None and booking is not None and predictions is not None
+        if context.status >= 400:
+            return  # an error response may repeat parts of the prompt
+        context.first_token_s = now_s - context.phases.began_s
+        booking.first_token(now_s)
+        predictions.first_token(self._pod, now_s)
+        self._state.breaker.seen_alive(self._pod)
+        if context.reader.response_id and context.may_be_stored:
+            self._store(now_s)
+        if context.suspects:
+            self._count_failures(context.candidate.plan, now_s)
+        if context.request.stream and not context.prefill_pod:
+            context.drop_prompt()
+
+    def _store(self, now_s: float) -> None:
+        """Record which pod has the response, before the client learns its id."""
+        request, owner = self.context.request, self.context.tenant.name
+        model = request.adapter or request.model
+        self._state.stored.learn(StoredResponse(self.context.reader.response_id, self._pod, model, now_s, owner), now_s)
+
+    def _record_failure(self, candidate: Candidate, error: UpstreamError, now_s: float) -> None:
+        """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the
+        cause, the pod is a suspect until another pod serves the request."""
+        context, breaker = self.context, self._state.breaker
+        self._counters.attempt_ended(error.pod or candidate.pod.id, error.code)
+        context.failures = (*context.failures, Failure(error.pod, error.code, str(error)))
+        if isinstance(error, ConnectFailed):
+            if not error.local:
+                breaker.failure(error.pod, now_s)
+            return
+        if error.doubtful or self.has_sent:
+            breaker.doubt(error.pod, context.client, now_s)
+        if not self.has_sent:
+            context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
+
+    def _record_result(self, now_s: float) -> None:
+        """Count a relayed response."""
+        context, status = self.context, self.context.status
+        assert context.candidate is not None
+        context.result = result_of_status(status)
+        self._counters.attempt_ended(self._pod, context.result)
+        if status < 400:
+            if context.suspects:
+                self._count_failures(context.candidate.plan, now_s)
+            self._state.breaker.success(self._pod)
+        elif status in RETRY_STATUSES or status == DOUBTFUL_STATUS:
+            context.suspects = (*context.suspects, self._pod)
+
+    def _count_failures(self, plan: Plan, now_s: float) -> None:
+        """The pods of `plan` serve the request, so it is not the cause of earlier failures of other pods."""
+        for pod in self.context.suspects:
+            if not _uses_any(plan, [pod]):
+                self._state.breaker.failure(pod, now_s)
+        self.context.suspects = ()
+
+    def _observe_speed(self, booking: Booking, now_s: float) -> None:
+        """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
+        calibrator, context, seen = self._state.calibrator, self.context, booking.observation
+        assert context.candidate is not None
+        if booking.pulled_ms is not None:
+            self._observe_pull(context.candidate, booking.pulled_ms, booking.concurrent_transfers)
+        if seen is None or context.prompt is None or context.prompt.has_media:
+            return
+        plan = context.candidate.plan
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if calibrator.wants_observation(pod, now_s):
+            if (found := context.cached_tokens) is not None:
+                seen = seen.corrected(context.candidate.cached_tokens, found)
+            calibrator.observe_prefill(pod, seen, now_s)
+
+    def _observe_pull(self, candidate: Candidate, elapsed_ms: float, concurrent: int) -> None:
+        """Calibrate the link: pulling and computing the rest of the prompt took `elapsed_ms` on an idle pod."""
+        plan, prefill_ms = candidate.plan, dict(candidate.cost.parts).get("prefill", 0.0)
+        status = self._state.fleet.status(plan.pull.holder) if plan.pull else None
+        if plan.pull and status:
+            tokens, transfer_ms = plan.pull.pulled_tokens, elapsed_ms - prefill_ms
+            self._state.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
+
+    # --- the response ---
+
+    def headers(self) -> HeaderList:
+        """The headers that the router adds to the response."""
+        context = self.context
+        headers = [(b"x-request-id", context.request.id.encode()), *context.limit_headers]
+        if context.inbound.trace is not None:
+            headers.append(context.inbound.trace.context())
+        if not self._rules.route_headers or context.decision is None or context.candidate is None:
+            return headers
+        plan = context.candidate.plan
+        headers += [
+            (b"x-warmroute-pod", plan.pod.id.encode()),
+            (b"x-warmroute-policy", context.decision.policy.encode()),
+            (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
+        ]
+        if isinstance(plan, Split):
+            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        return headers
+
+
+def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:
+    return plan.pod.id in pods or (isinstance(plan, Split) and plan.prefill.id in pods)

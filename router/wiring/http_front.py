@@ -1,0 +1,46 @@
+"""Builds what serves the requests of a core over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from router.config.edge_schema import Edge
+from router.observe.metrics import Metrics
+from router.proxy.attempt import Attempts
+from router.proxy.forward import Forwarder, StepExecutor
+from router.proxy.headers import HeaderRules
+from router.proxy.kv_transfer import PullExecutor, SplitExecutor
+from router.proxy.large_edits import UuidRemoval
+from router.proxy.prompt_readers import PromptReader
+from router.proxy.queue_tasks import QueueTasks
+from router.proxy.response_locator import ResponseLocator
+from router.proxy.upstream import UpstreamPools, UpstreamSender
+from router.proxy.websockets import WebSocketTunnels
+from router.request.attempt_rules import FactsLookup
+from router.wiring.core import Core
+
+
+def build_steps(
+    core: Core,
+    readers: Mapping[str, PromptReader],
+    responses: ResponseLocator,
+    metrics: Metrics,
+    next_exchange: Callable[[], Awaitable[None]] | None = None,
+) -> StepExecutor:
+    """What does the work of preparing requests. `next_exchange`: see `StepExecutor`."""
+    queues = QueueTasks(core.queues, metrics.queued.set) if core.queues is not None else None
+    return StepExecutor(
+        readers=readers, responses=responses, next_exchange=next_exchange, queues=queues, uuids=UuidRemoval()
+    )
+
+
+def build_forwarder(
+    core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, facts: FactsLookup, metrics: Metrics
+) -> Forwarder:
+    """The forwarder."""
+    rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
+    sender = UpstreamSender(pools.of, rules)
+    splits = SplitExecutor(core.state, facts, sender, metrics)
+    pulls = PullExecutor(core.state.fleet, facts, sender)
+    attempts = Attempts(sender, rules, splits, pulls)
+    return Forwarder(core.requests, steps, attempts, WebSocketTunnels(pools.of, rules, sender))
