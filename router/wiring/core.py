@@ -91,6 +91,7 @@ class Core:
 
     state: FleetState
     reader: RequestReader
+    decisions: RequestDecisions
     requests: Requests
     queues: RequestQueues | None
     clock: Clock
@@ -128,6 +129,7 @@ def build_core(
     return Core(
         state=state,
         reader=RequestReader(state.fleet, config.edge, config.limits.max_messages, models),
+        decisions=decisions,
         requests=Requests(state, decisions, preparation, rules, counters, endings, clock),
         queues=queues,
         clock=clock,

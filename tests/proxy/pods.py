@@ -12,34 +12,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
-from router.config.policy_files import load_classes
-from router.decision import Candidate, Cost, Plan, RouteDecision
-from router.fleet.breaker import Breaker
-from router.fleet.fleet import Fleet, PodEvent
-from router.fleet.ledger import Ledger
-from router.fleet.output_lengths import OutputLengths
-from router.index.seen_pictures import SeenPictures
-from router.index.stored_responses import StoredResponses
-from router.policy.calibrator import Calibrator
-from router.observe.journal import Journal
-from router.observe.log import RequestLog
-from router.observe.metrics import Metrics
-from router.policy.calibration import Calibration
-from router.policy.classes import Classes
-from router.policy.policy_set import PolicySet
+from router.observe.receipts import RecordedDecision
 from router.proxy.connection import UpstreamTimeouts
-from router.proxy.dependencies import ForwardSettings, ProxyDependencies
-from router.proxy.forward import Forwarder
-from router.proxy.headers import HeaderRules
-from router.request.inbound import HeaderList, Inbound
-from router.request.context import RequestContext
 from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools
-from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
-from tests.policy.scenes import POLICIES
+from router.request.context import RequestContext
+from router.request.inbound import HeaderList
+from router.types import InferenceRequest, PromptPrefix
+from router.wiring.http_front import build_forwarder, build_steps
+from tests.request.cores import CoreOfPods, pods_at
 
 PATIENCE_S = 5.0
 """Timeout of a test; only a failing test reaches it."""
@@ -48,7 +29,6 @@ LONGER_S = 10 * PATIENCE_S
 
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 
 
 class Asked:
@@ -178,7 +158,7 @@ class Client:
         return dict(self.headers).get(name, b"")
 
 
-class Town:
+class Town(CoreOfPods):
     """A fleet of scripted pods by id, and the forwarder under test."""
 
     def __init__(
@@ -189,106 +169,20 @@ class Town:
         retries: int,
         trusts_uuids: bool = False,
     ):
+        super().__init__(pods_at(urls), retries=retries, trusts_uuids=trusts_uuids)
         self.made = pods
         self.servers: Mapping[str, asyncio.Server] = {}
-        self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
-        self.publishes_events = True
-        self.fleet.sync(
-            Pod(id=name, url=urls[name], engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl", pulls="p2p")
-            for name in pods
-        )
-        for name in pods:
-            self.fleet.describe(name, models=("m",), version="0.32.0")
-            self.fleet.event(name, PodEvent.PROBE_OK)
-        self.calibrator = Calibrator(Calibration(), self.metrics, Links())
-        self.breaker = Breaker(self.fleet)
         self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
-        self.facts: Mapping[str, Any] | None = {}
         self.read_prompt: PromptPrefix | None = None
         """The result of `read` for every prompt."""
-        self.policy = "cost_aware"
-        self.log_lines: list[str] = []
-        self.journal = Journal()
-        self.pictures = SeenPictures()
-        self.output_lengths = OutputLengths()
-        needs = ProxyDependencies(
-            fleet=self.fleet,
-            ledger=self.ledger,
-            breaker=self.breaker,
-            store=self.store,
-            readers={"m": self},
-            policies=lambda: PolicySet(POLICIES[self.policy]),
-            classes=Classes(load_classes(None)),
-            pool=self.pools.of,
-            handoff_facts=lambda pod, dialect: self.facts,
-            publishes_events=lambda pod: self.publishes_events,
-            metrics=self.metrics,
-            calibrator=self.calibrator,
-            journal=self.journal,
-            pictures=self.pictures,
-            output_lengths=self.output_lengths,
-            request_log=RequestLog("json", write=self.log_lines.append),
-            responses=ResponseLocator(self.fleet, StoredResponses()),
-            settings=ForwardSettings(
-                retries=retries,
-                retry_budget=0.2,
-                route_headers=True,
-                headers=HeaderRules(),
-                predicted_ttl_s=60.0,
-                no_events_ttl_s=60.0,
-                no_events_capacity_tokens=1000,
-                trusts_uuids=trusts_uuids,
-            ),
-        )
-        self.forwarder = Forwarder(needs)
-
-    def pod(self, name: str) -> Pod:
-        """The pod in its current state."""
-        status = self.fleet.status(name)
-        assert status is not None
-        return status.pod
+        self.responses = ResponseLocator(self.fleet, self.state.stored)
+        self.steps = build_steps(self.core, {"m": self}, self.responses, self.metrics)
+        facts, edge = self.lookups.handoff_facts, self.config.edge
+        self.forwarder = build_forwarder(self.core, self.steps, self.pools, edge, facts, self.metrics)
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         """The reader of all prompts."""
         return self.read_prompt
-
-    def unread(self, method: str, *plans: Plan) -> RequestContext:
-        """A request to an endpoint that the router does not read, decided for these plans, best first."""
-        context = self.context(*plans)
-        context.request = replace(context.request, endpoint=Endpoint.OTHER)
-        context.inbound = replace(context.inbound, method=method, target=b"/v1/responses")
-        return context
-
-    def context(
-        self,
-        *plans: Plan,
-        headers: HeaderList | None = None,
-        prompt: PromptPrefix | None = None,
-        expected_ms: float = 10.0,
-        **fields: Any,
-    ) -> RequestContext:
-        """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none.
-        `expected_ms`: the price of each, all of it time until the first token."""
-        body = {**CHAT, **fields}
-        endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-        request = InferenceRequest(
-            id="req-1",
-            endpoint=endpoint,
-            model="m",
-            body=json.dumps(body).encode(),
-            prompt={"messages": body.get("messages")},
-            stream=bool(body.get("stream")),
-        )
-        inbound = Inbound(
-            id=request.id,
-            method="POST",
-            target=endpoint.value.encode(),
-            headers=headers or [(b"content-type", b"application/json")],
-            peer="192.0.2.1",
-        )
-        candidates = tuple(Candidate(plan, Cost.of([("prefill", expected_ms)], expected_ms), 7) for plan in plans)
-        decision = RouteDecision("scripted", "1", candidates) if plans else None
-        return RequestContext(request, inbound, prompt=prompt, decision=decision)
 
     async def forward(self, context: RequestContext, client: Client | None = None) -> Client:
         """Serve a request through all phases, under a deadline."""
@@ -301,13 +195,12 @@ class Town:
         """Attempt in order, under a deadline."""
         client = client or Client()
         async with asyncio.timeout(PATIENCE_S):
-            await self.forwarder._attempts.attempt_in_order(context, client)
+            await self.forwarder._attempts.serve(self.core.requests.tracker(context), client)
         return client
 
-    def counted(self, name: str, **labels: str) -> float:
-        """The sum of the samples of our metrics that have these labels."""
-        samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
-        return sum(one.value for one in samples if one.name == name and one.labels.items() >= labels.items())
+    async def preview(self, request: InferenceRequest) -> RecordedDecision:
+        """The decision that would be made about a request."""
+        return await self.steps.run(self.core.requests.preview(request, []))
 
     def crashing(self, pod: str) -> Behaviour:
         """Dies of the request and accepts no connection afterwards."""
@@ -320,16 +213,6 @@ class Town:
 
     def handoffs(self, result: str, dialect: str = "nixl") -> float:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)
-
-    def failures(self, pod: str) -> int:
-        """Current failures of the pod."""
-        record = self.breaker.record_of(pod)
-        return record.failed.failures if record and record.failed else 0
-
-    def doubts(self, pod: str) -> int:
-        """Current failures of the pod that a request may have caused."""
-        record = self.breaker.record_of(pod)
-        return record.failed.doubts if record and record.failed else 0
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Run other tasks until a condition holds."""

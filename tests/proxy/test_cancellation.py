@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
+from typing import Any
 
 import pytest
 
@@ -225,7 +226,9 @@ async def _serve(pods: Town, scenario: Scenario, client: Client | None = None) -
     """Serve a request through all phases, with the scenario's candidates."""
     context = pods.context(stream=scenario.stream)
     candidates = tuple(Candidate(plan, Cost.of((), 10.0), 7) for plan in scenario.plans(pods))
-    pods.forwarder._decisions.decide = lambda *_: RouteDecision("scripted", "1", candidates)  # type: ignore[method-assign]
+    decided = RouteDecision("scripted", "1", candidates)
+    decisions: Any = pods.core.decisions
+    decisions.decide = lambda context, _now_s: setattr(context, "decision", decided)
     await pods.forward(context, client)
 
 

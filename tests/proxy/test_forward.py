@@ -13,8 +13,8 @@ from router.admission.tenant import Tenant
 from router.errors import NoReadyPod, RouterError, UpstreamBroken
 from router.fleet.fleet import PodEvent
 from router.hashing import hash_array, token_array
-from router.observe.phase import PHASES
-from router.proxy.attempt import SAMPLED_STREAMS
+from router.phases import PHASES
+from router.request.attempt_rules import SAMPLED_STREAMS
 from router.types import PRIOR_OUTPUT_TOKENS, Generation, PrefixMatch, PrefixTrust, PromptPrefix
 from tests.proxy.pods import Asked, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
@@ -258,12 +258,12 @@ async def test_a_preview_is_the_next_decision_and_counts_nothing() -> None:
     async with town(a=ANSWERING, b=saying(answer("b", 48))) as pods:
         read_prompts(pods)
         request = pods.context().request
-        previews = [await pods.forwarder.preview(request, []) for _ in range(3)]
+        previews = [await pods.preview(request) for _ in range(3)]
         assert not pods.made["a"].asked and not pods.made["b"].asked
         assert pods.journal.find("req-1") is None
         client = await pods.forward(pods.context())
         assert {preview.candidates[0].pod.id.encode() for preview in previews} == {client.header(b"x-warmroute-pod")}
-        following = await pods.forwarder.preview(request, [])
+        following = await pods.preview(request)
         assert following.candidates[0].pod.id.encode() == client.header(b"x-warmroute-pod")
         assert following.candidates[0].cached_tokens == 16 * BLOCKS
 
@@ -294,6 +294,6 @@ async def test_a_preview_shows_the_next_turn() -> None:
     async with town(a=ANSWERING, b=ANSWERING, c=ANSWERING) as pods:
         pods.policy = "round_robin"
         for _ in range(4):
-            preview = await pods.forwarder.preview(pods.context().request, [])
+            preview = await pods.preview(pods.context().request)
             client = await pods.forward(pods.context())
             assert preview.candidates[0].pod.id.encode() == client.header(b"x-warmroute-pod")

@@ -17,7 +17,8 @@ from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamTimeout
 from router.proxy import kv_transfer
 from router.types import Generation, InFlight, Link, Links, PodState, PromptPrefix
-from tests.proxy.pods import CHAT, PATIENCE_S, Asked, Behaviour, Client, Town, town
+from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
+from tests.request.cores import CHAT
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -244,7 +245,7 @@ async def test_both_pods_are_predicted_to_have_the_prompt() -> None:
     prompt = PromptPrefix(Generation(model="m"), array("I", range(32)), [1, 2])
     async with town(p=OFFERING, d=ANSWERING) as pods:
         await pods.serve(pods.context(split(pods), prompt=prompt))
-        match = await pods.store.match(prompt, 0.0)
+        match = pods.store.match(prompt, 0.0)
         assert (match.held_blocks("p"), match.held_blocks("d")) == (2, 2)
 
 

@@ -61,14 +61,13 @@ async def test_a_uuid_without_its_picture_reaches_no_pod() -> None:
 
 async def test_other_bodies_are_forwarded_as_they_are() -> None:
     """Also those that were read as text, which are not searched."""
-    async with town() as pods:
-        context, removal = named(pods), UuidRemoval()
-        context.prompt = TEXT
-        assert await removal.body_of(context) is context.request.body
-        context.prompt = SHOWN
+    async with town(a=ANSWERING) as pods:
+        pods.read_prompt, context = TEXT, named(pods)
+        sent = context.request.body
+        await pods.forward(context)
+        assert pods.made["a"].asked[-1].raw == sent
         for body in (b"{}", json.dumps({"messages": chat(PICTURE)}).encode(), b"uuid", b'["uuid"]'):
-            context.request = replace(context.request, body=body)
-            assert await removal.body_of(context) is body
+            assert await UuidRemoval().removed(body) is body
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ async def test_all_apis_with_pictures_are_searched(endpoint: Endpoint) -> None:
         context = named(pods)
         context.request = replace(context.request, endpoint=endpoint)
         context.prompt = None if endpoint in (Endpoint.CHAT, Endpoint.RESPONSES) else TEXT
-        assert b"uuid" not in await UuidRemoval().body_of(context)
+        assert b"uuid" not in await UuidRemoval().removed(context.request.body)
 
 
 @pytest.mark.parametrize("shift", range(-30, 9, 3))
@@ -88,7 +87,7 @@ async def test_a_uuid_at_the_border_of_two_searches_is_found(shift: int) -> None
     async with town() as pods:
         context = named(pods)
         filler = "x" * (SEARCHED_BYTES - context.request.body.index(b'"uuid"') + shift)
-        assert b"uuid" not in await UuidRemoval().body_of(named(pods, filler))
+        assert b"uuid" not in await UuidRemoval().removed(named(pods, filler).request.body)
 
 
 @pytest.mark.parametrize("parts", [[{**PICTURE, "uuid": "theirs"}] * 1000, [""] * 300_000])
@@ -98,5 +97,5 @@ async def test_other_requests_are_served_while_a_body_is_searched_and_edited(par
         context = pods.context(messages=chat(*parts))
         served = asyncio.Event()
         asyncio.get_running_loop().call_soon(served.set)
-        assert b"uuid" not in await UuidRemoval().body_of(context)
+        assert b"uuid" not in await UuidRemoval().removed(context.request.body)
         assert served.is_set()

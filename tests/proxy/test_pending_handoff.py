@@ -32,7 +32,8 @@ def held(fleet: Fleet, age_s: float = 0.0) -> SplitAttempt:
     pod, request = fleet.snapshot.pods[0].pod, SimpleNamespace(endpoint=Endpoint.CHAT, body=BODY)
     context = cast(Any, SimpleNamespace(request=request, handed_over_cached_tokens=3))
     plan, pair = Split(pod, pod), Pair(pod, pod, 1)
-    return SplitAttempt(context, plan, Nixl(), pair, cast(Any, None), last=False, began_s=time.monotonic() - age_s)
+    tracker = cast(Any, SimpleNamespace(context=context))
+    return SplitAttempt(tracker, plan, Nixl(), pair, last=False, began_s=time.monotonic() - age_s)
 
 
 def is_sent(attempt: SplitAttempt, fleet: Fleet, offered: Handoff | None = OFFERED) -> bool:

@@ -8,13 +8,16 @@ from collections.abc import Iterable
 
 import pytest
 
+from router.decision import Direct
 from router.errors import UpstreamBroken
 from router.proxy.connection import Connection, UpstreamTimeouts
-from router.request.inbound import HeaderList
-from router.proxy.relay import MAX_HELD_BYTES, end_broken_stream, is_stream, read_all, relay
-from router.request.response_reader import ResponseReader, reader_of
+from router.proxy.relay import end_broken_stream, is_stream, read_all, relay
 from router.proxy.upstream import Reply, UpstreamPool
+from router.request.inbound import HeaderList
+from router.request.response_reader import ResponseReader, reader_of
+from router.request.tracker import MAX_HELD_BYTES
 from router.types import Endpoint
+from tests.request.cores import CoreOfPods, pods_at
 
 pytestmark = pytest.mark.anyio
 
@@ -101,17 +104,17 @@ class Passage:
     def __init__(
         self, pod: Pod, headers: Iterable[tuple[bytes, bytes]] = (), reader: ResponseReader | None = None
     ) -> None:
-        self.client, self.reader = Client(), reader or ResponseReader()
-        self.first_tokens = self.steps = 0
-        self.task = asyncio.ensure_future(
-            relay(pod.reply, self.client, self.reader, list(headers), self._token, self._step)
-        )
+        core = CoreOfPods(pods_at({"a": "http://a"}))
+        self.client, self._context = Client(), core.context(Direct(core.pod("a")), stream=True)
+        self.reader = self._context.reader = reader or ResponseReader()
+        tracker = core.core.requests.tracker(self._context)
+        tracker.begin(tracker.first(0.0), 0.0)
+        tracker.head("a", pod.reply.status, 0.0, is_stream=is_stream(pod.reply.headers))
+        self.task = asyncio.ensure_future(relay(pod.reply, self.client, tracker, list(headers)))
 
-    def _token(self) -> None:
-        self.first_tokens += 1
-
-    def _step(self, _now_s: float) -> None:
-        self.steps += 1
+    @property
+    def has_first_token(self) -> bool:
+        return self._context.first_token_s is not None
 
     async def until_waiting(self) -> None:
         """Let the relay run until it waits for the pod."""
@@ -128,8 +131,7 @@ async def test_pieces_are_relayed_on_arrival() -> None:
         await passage.until_waiting()
         assert len(passage.client.pieces) == number
         assert passage.client.pieces[-1] == piece
-        assert passage.first_tokens == (number >= 2)
-        assert passage.steps == number
+        assert passage.has_first_token == (number >= 2)
     pod.end()
     await passage.task
     assert passage.client.finished
@@ -151,8 +153,8 @@ async def test_events_before_the_prefill_are_held_until_the_next_event() -> None
     pieces.append(b"event: response.output_item.added\ndata: {}\n\n")
     pod.send(pieces[-1])
     await passage.until_waiting()
-    assert passage.client.pieces == pieces
-    assert passage.first_tokens == 1
+    assert passage.client.pieces == [b"".join(pieces)]
+    assert passage.has_first_token
     pod.end()
     await passage.task
 
@@ -241,7 +243,7 @@ async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     await passage.task
     assert b"".join(passage.client.pieces) == b'{"content": "x", "usage": {"cached_tokens": 3}}'
     assert passage.reader.cached_tokens == 3
-    assert passage.first_tokens == 1
+    assert passage.has_first_token
     assert passage.client.finished
 
 

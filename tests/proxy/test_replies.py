@@ -7,9 +7,9 @@ import json
 import pytest
 
 from router.proxy.connection import Ready, Sink
-from router.request.inbound import HeaderList
 from router.proxy.relay import read_all
 from router.proxy.replies import DecodeReply, WholeReply
+from router.request.inbound import HeaderList
 
 pytestmark = pytest.mark.anyio
 

@@ -41,7 +41,7 @@ async def test_a_follow_up_goes_to_the_pod_of_the_response(name: str) -> None:
     async with town(a=storing("resp_a"), b=storing("resp_b")) as pods:
         for stored in ("a", "b"):
             found = StoredResponse(f"resp_{stored}", stored, "m", monotonic())
-            pods.forwarder.responses.stored.learn(found, monotonic())
+            pods.responses.stored.learn(found, monotonic())
         for _ in range(4):
             follow_up = context_of(pods, previous_response_id=f"resp_{name}")
             await pods.forward(follow_up)
@@ -55,4 +55,4 @@ async def test_a_response_that_is_not_stored_has_no_follow_up() -> None:
         await pods.forward(context_of(pods, store=False))
         with pytest.raises(UnknownResponse):
             await pods.forward(context_of(pods, previous_response_id="resp_a"))
-        assert len(pods.forwarder.responses.stored) == 0
+        assert len(pods.responses.stored) == 0

@@ -17,8 +17,8 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.proxy import upstream
 from router.proxy.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.proxy.headers import HeaderRules, request_message
-from router.request.inbound import Inbound
 from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
+from router.request.inbound import Inbound
 from router.types import Pod, PodSpeed
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

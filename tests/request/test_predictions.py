@@ -39,7 +39,7 @@ LONG, SHORT = prompt(1, 2, 3), prompt(1, 2)
 
 async def cached(pods: Town) -> Mapping[PodId, int]:
     """Blocks of the long prompt by pod."""
-    match = await pods.store.match(LONG, asyncio.get_running_loop().time())
+    match = pods.store.match(LONG, asyncio.get_running_loop().time())
     return {pod: match.held_blocks(pod) for pod in match.blocks}
 
 

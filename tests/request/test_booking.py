@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +12,8 @@ from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
 from router.request.booking import Booking
 from router.types import Pod, PodSpeed, ScenePicture
 
+NOW_S = 100.0
+
 
 def pod(name: str) -> Pod:
     return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0))
@@ -23,7 +23,7 @@ PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(po
 
 
 def booked(ledger: Ledger, plan: Plan) -> Booking:
-    return Booking(ledger, Candidate(plan, Cost.of((), 1.0), 64), 100, lambda _: PrefillClock())
+    return Booking(ledger, Candidate(plan, Cost.of((), 1.0), 64), 100, lambda _: PrefillClock(), NOW_S)
 
 
 def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> None:
@@ -32,10 +32,10 @@ def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> Non
     booking = booked(ledger, PLANS[2])
     now = ledger.inflight()
     assert (now["b"].prefill_tokens, now["a"].prefill_tokens, now["a"].context_tokens) == (36, 0, 100)
-    booking.handed_over()
+    booking.handed_over(NOW_S)
     now = ledger.inflight()
     assert (now["b"].requests, now["b"].pulls, now["a"].requests) == (0, 1, 1)
-    booking.first_token()
+    booking.first_token(NOW_S)
     assert "b" not in ledger.inflight()
 
 
@@ -51,7 +51,9 @@ def test_pictures_that_the_computing_pod_has_not_seen_are_work(plan: Plan) -> No
     ]
     ledger = Ledger()
     candidate = Candidate(plan, Cost.of((), 1.0), 64)
-    without, booking = (Booking(ledger, candidate, 100, lambda _: PrefillClock(), given) for given in ([], pictures))
+    without, booking = (
+        Booking(ledger, candidate, 100, lambda _: PrefillClock(), NOW_S, given) for given in ([], pictures)
+    )
     assert booking.prefill_ms - without.prefill_ms == pytest.approx(10_000 * 0.01)
     assert ledger.inflight()[computing].prefill_ms == pytest.approx(booking.prefill_ms + without.prefill_ms)
 
@@ -61,7 +63,7 @@ def test_a_pull_counts_on_its_holder_until_the_first_token() -> None:
     ledger = Ledger()
     booking = booked(ledger, PLANS[1])
     assert ledger.inflight()["b"].pulls == 1
-    booking.first_token()
+    booking.first_token(NOW_S)
     assert set(ledger.inflight()) == {"a"}
 
 
@@ -69,8 +71,8 @@ def test_a_handoff_that_ends_after_the_first_token_sends_nothing() -> None:
     """Where both requests are sent at once, the prefill response may come last."""
     ledger = Ledger()
     booking = booked(ledger, PLANS[2])
-    booking.first_token()
-    booking.handed_over()
+    booking.first_token(NOW_S)
+    booking.handed_over(NOW_S)
     assert set(ledger.inflight()) == {"a"}
 
 
@@ -90,10 +92,12 @@ def test_nothing_is_booked_after_the_release(plans: list[Plan], steps: list[tupl
     ledger = Ledger()
     bookings = [booked(ledger, plan) for plan in plans]
     for number, step in dict.fromkeys(steps):
-        getattr(bookings[number % len(bookings)], step)() if step == "first_token" or number < len(bookings) else None
+        getattr(bookings[number % len(bookings)], step)(NOW_S) if step == "first_token" or number < len(
+            bookings
+        ) else None
     for booking in bookings:
-        booking.release()
-        booking.release()
+        booking.release(NOW_S)
+        booking.release(NOW_S)
     assert ledger.inflight() == {}
 
 
@@ -105,36 +109,36 @@ def test_a_pull_to_an_idle_pod_is_timed(others: int) -> None:
         ledger.book(pod("a"), 100, 0, 0.0)
     booking, unseen = booked(ledger, PLANS[1]), booked(Ledger(), PLANS[1])
     assert booking.pulled_ms is None
-    booking.first_token()
+    booking.first_token(NOW_S)
     assert (booking.pulled_ms is None) is bool(others)
-    unseen.assume_first_token()
+    unseen.assume_first_token(NOW_S)
     assert unseen.pulled_ms is None
 
 
 def test_a_first_token_after_its_expected_time_has_no_effect() -> None:
     """Nor does a second one, or one after the release."""
     ledger, clock = Ledger(), PrefillClock()
-    booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock)
-    booking.assume_first_token()
+    booking = Booking(ledger, Candidate(PLANS[0], Cost.of((), 1.0), 64), 100, lambda _: clock, NOW_S)
+    booking.assume_first_token(NOW_S)
     assert ledger.inflight()["a"].prefill_requests == 0
     for again in (booking.first_token, booking.assume_first_token):
-        again()
+        again(NOW_S)
         assert ledger.inflight()["a"].prefill_requests == 0
     assert booking.observation is None
-    booking.release()
-    booking.first_token()
+    booking.release(NOW_S)
+    booking.first_token(NOW_S)
     assert (ledger.inflight(), booking.observation, clock.first_token(1, 1e9)) == ({}, None, None)
 
 
 def test_a_repeated_first_token_keeps_the_observation() -> None:
     """The second one belongs to no waiting prompt."""
     ledger, clock = Ledger(), PrefillClock()
-    booking = Booking(ledger, Candidate(Direct(pod("a")), Cost.of((), 1.0), 0), 1000, lambda _pod: clock)
-    time.sleep(2 * SAME_STEP_S)
-    booking.first_token()
+    booking = Booking(ledger, Candidate(Direct(pod("a")), Cost.of((), 1.0), 0), 1000, lambda _pod: clock, NOW_S)
+    later_s = NOW_S + 2 * SAME_STEP_S
+    booking.first_token(later_s)
     observation = booking.observation
     assert observation is not None and observation.tokens == 1000
-    booking.first_token()
+    booking.first_token(later_s)
     assert booking.observation is observation
-    booking.release()
+    booking.release(NOW_S)
     assert not ledger.inflight()

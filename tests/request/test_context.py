@@ -11,9 +11,10 @@ from xxhash import xxh3_64_hexdigest
 from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
 from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
+from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
-from router.request.inbound import HeaderList, Inbound
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
+from router.request.inbound import HeaderList, Inbound
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
 
@@ -27,7 +28,7 @@ def pod(name: str) -> Pod:
 def responded(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
     """A request whose response reports 48 cached tokens, by one or two pods."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
-    context = RequestContext(request, Inbound(id="r", method="POST", target=b"/", headers=[]))
+    context = RequestContext(request, Inbound(id="r", method="POST", target=b"/", headers=[]), Phases(0.0))
     context.candidate = Candidate(plan, Cost.of((), 1.0), 7)
     context.decision = RouteDecision("by hand", "1", (context.candidate,))
     context.handed_over_cached_tokens = handed_over
@@ -49,7 +50,7 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
 ) -> None:
     """A decode pod counts handed-over tokens, which are no cache hits."""
     context = responded(plan, handed_over)
-    assert outcome_of(context).cached_tokens == cached
+    assert outcome_of(context, 0.0, 0.0).cached_tokens == cached
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: li
 def test_a_receipt_names_both_pods() -> None:
     """The one that responded, and the prefill pod of a split."""
     contexts = [responded(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
-    split, direct = (receipt(outcome_of(context)) for context in contexts)
+    split, direct = (receipt(outcome_of(context, 0.0, 0.0)) for context in contexts)
     assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
     assert (direct.pod, direct.prefill_pod) == ("d", "")
 
@@ -155,4 +156,4 @@ def test_clients_behind_one_gateway_differ_by_tenant_or_credentials(
     """Of the credentials only a digest, which may be logged."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", tenant=tenant)
     inbound = Inbound(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
-    assert RequestContext(request, inbound).client == client
+    assert RequestContext(request, inbound, Phases(0.0)).client == client

@@ -1,0 +1,147 @@
+"""A core with some pods and no front: what requests read and change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from router.admission.quotas import Quotas
+from router.config.edge_schema import Edge
+from router.config.index_schema import Index
+from router.config.policy_files import load_classes
+from router.config.schema import Limits, RouterConfig
+from router.decision import Candidate, Cost, Plan, RouteDecision
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.observe.journal import Journal
+from router.observe.log import RequestLog
+from router.observe.metrics import Metrics
+from router.phases import Phases
+from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList, Inbound
+from router.stores.prefix_store import LocalStore
+from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
+from router.wiring.core import SYSTEM_CLOCK, PodLookups, Recording, Routing, SharedQuotas, build_core
+from tests.policy.scenes import POLICIES
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+
+
+def pods_at(urls: Mapping[str, str]) -> list[Pod]:
+    """Pods by id, which can split requests and pull KV."""
+    speed = PodSpeed(1.0, 0.01, 0.0)
+    return [
+        Pod(id=name, url=url, engine="vllm", speed=speed, handoff="nixl", pulls="p2p") for name, url in urls.items()
+    ]
+
+
+class CoreOfPods:
+    """The core of a router whose `pods` serve the model `m` and are ready."""
+
+    def __init__(
+        self, pods: Iterable[Pod], *, retries: int = 2, trusts_uuids: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
+        self.publishes_events = True
+        self.clock = clock
+        pods = list(pods)
+        self.fleet.sync(pods)
+        for pod in pods:
+            self.fleet.describe(pod.id, models=("m",), version="0.32.0")
+            self.fleet.event(pod.id, PodEvent.PROBE_OK)
+        self.calibrator = Calibrator(Calibration(), self.metrics, Links())
+        self.breaker = Breaker(self.fleet)
+        self.facts: Mapping[str, Any] | None = {}
+        self.policy = "cost_aware"
+        self.log_lines: list[str] = []
+        self.journal = Journal()
+        self.state = FleetState(
+            fleet=self.fleet,
+            ledger=self.ledger,
+            breaker=self.breaker,
+            store=self.store,
+            calibrator=self.calibrator,
+        )
+        self.pictures, self.output_lengths = self.state.pictures, self.state.output_lengths
+        self.config = RouterConfig(
+            edge=Edge(trust_engine_fields=trusts_uuids),
+            limits=Limits(retries=retries),
+            index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
+        )
+        recording = Recording(self.metrics, self.journal, RequestLog("json", write=self.log_lines.append))
+        self.lookups = PodLookups(
+            handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
+        )
+        routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(load_classes(None)))
+        quotas = SharedQuotas(quotas=Quotas())
+        self.core = build_core(self.config, self.state, routing, recording, self.lookups, quotas, clock)
+
+    def pod(self, name: str) -> Pod:
+        """The pod in its current state."""
+        status = self.fleet.status(name)
+        assert status is not None
+        return status.pod
+
+    def unread(self, method: str, *plans: Plan) -> RequestContext:
+        """A request to an endpoint that the router does not read, decided for these plans, best first."""
+        context = self.context(*plans)
+        context.request = replace(context.request, endpoint=Endpoint.OTHER)
+        context.inbound = replace(context.inbound, method=method, target=b"/v1/responses")
+        return context
+
+    def context(
+        self,
+        *plans: Plan,
+        headers: HeaderList | None = None,
+        prompt: PromptPrefix | None = None,
+        expected_ms: float = 10.0,
+        **fields: Any,
+    ) -> RequestContext:
+        """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none.
+        `expected_ms`: the price of each, all of it time until the first token."""
+        body = {**CHAT, **fields}
+        endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
+        request = InferenceRequest(
+            id="req-1",
+            endpoint=endpoint,
+            model="m",
+            body=json.dumps(body).encode(),
+            prompt={"messages": body.get("messages")},
+            stream=bool(body.get("stream")),
+        )
+        inbound = Inbound(
+            id=request.id,
+            method="POST",
+            target=endpoint.value.encode(),
+            headers=headers or [(b"content-type", b"application/json")],
+            peer="192.0.2.1",
+        )
+        candidates = tuple(Candidate(plan, Cost.of([("prefill", expected_ms)], expected_ms), 7) for plan in plans)
+        decision = RouteDecision("scripted", "1", candidates) if plans else None
+        phases = Phases(self.clock.now_s())
+        return RequestContext(request, inbound, phases, prompt=prompt, decision=decision)
+
+    def counted(self, name: str, **labels: str) -> float:
+        """The sum of the samples of our metrics that have these labels."""
+        samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
+        return sum(one.value for one in samples if one.name == name and one.labels.items() >= labels.items())
+
+    def failures(self, pod: str) -> int:
+        """Current failures of the pod."""
+        record = self.breaker.record_of(pod)
+        return record.failed.failures if record and record.failed else 0
+
+    def doubts(self, pod: str) -> int:
+        """Current failures of the pod that a request may have caused."""
+        record = self.breaker.record_of(pod)
+        return record.failed.doubts if record and record.failed else 0
