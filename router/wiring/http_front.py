@@ -17,7 +17,7 @@ from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import UpstreamPools, UpstreamSender
 from router.proxy.websockets import WebSocketTunnels
 from router.request.attempt_rules import FactsLookup
-from router.wiring.core import Core
+from router.request.core import Core
 
 
 def build_steps(

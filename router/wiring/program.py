@@ -51,18 +51,18 @@ from router.policy.spec import Policy
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.prompt_readers import FleetLookups
 from router.proxy.upstream import upstream_pools
+from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
-from router.wiring.core import (
-    Core,
+from router.wiring.core_parts import (
+    SYSTEM_CLOCK,
     PodLookups,
-    Recording,
-    Routing,
-    SharedQuotas,
-    build_core,
     build_gate,
     build_tenants,
+    core_settings,
+    observers,
     request_log,
+    request_reader,
 )
 from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -157,22 +157,23 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = Recording(self.metrics, self.records.journal, request_log(config.log), self._usage_log.writer)
+        recording = observers(self.metrics, self.records.journal, request_log(config.log), self._usage_log.writer)
         lookups = PodLookups(
             handoff_facts=pods.handoff_facts.of, publishes_events=pods.publishes_events, senders=pods.senders
         )
-        shared = None
+        shared, refused = None, self.metrics.by_class.observe_quota_refusal
         if config.tenants is not None:
-            shared = SharedQuotas(quotas=self.quotas.quotas, has_others=self.quotas.next_exchange is not None)
-        return build_core(config, pods.state, Routing(self.policies.current, self._classes), recording, lookups, shared)
+            has_others = self.quotas.next_exchange is not None
+            shared = SharedQuotas(quotas=self.quotas.quotas, has_others=has_others, on_refusal=refused)
+        settings, routing = core_settings(config, lookups, shared), Routing(self.policies.current, self._classes)
+        return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
         facts = self.pods.handoff_facts.of
         forwarder = build_forwarder(core, self._steps, self._pools, config.edge, facts, self.metrics)
-        return OpenAiEdge(
-            forwarder, core.requests.endings, core.reader, self.pods.responses, config.edge, config.limits, self.tracing
-        )
+        endings, reader = core.requests.endings, request_reader(config, self.fleet)
+        return OpenAiEdge(forwarder, endings, reader, self.pods.responses, config.edge, config.limits, self.tracing)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(

@@ -27,11 +27,12 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.request.clock import Clock
 from router.request.context import RequestContext
+from router.request.core import Routing, SharedQuotas, build_core
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
-from router.wiring.core import SYSTEM_CLOCK, PodLookups, Recording, Routing, SharedQuotas, build_core
+from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
 from tests.policy.scenes import POLICIES
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
@@ -78,13 +79,13 @@ class CoreOfPods:
             limits=Limits(retries=retries),
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
-        recording = Recording(self.metrics, self.journal, RequestLog("json", write=self.log_lines.append))
+        recording = observers(self.metrics, self.journal, RequestLog("json", write=self.log_lines.append))
         self.lookups = PodLookups(
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
         )
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(load_classes(None)))
-        quotas = SharedQuotas(quotas=Quotas())
-        self.core = build_core(self.config, self.state, routing, recording, self.lookups, quotas, clock)
+        settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=Quotas()))
+        self.core = build_core(self.state, settings, routing, recording, clock)
 
     def pod(self, name: str) -> Pod:
         """The pod in its current state."""

@@ -1,0 +1,102 @@
+"""Builds the core of a router from its configuration: everything that serves requests and is no HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.admission.gate import AdmissionGate
+from router.admission.tokens import TokenVerifier
+from router.config.log_schema import Log
+from router.config.schema import RouterConfig
+from router.config.tenant_file import TenantFile
+from router.feeds.tenant_feed import TenantFeed
+from router.fleet.fleet import Fleet
+from router.observe.ended import EndingSink
+from router.observe.journal import Journal
+from router.observe.log import LEVELS, RequestLog
+from router.observe.metrics import Metrics
+from router.observe.request_counters import RequestCounters
+from router.observe.tracing import trace_ended
+from router.observe.used_tokens import UsageWriter
+from router.policy.retry import RetryBudget
+from router.request.attempt_rules import AttemptRules, FactsLookup
+from router.request.clock import Clock
+from router.request.core import CoreSettings, Observers, SharedQuotas
+from router.request.predictions import PredictionLimits
+from router.request.queues import QueueSettings
+from router.request.reading import RequestReader
+from router.types import PodId
+
+SYSTEM_CLOCK = Clock(time.monotonic, time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodLookups:
+    """What feeds know of pods. `senders`: the processes that send to the same pods."""
+
+    handoff_facts: FactsLookup = lambda _pod, _dialect: None
+    publishes_events: Callable[[PodId], bool] = lambda _pod: False
+    senders: Callable[[], int] = lambda: 1
+
+
+def observers(
+    metrics: Metrics, journal: Journal, log: RequestLog | None = None, usage: UsageWriter | None = None
+) -> Observers:
+    """What records requests. `usage`: of the file of usage, if there is one."""
+    sinks: list[EndingSink] = [metrics.ended, journal.settle, trace_ended]
+    if usage is not None:
+        sinks.append(usage.ended)
+    if log is not None:
+        sinks.append(log.ended)
+    return Observers(journal, RequestCounters(metrics), sinks)
+
+
+def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None) -> CoreSettings:
+    """The part of the configuration that applies to serving requests."""
+    index, admission = config.index, config.admission
+    predictions = PredictionLimits(
+        predicted_ttl_s=index.predicted_ttl_s,
+        no_events_ttl_s=index.no_events_ttl_s,
+        no_events_capacity_tokens=index.no_events_capacity_tokens,
+        publishes_events=lookups.publishes_events,
+    )
+    rules = AttemptRules(
+        retries=config.limits.retries,
+        route_headers=config.edge.route_headers,
+        budget=RetryBudget(config.limits.retry_budget),
+        predictions=predictions,
+        handoff_facts=lookups.handoff_facts,
+    )
+    queue = QueueSettings(admission.limits, admission.default_slo, lookups.senders) if admission is not None else None
+    return CoreSettings(
+        rules=rules,
+        queue=queue,
+        quotas=quotas,
+        records_usage=config.tenants is not None or config.usage.file is not None,
+        trusts_uuids=config.edge.trust_engine_fields,
+    )
+
+
+def request_reader(config: RouterConfig, fleet: Fleet) -> RequestReader:
+    """The reader of request bodies."""
+    models = frozenset(model.name for model in config.models if not model.is_pattern)
+    return RequestReader(fleet, config.edge, config.limits.max_messages, models)
+
+
+def build_tenants(config: RouterConfig) -> TenantFeed | None:
+    """The feed of tenants; None if there are none. Raises `ConfigError`."""
+    return TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
+
+
+def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVerifier) -> AdmissionGate:
+    """The gate that admits requests."""
+    return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
+
+
+def request_log(config: Log) -> RequestLog | None:
+    """The log of requests, if it is shown."""
+    is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
+    return RequestLog(config.format, config.requests_sample) if is_shown else None
