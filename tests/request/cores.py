@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace as replace_field
 from typing import Any
 
 from msgspec.structs import replace
 
 from router.admission.quotas import Quotas
+from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index
 from router.config.policy_files import load_classes
@@ -17,6 +19,8 @@ from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.predicted import Prediction
+from router.observe.ended import EndedRequest
 from router.observe.journal import Journal
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
@@ -50,7 +54,13 @@ class CoreOfPods:
     """The core of a router whose `pods` serve the model `m` and are ready."""
 
     def __init__(
-        self, pods: Iterable[Pod], *, retries: int = 2, trusts_uuids: bool = False, clock: Clock = SYSTEM_CLOCK
+        self,
+        pods: Iterable[Pod],
+        *,
+        retries: int = 2,
+        trusts_uuids: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+        admission: AdmissionConfig | None = None,
     ) -> None:
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
         self.publishes_events = True
@@ -77,15 +87,26 @@ class CoreOfPods:
         self.config = RouterConfig(
             edge=Edge(trust_engine_fields=trusts_uuids),
             limits=Limits(retries=retries),
+            admission=admission,
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
+        self.ended: list[EndedRequest] = []
         recording = observers(self.metrics, self.journal, RequestLog("json", write=self.log_lines.append))
+        recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
         self.lookups = PodLookups(
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
         )
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(load_classes(None)))
         settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=Quotas()))
         self.core = build_core(self.state, settings, routing, recording, clock)
+        self.pending: set[Prediction] = set()
+        """Predictions that were neither confirmed nor withdrawn."""
+        self.store.on_dispatch = self.pending.add
+        self.store.on_outcome = lambda prediction, _: self.pending.discard(prediction)
+
+    def is_idle(self) -> bool:
+        """Whether no lease, prediction or request is left."""
+        return not (self.ledger.inflight() or self.pending or self.counted("warmroute_in_flight_requests"))
 
     def pod(self, name: str) -> Pod:
         """The pod in its current state."""

@@ -1,0 +1,165 @@
+"""A second front: it drives a core by bytes from memory, without sockets, tasks or threads.
+
+A request is received whole. Its pod's answer, its client's leaving and the time are calls of the test; what the client
+gets and what pods are sent is kept in lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.admission.tenant import OPEN_TENANT, Tenant
+from router.decision import Candidate
+from router.endpoints import Endpoint
+from router.errors import RouterError, UpstreamError
+from router.phases import Phases
+from router.request.context import RequestContext
+from router.request.core import Core
+from router.request.error_responses import error_body, response_for
+from router.request.inbound import Inbound
+from router.request.queues import ModelQueue
+from router.request.reading import ENDPOINTS, RequestReader
+from router.request.response_reader import reader_of
+from router.request.steps import Step, Ticket, Tokens
+from router.request.tracker import Tracker
+from router.types import InferenceRequest, PromptPrefix
+
+
+@dataclass
+class MemoryExchange:
+    """One request and its response. `asked` are the pods that it was sent to."""
+
+    core: Core
+    context: RequestContext | None = None
+    tracker: Tracker | None = None
+    status: int = 0
+    received: bytes = b""
+    asked: list[str] = field(default_factory=list)
+    is_over: bool = False
+
+    def head(self, status: int = 200, *, is_stream: bool = True) -> None:
+        """The response of the pod begins."""
+        assert self.tracker is not None
+        try:
+            self.tracker.head(self.asked[-1], status, self.core.clock.now_s(), is_stream=is_stream)
+            self.status = status
+        except UpstreamError as error:
+            self.fail(error)
+
+    def piece(self, piece: bytes) -> None:
+        """The pod sends a piece of its body."""
+        assert self.tracker is not None
+        self.received += self.tracker.piece(piece, self.core.clock.now_s())
+
+    def end(self) -> None:
+        """The response is complete."""
+        assert self.tracker is not None
+        self.received += self.tracker.rest(self.core.clock.now_s())
+        self.finish()
+
+    def fail(self, error: UpstreamError) -> None:
+        """The pod fails."""
+        assert self.tracker is not None
+        now_s = self.core.clock.now_s()
+        try:
+            self.send(self.tracker.failed(error, now_s))
+        except RouterError as last:
+            self.refuse(last)
+
+    def leave(self) -> None:
+        """The client disconnects."""
+        assert self.context is not None
+        self.core.requests.endings.interrupted(self.context, by_client=True)
+        if self.tracker is not None:
+            self.tracker.left(self.core.clock.now_s())
+        self.finish()
+
+    def send(self, candidate: Candidate) -> None:
+        """Send the request to a pod, which is booked first."""
+        assert self.tracker is not None
+        self.tracker.begin(candidate, self.core.clock.now_s())
+        self.asked.append(candidate.pod.id)
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer with an error, if nothing was sent."""
+        has_answered = bool(self.received)
+        if self.context is not None:
+            self.core.requests.endings.failed(self.context, error, has_answered=has_answered)
+        if not has_answered:
+            self.status, self.received = response_for(error).status, error_body(error)
+        self.finish()
+
+    def finish(self) -> None:
+        """Settle the request. Idempotent."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if self.tracker is not None:
+            self.tracker.end(self.core.clock.now_s())
+        if self.context is not None:
+            self.core.requests.endings.end(self.context)
+
+
+class MemoryFront:
+    """`tokens` reads prompts."""
+
+    def __init__(
+        self, core: Core, reader: RequestReader, tokens: Callable[[InferenceRequest], PromptPrefix | None]
+    ) -> None:
+        self._core, self._reader, self._tokens = core, reader, tokens
+        self.waiting: list[ModelQueue] = []
+        if core.queues is not None:
+            core.queues.on_change = self.waiting.append
+
+    def receive(
+        self, path: str, body: bytes, named: Mapping[bytes, bytes] | None = None, tenant: Tenant = OPEN_TENANT
+    ) -> MemoryExchange:
+        """Take one request, and send it to a pod unless it is refused or waits."""
+        exchange, named, endpoint = MemoryExchange(self._core), named or {}, ENDPOINTS.get(path, Endpoint.OTHER)
+        endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
+        try:
+            request = self._reader.read(endpoint, named, body, request_id, tenant)
+        except RouterError as error:
+            endings.refused(endpoint, error, request_id)
+            exchange.refuse(error)
+            return exchange
+        inbound, phases = Inbound(request_id, "POST", path.encode(), [*named.items()]), Phases(self._core.clock.now_s())
+        exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
+        endings.begin()
+        steps = self._core.requests.prepare(exchange.context)
+        self._prepare(exchange, steps, steps.send, None)
+        return exchange
+
+    def send_waiting(self) -> None:
+        """Send all requests that have a place by now."""
+        for queue in dict.fromkeys(self.waiting):
+            while queue and not queue.send_next(self._core.clock.now_s()):
+                pass
+
+    def _prepare(
+        self,
+        exchange: MemoryExchange,
+        steps: Generator[Step, Any, Iterator[bytes] | None],
+        resume: Callable[[Any], Step],
+        answer: Any,
+    ) -> None:
+        """Do what the request needs until it can be sent; a request that waits goes on when its ticket is settled."""
+        try:
+            while not isinstance(step := resume(answer), Ticket):
+                resume, answer = steps.send, self._tokens(step.request) if isinstance(step, Tokens) else None
+        except StopIteration:
+            self._attempt(exchange)
+        except RouterError as error:
+            exchange.refuse(error)
+        else:
+            step.settle = lambda error: self._prepare(exchange, steps, steps.throw if error else steps.send, error)
+
+    def _attempt(self, exchange: MemoryExchange) -> None:
+        assert exchange.context is not None
+        exchange.tracker = self._core.requests.tracker(exchange.context)
+        try:
+            exchange.send(exchange.tracker.first(self._core.clock.now_s()))
+        except RouterError as error:
+            exchange.refuse(error)

@@ -1,0 +1,281 @@
+"""The attempts of a request, in virtual time: any order of events leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.decision import Direct, Plan, Pull, Split
+from router.errors import ConnectFailed, HandoffFailed, RouterError, UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.hashing import hash_array, token_array
+from router.request.clock import Clock
+from router.request.response_reader import reader_of
+from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, Tracker
+from router.types import Endpoint, Generation, PromptPrefix
+from tests.request.cores import CoreOfPods, pods_at
+
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+PREAMBLE = b"event: response.created\ndata: {}\n\n"
+PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
+PLANS: dict[str, Callable[[CoreOfPods], Plan]] = {
+    "direct a": lambda core: Direct(core.pod("a")),
+    "direct b": lambda core: Direct(core.pod("b")),
+    "pull": lambda core: Direct(core.pod("b"), Pull("a", 16, 16)),
+    "split": lambda core: Split(core.pod("c"), core.pod("a")),
+}
+ERRORS: list[type[UpstreamError]] = [ConnectFailed, UpstreamBroken, UpstreamTimeout, HandoffFailed]
+
+
+class Served:
+    """One request on its way, and the events that its front may report next."""
+
+    def __init__(self, core: CoreOfPods, names: list[str], *, stream: bool) -> None:
+        plans = [PLANS[name](core) for name in names]
+        self.core, self.context = core, core.context(*plans, prompt=PROMPT, stream=stream)
+        self.tracker: Tracker | None = core.core.requests.tracker(self.context)
+        self.now_s, self.received, self.has_head = 0.0, b"", False
+        core.core.requests.endings.begin()
+        try:
+            self._begin(self.tracker.first(self.now_s))
+        except RouterError as error:
+            self._refuse(error)
+
+    def play(self, event: str, number: int, now_s: float) -> None:
+        """Report one event, if it can occur now."""
+        self.now_s = now_s
+        if self.tracker is not None:
+            getattr(self, f"_{event}")(self.tracker, number)
+
+    def _head(self, tracker: Tracker, number: int) -> None:
+        if self.has_head:
+            return
+        try:
+            status = [200, 200, 404, 500, 503][number % 5]
+            tracker.head(self._plan().pod.id, status, self.now_s, is_stream=self.context.request.stream)
+            self.has_head = True
+        except UpstreamError as error:
+            self._fail(error)
+
+    def _piece(self, tracker: Tracker, number: int) -> None:
+        if self.has_head:
+            self.received += tracker.piece([TOKEN, TOKEN[:9], b": comment\n\n", b"{}"][number % 4], self.now_s)
+
+    def _handed_over(self, tracker: Tracker, number: int) -> None:
+        if isinstance(self._plan(), Split):
+            tracker.handed_over(self.now_s)
+
+    def _assumed(self, tracker: Tracker, number: int) -> None:
+        tracker.assume_first_token(self.now_s)
+
+    def _failed(self, tracker: Tracker, number: int) -> None:
+        pods = [self._plan().pod.id, ""]
+        self._fail(ERRORS[number % len(ERRORS)]("failed", pod=pods[number % 2]))
+
+    def _left(self, tracker: Tracker, number: int) -> None:
+        self.core.core.requests.endings.interrupted(self.context, by_client=True)
+        tracker.left(self.now_s)
+        self._finish()
+
+    def _end(self, tracker: Tracker, number: int) -> None:
+        if self.has_head:
+            self.received += tracker.rest(self.now_s)
+            self._finish()
+
+    def _plan(self) -> Plan:
+        assert self.context.candidate is not None
+        return self.context.candidate.plan
+
+    def _begin(self, candidate: Any) -> None:
+        assert self.tracker is not None
+        self.tracker.begin(candidate, self.now_s)
+        self.has_head = False
+
+    def _fail(self, error: UpstreamError) -> None:
+        assert self.tracker is not None
+        try:
+            self._begin(self.tracker.failed(error, self.now_s))
+        except UpstreamError as last:
+            self._refuse(last)
+
+    def _refuse(self, error: RouterError) -> None:
+        self.core.core.requests.endings.failed(self.context, error, has_answered=bool(self.received))
+        self._finish()
+
+    def _finish(self) -> None:
+        assert self.tracker is not None
+        self.tracker.end(self.now_s)
+        self.tracker = None
+        self.core.core.requests.endings.end(self.context)
+
+
+def core_of(**settings: Any) -> CoreOfPods:
+    return CoreOfPods(
+        pods_at({name: f"http://{name}" for name in "abc"}), clock=Clock(lambda: 9.0, lambda: 9.0), **settings
+    )
+
+
+EVENTS = ["head", "piece", "handed_over", "assumed", "failed", "left", "end"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, max_size=4, unique=True), st.booleans()),
+        min_size=1,
+        max_size=3,
+    ),
+    events=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(EVENTS), st.integers(0, 19)), max_size=40),
+)
+def test_any_order_of_events_leaves_nothing(
+    requests: list[tuple[list[str], bool]], events: list[tuple[int, str, int]]
+) -> None:
+    """Leases, holds on KV and predictions are back to 0, and each request has one record."""
+    core = core_of(retries=3)
+    served = [Served(core, names, stream=stream) for names, stream in requests]
+    for at, (which, event, number) in enumerate(events):
+        served[which % len(served)].play(event, number, at / 10)
+    for one in served:
+        one.play("left", 0, 9.0)
+    assert core.is_idle()
+    assert len(core.ended) == len(requests)
+    assert all(len(one.outcome.failures) <= one.tries for one in core.ended)
+
+
+def started(core: CoreOfPods, *names: str, stream: bool = True) -> Tracker:
+    """The tracker of a request that is sent to its first candidate."""
+    context = core.context(*(PLANS[name](core) for name in names), prompt=PROMPT, stream=stream)
+    tracker = core.core.requests.tracker(context)
+    tracker.begin(tracker.first(0.0), 0.0)
+    return tracker
+
+
+def test_a_request_is_booked_from_its_begin_to_its_release() -> None:
+    core = core_of()
+    tracker = started(core, "direct a")
+    assert core.ledger.inflight()["a"].prefill_requests == 1
+    tracker.head("a", 200, 0.1, is_stream=True)
+    tracker.piece(TOKEN, 0.2)
+    assert (core.ledger.inflight()["a"].prefill_requests, core.ledger.inflight()["a"].requests) == (0, 1)
+    tracker.rest(0.3)
+    tracker.end(0.3)
+    assert not core.ledger.inflight()
+
+
+def test_a_stream_shows_its_first_token_and_another_response_is_assumed_to_have_one() -> None:
+    """After a multiple of the expected time."""
+    core = core_of()
+    context = core.context(PLANS["direct a"](core), expected_ms=40.0)
+    tracker = core.core.requests.tracker(context)
+    assert tracker.begin(tracker.first(0.0), 0.0) == pytest.approx(0.04 * UNARY_PREFILL_SLACK)
+    assert core.core.requests.tracker(core.context(PLANS["direct a"](core), stream=True)) is not None
+    streamed = core.core.requests.tracker(core.context(PLANS["direct a"](core), stream=True))
+    assert streamed.begin(streamed.first(0.0), 0.0) is None
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_busy_pod_is_replaced_before_its_answer_is_passed_on(status: int) -> None:
+    core = core_of()
+    tracker = started(core, "direct a", "direct b")
+    with pytest.raises(UpstreamBroken) as failure:
+        tracker.head("a", status, 0.1, is_stream=False)
+    assert tracker.failed(failure.value, 0.1).pod.id == "b"
+    assert not core.ledger.inflight()
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_another_status_is_passed_on(status: int) -> None:
+    """Another pod would most likely answer the same."""
+    tracker = started(core_of(), "direct a", "direct b")
+    tracker.head("a", status, 0.1, is_stream=False)
+    assert tracker.context.status == status
+
+
+def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
+    """A pod that fails inside it can be replaced."""
+    core = core_of()
+    tracker = started(core, "direct a", "direct b", stream=False)
+    tracker.head("a", 200, 0.1, is_stream=False)
+    assert tracker.piece(b'{"a":', 0.2) == b""
+    tracker.begin(tracker.failed(UpstreamBroken("cut", pod="a"), 0.3), 0.3)
+    tracker.head("b", 200, 0.4, is_stream=False)
+    assert (tracker.piece(b'{"b":', 0.5), tracker.piece(b"1}", 0.5)) == (b"", b"")
+    assert tracker.rest(0.6) == b'{"b":1}'
+
+
+def test_a_response_too_large_to_hold_is_passed_on() -> None:
+    """Then no other pod can answer."""
+    tracker = started(core_of(), "direct a", "direct b", stream=False)
+    tracker.head("a", 200, 0.1, is_stream=False)
+    assert len(tracker.piece(b"x" * MAX_HELD_BYTES, 0.2)) == MAX_HELD_BYTES
+    assert tracker.piece(b"y", 0.3) == b"y"
+    with pytest.raises(UpstreamBroken):
+        tracker.failed(UpstreamBroken("cut", pod="a"), 0.4)
+
+
+def test_events_before_the_prefill_are_held_until_the_next_event() -> None:
+    core = core_of()
+    tracker = started(core, "direct a")
+    tracker.context.reader = reader_of(Endpoint.RESPONSES)
+    tracker.head("a", 200, 0.1, is_stream=True)
+    assert tracker.piece(PREAMBLE, 0.2) == b""
+    following = b"event: response.output_item.added\ndata: {}\n\n"
+    assert tracker.piece(following, 0.3) == PREAMBLE + following
+    assert tracker.context.first_token_s is not None
+
+
+def test_a_prediction_begins_with_the_attempt_and_is_confirmed_by_the_first_token() -> None:
+    """A pod that fails has nothing."""
+    core = core_of()
+    tracker = started(core, "direct a", "direct b")
+    assert core.store.match(PROMPT, 0.0).blocks.keys() == {"a"}
+    tracker.begin(tracker.failed(UpstreamBroken("cut", pod="a"), 0.1), 0.1)
+    assert core.store.match(PROMPT, 0.1).blocks.keys() == {"b"}
+    tracker.head("b", 200, 0.2, is_stream=True)
+    tracker.piece(TOKEN, 0.2)
+    tracker.end(0.3)
+    assert core.store.match(PROMPT, 0.3).blocks.keys() == {"b"}
+
+
+def test_the_pods_of_a_split_have_the_prompt_when_it_is_handed_over() -> None:
+    """Also where the client leaves before the decode pod responds: the prefill pod has it."""
+    core = core_of()
+    tracker = started(core, "split")
+    tracker.handed_over(0.1)
+    tracker.left(0.2)
+    tracker.end(0.2)
+    assert core.store.match(PROMPT, 0.3).blocks.keys() == {"c"}
+    assert core.is_idle()
+
+
+def test_at_most_two_attempts_fail_after_a_pod_received_the_request() -> None:
+    """The request itself may be the cause."""
+    core = core_of(retries=3)
+    tracker = started(core, "direct a", "direct b", "pull", "split")
+    tracker.begin(tracker.failed(UpstreamBroken("gone", pod="a"), 0.1), 0.1)
+    with pytest.raises(UpstreamBroken):
+        tracker.failed(UpstreamBroken("gone", pod="b"), 0.2)
+    tracker.end(0.3)
+    assert (core.doubts("a"), core.doubts("b"), core.failures("a")) == (1, 1, 0)
+
+
+def test_a_pod_that_cannot_be_reached_fails_whoever_serves_the_request() -> None:
+    """Nothing was sent to it."""
+    core = core_of()
+    tracker = started(core, "direct a", "direct b")
+    assert tracker.failed(ConnectFailed("refused", pod="a"), 0.1).pod.id == "b"
+    assert core.failures("a") == 1
+
+
+def test_the_pod_that_another_one_replaced_has_failed() -> None:
+    """From the first token on."""
+    core = core_of()
+    tracker = started(core, "direct a", "direct b")
+    tracker.begin(tracker.failed(UpstreamBroken("gone", pod="a"), 0.1), 0.1)
+    tracker.head("b", 200, 0.2, is_stream=True)
+    assert core.failures("a") == 0
+    tracker.piece(TOKEN, 0.3)
+    assert (core.failures("a"), core.doubts("a")) == (1, 0)
