@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 SECONDS ?= 60
 TARGET ?=
 JOBS ?= auto
+BASE ?= $(shell cat loadtest/CPU_BASE)
+ROUNDS ?= 7
+LIMIT ?= 1.00
+LOADS ?=
 
 SAMPLE ?= 200
 PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants lint format lock clean
+.PHONY: install demo test tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -57,6 +61,9 @@ tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an e
 
 mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)
+
+cpu: $(VENV)/.ready         ## CPU per request against the commit BASE, ROUNDS interleaved rounds; needs cc: two minutes a round
+	@$(BIN)/python loadtest/cpu_ratio.py "$(BASE)" --rounds $(ROUNDS) --limit $(LIMIT) $(if $(LOADS),--loads "$(LOADS)")
 
 fuzz: $(VENV)/.ready        ## all parsers for SECONDS each, or TARGET alone; needs atheris (tests/fuzz/README.md)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGET)

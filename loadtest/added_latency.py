@@ -1,7 +1,7 @@
 """Measures the latency that a router adds at half of its maximum throughput.
 
-    python loadtest/added_latency.py --bench BENCH                       # BENCH has mock.c and lg.c
-    python loadtest/added_latency.py --bench BENCH --routers nginx,warmroute --share 0.5
+    python loadtest/added_latency.py
+    python loadtest/added_latency.py --routers nginx,warmroute --share 0.5
 
 First the maximum throughput of each router is measured. Then requests are sent evenly at half of that rate, through the
 router and directly to a mock pod; times count from when a request was due. The difference is the added latency. `--at`
@@ -29,7 +29,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.hotpath import CHUNKS, LOADS, Load, send, write_bodies
 from loadtest.peers.catalog import PEERS
-from loadtest.rig import DIRECT, GeneratorStats, Mocks, Rig, RunningRouter, build, launch_router, mocks
+from loadtest.rig import (
+    BENCH,
+    DIRECT,
+    BenchFolder,
+    GeneratorStats,
+    Mocks,
+    Rig,
+    RunningRouter,
+    build,
+    launch_router,
+    mocks,
+)
 
 SATURATING = 0.25
 """Part of a load's requests used to find the maximum rate."""
@@ -58,7 +69,7 @@ class LatencyResult:
 
 
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
+    bench: BenchFolder = BENCH,
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "nginx,warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = "2K fresh;2K warm",
     share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the router's maximum rate.")] = 0.5,

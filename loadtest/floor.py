@@ -1,7 +1,7 @@
 """A minimal Python proxy: the lower bound for the CPU cost of a Python router.
 
     python loadtest/floor.py --port 8080 http://127.0.0.1:9001 http://127.0.0.1:9002
-    python loadtest/hotpath.py --bench BENCH --routers warmroute,floor,floor-tokens,nginx
+    python loadtest/hotpath.py --routers warmroute,floor,floor-tokens,nginx
 
 uvloop and httptools with one protocol class per side. Requests go round robin; responses are forwarded unchanged. There
 is no routing, counting, checking, retry or timeout, and client disconnects are ignored: not for production. With

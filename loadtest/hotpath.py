@@ -1,22 +1,26 @@
 """Measures the CPU cost of a request in this router and in others.
 
-    python loadtest/hotpath.py --bench BENCH                             # BENCH has mock.c and lg.c
-    python loadtest/hotpath.py --bench BENCH --routers warmroute,nginx,sglang-router --rounds 3
+    python loadtest/hotpath.py
+    python loadtest/hotpath.py --routers warmroute,nginx,sglang-router --rounds 3
+    python loadtest/hotpath.py --ours ../other-checkout                  # the router of another commit
 
 CPU microseconds (utime + stime) of the router's process tree per request, or per streamed chunk. A C generator
-saturates
-the router or sends at an even rate; the pods are four C mocks. Results are medians over interleaved rounds.
+saturates the router or sends at an even rate; the pods are four C mocks. Each load has a router of its own, so that its
+figure does not depend on the loads before it. Results are medians over interleaved rounds. A load that fails is
+reported, and the others go on; exit code 1.
 
-The router renders, tokenizes, hashes and matches each prompt and prices it with `cost_aware`. A run fails if the
-router's predictions show that it did not. The mocks publish no events, so matches come from predictions.
+The router renders, tokenizes, hashes and matches each prompt and prices it with `cost_aware`. A load fails if the
+router's counters show that it did not.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +35,21 @@ from router.cli.options import writable, writable_report
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import Chat, SourceText, fresh_chats, pack, warm_chats
+from loadtest.checkout import HERE, Checkout, UnknownSettings
 from loadtest.peers.catalog import PEERS
-from loadtest.rig import OURS, GeneratorStats, Mocks, Rig, RunningRouter, build, launch_router, mocks
+from loadtest.rig import (
+    BENCH,
+    OURS,
+    BenchFolder,
+    GeneratorStats,
+    Mocks,
+    Rig,
+    RunningRouter,
+    build,
+    launch_router,
+    mocks,
+)
+from router.cli.child_processes import ChildError
 from router.cli.mock_engine_command import mock_tokenizer
 from router.report import PlotAxes, bars
 
@@ -57,6 +74,9 @@ class Load:
     per_s: int = 0
     """Even rate; 0: as fast as possible."""
     cached: tuple[float, float] = (0.8, 1.0)
+    """A warm prompt is cached wherever it is sent: every mock holds all conversations of a load (`mock.c`). Anything
+    less would measure the router's choice of pods, and pods that answer at once give it no reason to prefer one: it
+    learns that a hit saves no time, and spreads the conversations."""
 
     @property
     def parts(self) -> int:
@@ -97,37 +117,47 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     p99_us: float
 
 
+FAILURES = (ChildError, RuntimeError, UnknownSettings, subprocess.CalledProcessError, httpx.HTTPError)
+"""Of one load; the others go on."""
+
+
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
+    bench: BenchFolder = BENCH,
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    ours: Annotated[Path | None, typer.Option(exists=True, help="Checkout of our router; default: this one.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the results of every round here, as JSON.", callback=writable)
     ] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a bar chart here, as SVG.", callback=writable_report)] = None,
 ) -> None:
-    """Compare CPU per request."""
-    names, chosen = routers.split(","), {name: LOADS[name] for name in loads.split(";")}
-    with TemporaryDirectory(prefix="warmroute-hotpath-") as temporary:
-        folder = Path(temporary)
-        rig = build(bench, folder)
-        write_bodies(rig, chosen)
-        with mocks(rig.mock) as pods:
-            found: list[dict[str, dict[str, Cost]]] = []
-            for number in range(rounds):
-                found.append({name: play(name, chosen, rig, pods, folder / f"{number}-{name}") for name in names})
-    rows = [
-        Row(number, name, title, **asdict(cost))
-        for number, one in enumerate(found)
-        for name, costs in one.items()
-        for title, cost in costs.items()
-    ]
+    """Compare CPU per request. Exit code 1 if a load failed."""
+    names, titles = routers.split(","), loads.split(";")
+    checkout = Checkout.at(ours) if ours else HERE
+    rows: list[Row] = []
+    with bench_of(titles, bench) as (rig, pods):
+        for number in range(rounds):
+            for title in titles:
+                for name in names:
+                    if cost := measure(name, title, rig, pods, checkout):
+                        rows.append(Row(number, name, title, **asdict(cost)))
     print(markdown(rows))
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
     if plot is not None:
         plot.write_text(bars_of(rows))
+    raise SystemExit(len(rows) < rounds * len(titles) * len(names))
+
+
+@contextmanager
+def bench_of(titles: Sequence[str], bench: Path = BENCH) -> Iterator[tuple[Rig, Mocks]]:
+    """The generator with the bodies of these loads, and running mocks."""
+    with TemporaryDirectory(prefix="warmroute-hotpath-") as temporary:
+        rig = build(bench, Path(temporary))
+        write_bodies(rig, {title: LOADS[title] for title in titles})
+        with mocks(rig.mock) as pods:
+            yield rig, pods
 
 
 def write_bodies(rig: Rig, loads: Mapping[str, Load]) -> None:
@@ -138,22 +168,33 @@ def write_bodies(rig: Rig, loads: Mapping[str, Load]) -> None:
         rig.bodies(name).write_bytes(pack(chats, stream=load.stream))
 
 
-def play(name: str, loads: Mapping[str, Load], rig: Rig, pods: Mocks, folder: Path) -> dict[str, Cost]:
-    """Start one router and run every load through it."""
-    with launch_router(name, pods, folder) as router:
-        found = {}
-        for title, load in loads.items():
-            pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
-            warmed = send(rig, title, replace(load, requests=load.requests // 8 + load.connections), router)
-            load = replace(load, requests=min(load.requests, load.connections + int(warmed["rps"] * LONGEST_S)))
-            predicted, before_s = Predicted.by(name, router), router.cpu_s
-            answer = send(rig, title, load, router)
-            cpu_us = (router.cpu_s - before_s) * 1e6 / load.parts
-            if name == OURS:
-                Predicted.by(name, router).check(predicted, load)
-            found[title] = Cost(cpu_us, answer["rps"], answer["p50"], answer["p99"])
-            print(f"{name}, {title}: {cpu_us:.1f} us, {answer['rps']:.0f} req/s", file=sys.stderr)
-    return found
+def measure(
+    name: str, title: str, rig: Rig, pods: Mocks, checkout: Checkout = HERE, longest_s: float = LONGEST_S
+) -> Cost | None:
+    """Run one load through a router of its own for up to `longest_s`. None if that failed; the reason is printed."""
+    load = LOADS[title]
+    with TemporaryDirectory(prefix="warmroute-router-") as temporary:
+        try:
+            with launch_router(name, pods, Path(temporary) / name, checkout=checkout) as router:
+                cost = play(name, title, load, rig, pods, router, longest_s)
+        except FAILURES as error:
+            print(f"{name}, {title}: FAILED: {error}", file=sys.stderr)
+            return None
+    print(f"{name}, {title}: {cost.cpu_us:.1f} us, {cost.per_s:.0f} req/s", file=sys.stderr)
+    return cost
+
+
+def play(name: str, title: str, load: Load, rig: Rig, pods: Mocks, router: RunningRouter, longest_s: float) -> Cost:
+    """Warm up, then run one load. Raises `RuntimeError` if requests failed or prompts were not read."""
+    pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
+    warmed = send(rig, title, replace(load, requests=load.requests // 8 + load.connections), router)
+    load = replace(load, requests=min(load.requests, load.connections + int(warmed["rps"] * longest_s)))
+    predicted, before_s = Predicted.by(name, router), router.cpu_s
+    answer = send(rig, title, load, router)
+    cpu_us = (router.cpu_s - before_s) * 1e6 / load.parts
+    if name == OURS:
+        Predicted.by(name, router).check(predicted, load)
+    return Cost(cpu_us, answer["rps"], answer["p50"], answer["p99"])
 
 
 def send(rig: Rig, title: str, load: Load, to: RunningRouter, *options: object) -> GeneratorStats:
@@ -211,7 +252,7 @@ class Predicted:
     def by(cls, name: str, router: RunningRouter) -> Predicted:
         """Read the router's metrics; zeros if it is not ours."""
         text = httpx.get(f"{router.admin_url}/metrics").text if name == OURS else ""
-        names = ("prompt_tokens", "cached_tokens_captured", "unread_prompts")
+        names = ("prompt_tokens", "cached_tokens_(?:captured|predicted)", "unread_prompts")  # predicted: until 2026-11
         found = (re.findall(rf"^warmroute_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names)
         return cls(*(sum(map(float, values)) for values in found))
 

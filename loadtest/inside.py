@@ -1,7 +1,7 @@
 """Measures the CPU cost of this router's own Python code, per request and per function.
 
-    python loadtest/inside.py --bench BENCH                              # CPU us per request, without a network
-    python loadtest/inside.py --bench BENCH --load "2K warm" --functions 40
+    python loadtest/inside.py                              # CPU us per request, without a network
+    python loadtest/inside.py --load "2K warm" --functions 40
 
 Runs a load of `hotpath.py` inside the router's process. Protocol, prompts and decisions are real; clients and pods are
 objects that respond at once. Kernel and other processes are therefore excluded, and results vary by a few percent only.
@@ -235,9 +235,7 @@ def _serve(job: dict[str, Any]) -> None:
 
 
 def main(
-    bench: Annotated[
-        Path, typer.Option(exists=True, help="Folder with mock.c and lg.c; the mocks make the router ready.")
-    ],
+    bench: rig.BenchFolder = rig.BENCH,
     load: Annotated[str, typer.Option(help="A load of hotpath.py that is not streamed.")] = "2K warm",
     requests: Annotated[int, typer.Option(min=LEAST_REQUESTS)] = 5_000,
     tenants: Annotated[int, typer.Option(min=0, help="Tenants with quotas that send them in turn, with usage.")] = 0,

@@ -1,7 +1,8 @@
 """Builds and runs the C load generator and mock pods, with one router between them.
 
-Compiles `lg.c` and `mock.c` of a folder; many mocks run in one process. `DIRECT` is no router. Our router runs without
-the self-test (`probes.self_test: false`), because the mocks report 300 prompt tokens for every request.
+Compiles `lg.c` and `mock.c` of a folder, by default `loadtest/bench`; many mocks run in one process. `DIRECT` is no
+router. Our router is that of this checkout or of another. It runs without the self-test (`probes.self_test: false`),
+because the mocks report 300 prompt tokens for every request.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
+import typer
 
 from loadtest.bodies import MODEL
+from loadtest.checkout import HERE, Checkout
 from loadtest.peers.catalog import PEERS, LaunchPlan, Peer, Pod, ports, responds
 from loadtest.peers.processes import launch, process_usage
 from router.cli.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
 
+BENCH = Path(__file__).with_name("bench")
+BenchFolder = Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")]
 PODS = 4
 MAX_PORTS = 50
 """Per mock process."""
@@ -160,9 +165,10 @@ def launch_router(
     limits: Mapping[str, int] | None = None,
     program: Sequence[str] = ("-m", "router.cli", "serve"),
     settings: Mapping[str, object] | None = None,
+    checkout: Checkout = HERE,
 ) -> Iterator[RunningRouter]:
     """Run the router `name` in front of the pods. `limits` and `settings` are for our configuration, `program` are the
-    Python arguments of our router."""
+    Python arguments of our router, `checkout` is its tree. Raises `UnknownSettings` if it is too old for them."""
     if name == DIRECT:
         yield RunningRouter(pods.ports[0])
         return
@@ -170,22 +176,26 @@ def launch_router(
     place = LaunchPlan(free_port(), [Pod(f"http://127.0.0.1:{port}", "", "") for port in pods.ports], PLAN, folder)
     ours = Peer(
         None,
-        partial(_warmroute, {"limits": limits or {}, **(settings or {})}, program),
+        partial(_warmroute, {"limits": limits or {}, **(settings or {})}, program, checkout),
         all_pods_trusted,
-        has_admin_port=True,
+        checkout.variables,
+        has_admin_port=checkout.has_admin_port,
     )
     peer = ours if name == OURS else {**PEERS, **FLOORS}[name]
     with launch(name, peer.command(place), folder, peer.variables) as child:
-        to = RunningRouter(place.port, child.process.pid, place.admin_port)
+        to = RunningRouter(place.port, child.process.pid, place.admin_port if peer.has_admin_port else place.port)
         asyncio.run(_until_ready(child, peer, peer.status_url(place)))
         yield to
 
 
-def _warmroute(settings: Mapping[str, object], program: Sequence[str], place: LaunchPlan) -> list[str]:
+def _warmroute(
+    settings: Mapping[str, object], program: Sequence[str], checkout: Checkout, place: LaunchPlan
+) -> list[str]:
     path = place.folder / "warmroute.yaml"
     config = router_config(place.urls, place.plan) | {"probes": {"self_test": False}, **settings}
-    path.write_text(json.dumps(config))
-    return [sys.executable, *program, "--config", str(path), *ports(place)]
+    path.write_text(json.dumps(checkout.known(config)))
+    listeners = ports(place) if checkout.has_admin_port else ["--port", str(place.port)]
+    return [str(checkout.python), *program, "--config", str(path), *listeners]
 
 
 def _floor(options: Sequence[str], place: LaunchPlan) -> list[str]:

@@ -1,7 +1,7 @@
 """Checks that a million requests, a fifth of them abandoned by the client, leave nothing behind.
 
-    python loadtest/soak.py --bench BENCH                                # BENCH has mock.c and lg.c
-    python loadtest/soak.py --bench BENCH --requests 50000 --out soak.json
+    python loadtest/soak.py
+    python loadtest/soak.py --requests 50000 --out soak.json
 
 Sends streamed and unstreamed chats over many connections. One in ten clients disconnects within milliseconds, mostly
 before the first byte, and one in ten in mid-stream. Samples the router's memory; its caches are full after about 50,000
@@ -38,7 +38,7 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MARKER, SourceText, chat_bodies, warm_chats
-from loadtest.rig import OURS, RunningRouter, build, launch_router, mocks
+from loadtest.rig import BENCH, OURS, BenchFolder, RunningRouter, build, launch_router, mocks
 from router.cli.mock_engine_command import mock_tokenizer
 
 PROMPT_TOKENS = 500
@@ -269,7 +269,7 @@ async def _until_quiet(soaked: SoakResult, router: RunningRouter) -> None:
 
 
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
+    bench: BenchFolder = BENCH,
     requests: Annotated[int, typer.Option(min=100)] = 1_000_000,
     router: Annotated[str, typer.Option(help="Router to test; only ours has the gauges.")] = OURS,
     out: Annotated[

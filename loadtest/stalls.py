@@ -1,8 +1,8 @@
 """Measures whether work besides requests blocks the router's event loop.
 
-    python loadtest/stalls.py --bench BENCH                              # BENCH has mock.c and lg.c
-    python loadtest/stalls.py --bench BENCH --callbacks                  # which callbacks block it
-    python loadtest/stalls.py --bench BENCH --activities requests,metrics --seconds 5 --out stalls.json
+    python loadtest/stalls.py
+    python loadtest/stalls.py --callbacks                  # which callbacks block it
+    python loadtest/stalls.py --activities requests,metrics --seconds 5 --out stalls.json
 
 A router in front of 100 pods under a light load, with one activity after the other. The lag samples are those of
 `warmroute_loop_lag_seconds`. A busy machine makes the router late as well, so the samples of an idle loop are shown
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loadtest.activities import ACTIVITIES, PODS, SETUPS, Target, running_target
 from loadtest.bodies import SourceText, pack, warm_chats
 from loadtest.loop_watch import LagSample, LongCallback
-from loadtest.rig import Rig, build, mocks
+from loadtest.rig import BENCH, BenchFolder, Rig, build, mocks
 from router.cli.child_processes import cancel_on_sigterm
 from router.cli.mock_engine_command import mock_tokenizer
 from router.cli.serve import allow_all_open_files
@@ -128,7 +128,7 @@ def _decoded(text: bytes) -> Iterator[LagSample | LongCallback]:
 
 
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
+    bench: BenchFolder = BENCH,
     activities: Annotated[str, typer.Option(help=f"Of {', '.join(ACTIVITIES)}.")] = ",".join(ACTIVITIES),
     seconds: Annotated[float, typer.Option(min=1, max=60, help="Minimum seconds per activity.")] = 10,
     callbacks: Annotated[

@@ -1,7 +1,7 @@
 """Measures the cost of thousands of concurrent streams: memory, and TTFT of new streams.
 
-    python loadtest/streams.py --bench BENCH                             # BENCH has mock.c and lg.c
-    python loadtest/streams.py --bench BENCH --routers direct,nginx,warmroute --streams 1000,10000
+    python loadtest/streams.py
+    python loadtest/streams.py --routers direct,nginx,warmroute --streams 1000,10000
 
 One generator opens the streams at a steady rate and holds them. Meanwhile another opens a few more; their TTFT is
 compared with `direct`, where the generator connects to a mock pod under the same streams. The router's memory is read
@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, pack, warm_chats
 from loadtest.peers.catalog import PEERS
-from loadtest.rig import DIRECT, Mocks, Rig, RunningRouter, build, check_stats, launch_router, mocks
+from loadtest.rig import BENCH, DIRECT, BenchFolder, Mocks, Rig, RunningRouter, build, check_stats, launch_router, mocks
 from router.cli.mock_engine_command import mock_tokenizer
 from router.cli.serve import allow_all_open_files, connections_allowed
 
@@ -102,7 +102,7 @@ class StreamResult:
 
 
 def main(
-    bench: Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")],
+    bench: BenchFolder = BENCH,
     routers: Annotated[str, typer.Option(help=f"Of {', '.join((DIRECT, *PEERS))}.")] = "direct,nginx,warmroute",
     streams: Annotated[str, typer.Option(help="Numbers of concurrent streams.")] = "1000,10000",
     out: Annotated[Path | None, typer.Option(help="Write the results here, as JSON.", callback=writable)] = None,

@@ -1,0 +1,212 @@
+"""Measures the CPU per request of this checkout against an older commit, both in one run.
+
+    python loadtest/cpu_ratio.py COMMIT                                  # `make cpu BASE=COMMIT`
+    python loadtest/cpu_ratio.py COMMIT --rounds 7 --loads "2K warm;chunk" --peers nginx,sglang-router
+
+One driver, generator, mocks and configuration serve both sides (`hotpath.py`). They alternate load by load, and the
+side that is first changes with the round, because a machine is slower when it is cold. For each load: the ratio of the
+medians, and its 95 % interval, by drawing rounds with replacement. Exit code 1 if the lower end of an interval is above
+the limit, or a load was not measured on both sides.
+
+The older commit is unpacked in ~/.cache/warmroute/cpu-ratio. It runs in the environment of this checkout if both need
+the same packages, else in its own, which takes a minute or two, once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated, NamedTuple
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from loadtest.checkout import HERE, Checkout
+from loadtest.hotpath import LOADS, LONGEST_S, bench_of, measure
+from loadtest.peers.catalog import PEERS
+from loadtest.rig import BENCH, OURS, BenchFolder
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "warmroute" / "cpu-ratio"
+DRAWS = 4000
+SHARE = 0.95
+EXTRA = "demo"
+"""What the router needs here beyond itself: the tokenizer of the mocks."""
+
+
+class NotComparable(Exception):
+    """This machine or this clone cannot run the comparison."""
+
+
+class Pair(NamedTuple):
+    """CPU microseconds of both sides in one round."""
+
+    before: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How much one load costs now: `now_us / before_us`, and its interval."""
+
+    before_us: float
+    now_us: float
+    low: float
+    high: float
+
+
+def ratio_of(pairs: Sequence[Pair]) -> Ratio:
+    """The ratio of the medians, and its percentile bootstrap over rounds. The two sides of a round are drawn together,
+    so that a round in which the machine was slow does not widen the interval."""
+    draw = random.Random(0)
+    drawn = sorted(_ratio(draw.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
+    left_out = int(DRAWS * (1 - SHARE) / 2)
+    before_us, now_us = _medians(pairs)
+    return Ratio(before_us, now_us, drawn[left_out], drawn[-1 - left_out])
+
+
+def _medians(pairs: Sequence[Pair]) -> tuple[float, float]:
+    return median(pair.before for pair in pairs), median(pair.now for pair in pairs)
+
+
+def _ratio(pairs: Sequence[Pair]) -> float:
+    before_us, now_us = _medians(pairs)
+    return now_us / before_us
+
+
+Sides = Mapping[str, Mapping[str, Sequence[float]]]
+"""CPU microseconds by load and router, by round; a round that failed on one side is left out on both."""
+
+
+def lines_of(ratios: Mapping[str, Ratio | None], peers: Sequence[str], peers_us: Sides, limit: float) -> list[str]:
+    """The table, one line per load."""
+    lines = [f"{'load':24} {'before us':>10} {'now us':>10} {'ratio':>7}   {'95 % interval':16}" + _cells(peers)]
+    for load, ratio in ratios.items():
+        if ratio is None:
+            lines.append(f"{load:24} not measured on both sides")
+            continue
+        interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+        medians = [f"{median(found):.1f}" if (found := peers_us[load][peer]) else "failed" for peer in peers]
+        figures = f"{ratio.before_us:10.1f} {ratio.now_us:10.1f} {ratio.now_us / ratio.before_us:7.2f}"
+        lines.append(f"{load:24} {figures}   {interval:16}{_cells(medians)}{'  <-- slower' * is_over(ratio, limit)}")
+    return lines
+
+
+def _cells(values: Sequence[str]) -> str:
+    return "".join(f"{value:>16}" for value in values)
+
+
+def is_over(ratio: Ratio | None, limit: float) -> bool:
+    """Whether even the lower end is above the limit, or nothing was measured."""
+    return ratio is None or ratio.low > limit
+
+
+# --- the older commit ---
+
+
+def unpack(commit: str, here: Path = HERE.root, cache: Path = CACHE) -> Path:
+    """The files of a commit, in a folder of the cache. Raises `NotComparable` if the clone does not have it."""
+    if shutil.which("git") is None:
+        raise NotComparable("git is not installed")
+    named = ["git", "-C", str(here), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    found = subprocess.run(named, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise NotComparable(f"commit {commit} is not in this clone: its history is shallow or absent; git fetch it")
+    folder = cache / found.stdout.strip()
+    if not folder.exists():
+        archive = ["git", "-C", str(here), "archive", "--format=tar", found.stdout.strip()]
+        packed = subprocess.run(archive, capture_output=True, check=True).stdout
+        partial = folder.with_suffix(f".{os.getpid()}")
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            tar.extractall(partial, filter="data")
+        partial.rename(folder)
+    return folder
+
+
+def requirements(root: Path) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """What a router's environment follows from: dependencies, those of the mocks' tokenizer, and pinned versions."""
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    pins = (root / "constraints.txt").read_text().split("\n")
+    return sorted(project["dependencies"]), sorted(project["optional-dependencies"].get(EXTRA, ())), sorted(pins)
+
+
+def python_for(base: Path, here: Path = HERE.root) -> Path:
+    """The Python that runs the older router: ours if both need the same packages, else one of its own environment.
+    Raises `NotComparable` if that cannot be built."""
+    if requirements(base) == requirements(here):
+        return Path(sys.executable)
+    environment = base / ".venv"
+    if not (environment / ".ready").exists():
+        print(f"{base.name[:8]} needs other packages: building its environment ...", file=sys.stderr)
+        install = [str(environment / "bin" / "pip"), "install", "-q", "-c", "constraints.txt", "-e", f".[{EXTRA}]"]
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(environment)], check=True)
+            subprocess.run(install, cwd=base, check=True)
+        except subprocess.CalledProcessError as error:
+            raise NotComparable(f"the environment of {base.name[:8]} cannot be built: {error}") from error
+        (environment / ".ready").touch()
+    return environment / "bin" / "python"
+
+
+def older(commit: str) -> Checkout:
+    """The checkout of an older commit. Raises `NotComparable`."""
+    if shutil.which("cc") is None:
+        raise NotComparable("there is no C compiler (cc) for the load generator and the mocks")
+    base = unpack(commit)
+    return Checkout.at(base, python_for(base))
+
+
+# --- the comparison ---
+
+
+def main(
+    base: Annotated[str, typer.Argument(help="The older commit.")],
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
+    limit: Annotated[float, typer.Option(help="Largest ratio; that of the interval's lower end.")] = 1.0,
+    peers: Annotated[str, typer.Option(help=f"Measured in the same rounds, of {', '.join(PEERS)}.")] = "",
+    seconds: Annotated[float, typer.Option(min=1, help="Longest time of one load.")] = LONGEST_S,
+    bench: BenchFolder = BENCH,
+    if_possible: Annotated[
+        bool, typer.Option("--if-possible", help="Exit code 0 without the commit, its packages or a C compiler.")
+    ] = False,
+) -> None:
+    """Compare CPU per request with an older commit. Exit code 1 if a load is slower."""
+    try:
+        before = older(base)
+    except NotComparable as error:
+        print(f"cpu: not compared with {base}: {error}", file=sys.stderr)
+        raise SystemExit(0 if if_possible else 2) from None
+    titles, others = loads.split(";"), [name for name in peers.split(",") if name]
+    pairs: dict[str, list[Pair]] = {title: [] for title in titles}
+    peers_us: dict[str, dict[str, list[float]]] = {title: {name: [] for name in others} for title in titles}
+    with bench_of(titles, bench) as (rig, pods):
+        for number in range(rounds):
+            for title in titles:
+                found = {}
+                for side in (before, HERE) if number % 2 == 0 else (HERE, before):
+                    print("before, " if side is before else "now, ", end="", file=sys.stderr)
+                    found[side.root] = measure(OURS, title, rig, pods, side, seconds)
+                old, new = found[before.root], found[HERE.root]
+                if old and new:
+                    pairs[title].append(Pair(old.cpu_us, new.cpu_us))
+                for name in others:
+                    if cost := measure(name, title, rig, pods, longest_s=seconds):
+                        peers_us[title][name].append(cost.cpu_us)
+    ratios = {title: ratio_of(of_load) if of_load else None for title, of_load in pairs.items()}
+    print("\n".join(lines_of(ratios, others, peers_us, limit)))
+    raise SystemExit(any(is_over(ratio, limit) for ratio in ratios.values()))
+
+
+if __name__ == "__main__":
+    typer.run(main)
