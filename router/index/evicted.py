@@ -19,11 +19,14 @@ sampling of hashes with a fixed size as in SHARDS (Waldspurger et al. 2015).
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import filterfalse
 from operator import and_
+
+import numpy as np
 
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId, PromptPrefix, Tier
 
@@ -77,7 +80,7 @@ class EvictedBlocks:
         self._deepest[pod] = tier
         if held != self._held.get(pod):
             self.holds(pod, held)
-        sampled, ghosts = [*filterfalse(self._masked, blocks)], self._ghosts
+        sampled, ghosts = self._sampled(blocks), self._ghosts
         if sampled:
             ghosts.update(dict.fromkeys(sampled, self.now_s))
             for block in sampled:
@@ -99,7 +102,7 @@ class EvictedBlocks:
         if self._seen % SAMPLE or not self._ghosts:
             return
         held_blocks = max(map(sum, held.values()), default=0)
-        missed = [*filterfalse(self._masked, hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS])]
+        missed = self._sampled(hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS])
         held_sample = self._all_held / (self._mask + 1)
         kept = 1 - min(len(missed) * SAMPLE / (WINDOW * max(held_sample, 1.0)), 0.5)
         evicted_s = [*filter(None, map(self._ghosts.get, missed))]
@@ -112,6 +115,14 @@ class EvictedBlocks:
             prior = PRIOR_SHARE * held_sample / SAMPLE
             found = self._found * held_sample / len(self._ghosts)
             self.reuse = min((found + PRIOR_REUSE * prior) / (self._missed + prior), MAX_REUSE)
+
+    def _sampled(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
+        """Those of `blocks` that are in the sample."""
+        if not isinstance(blocks, array):  # those of an event are few
+            return [*filterfalse(self._masked, blocks)]
+        hashes = np.asarray(blocks)  # those of a prompt are hundreds, for which this takes a tenth of the time
+        sampled: list[BlockHash] = hashes[hashes & np.uint64(self._mask) == 0].tolist()
+        return sampled
 
     def _shorten(self) -> None:
         """Drop the oldest; keep fewer hashes if the list would be too long."""

@@ -15,12 +15,14 @@ confirmed prediction renews blocks, has an expiry and fills the capacity; withdr
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from router.hashing import hash_array
 from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
@@ -89,7 +91,7 @@ class PredictedIndex:
         self._predictions = 0
         self._expiries: list[tuple[float, PodId]] = []
         """Heap of the next expiry of each pod that has blocks."""
-        self.on_evict: Callable[[PodId, list[BlockHash], int], None] | None = None
+        self.on_evict: Callable[[PodId, array[int], int], None] | None = None
         """Called with a pod, the blocks that exceed its capacity, and the number that it keeps."""
 
     def __len__(self) -> int:
@@ -225,14 +227,13 @@ class PredictedIndex:
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> list[BlockHash]:
+    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> array[int]:
         """The dropped blocks."""
-        found: list[BlockHash] = []
+        found = hash_array()
         while blocks > 0:
             dropped = self._drop_tail(pod, dispatched, blocks)
-            if dropped:
-                blocks -= len(dropped)
-                found += dropped
+            blocks -= len(dropped)
+            found.extend(dropped)
         return found
 
     def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:

@@ -7,6 +7,7 @@ incomplete, it sets `degraded`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -16,7 +17,6 @@ from router.index.evicted import EvictedByModel
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
-    BlockHash,
     BlocksByTier,
     Generation,
     KvEvent,
@@ -147,7 +147,7 @@ class LocalStore:
                     blocks[pod] = found
         return blocks
 
-    def _on_evict(self, pod: PodId, blocks: list[BlockHash], held: int) -> None:
+    def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""
         if model := self._models.get(pod):
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
