@@ -15,6 +15,7 @@ from typing import Any, cast
 import h11
 import uvicorn
 from fastapi import FastAPI, Request
+from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
@@ -27,13 +28,12 @@ from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
-from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderRules
-from router.request.inbound import HeaderList
 from router.proxy.relay import read_all
-from router.request.context import RequestContext
 from router.proxy.upstream import UpstreamPools, UpstreamSender
+from router.request.context import RequestContext
+from router.request.inbound import HeaderList
 from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
 
 DEADLINE_S = 20.0

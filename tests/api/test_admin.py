@@ -26,14 +26,14 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
-from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
 from router.proxy.connection import UpstreamTimeouts
-from router.request.inbound import HeaderList
 from router.proxy.lora_adapters import LoraAdapters
 from router.proxy.upstream import UpstreamPools
+from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodLoad, PodSpeed, PodState
 from tests.observe.test_receipts import kept
@@ -48,7 +48,7 @@ BASE = "name: mine\nabout: x\npicker:\n  lowest_cost: {}\n"
 class Published(LocalStore):
     """A store in which a publisher writes the blocks of pod b."""
 
-    def is_published(self, pod: PodId) -> bool:
+    def is_published(self, pod: PodId, now_s: float) -> bool:
         return pod == "b"
 
 

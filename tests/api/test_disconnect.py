@@ -14,6 +14,7 @@ from itertools import count
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
@@ -22,7 +23,6 @@ from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
-from router.observe.unrouted_requests import UnroutedRequests
 from tests.proxy.pods import CHAT, LONGER_S, Behaviour, ScriptedPod, Town
 from tests.proxy.steps import Pipe, StepLoop
 from tests.proxy.test_cancellation import PROMPT, leftovers, streaming

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from router.observe.unrouted_requests import UnroutedRequests
 
 from router.admission.tenant import OPEN_TENANT
 from router.api import openai_edge
@@ -31,9 +32,8 @@ from router.errors import (
 from router.fleet.fleet import Fleet
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
-from router.observe.unrouted_requests import UnroutedRequests
-from router.request.inbound import HeaderList, first_values
 from router.request.context import RequestContext
+from router.request.inbound import HeaderList, first_values
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
 
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))

@@ -29,13 +29,14 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.index.evicted import PRIOR_REUSE
-from router.policy.calibrator import Calibrator
+from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth
 from router.observe.hot_prefixes import HotPrefix
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
 from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
 from router.policy.decide import decide
 from router.stores.prefix_store import LocalStore
 from router.types import Links, PrefixTrust
@@ -99,7 +100,7 @@ class Page:
             prompt_tokens=1000,
             cached_tokens=cached_tokens,
         )
-        self.journal.settle(ended, recorded, decision, None)
+        self.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
         self.metrics.observe_request(ended, workload, BY.name)
         self.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
 

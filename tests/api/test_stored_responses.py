@@ -12,8 +12,8 @@ import pytest
 from router.api.exchange import Exchange
 from router.fleet.fleet import Fleet
 from router.index.stored_responses import StoredResponse, StoredResponses
-from router.request.context import RequestContext
 from router.proxy.response_locator import ResponseLocator
+from router.request.context import RequestContext
 from router.types import Endpoint
 from tests.api.test_openai_edge import POD, make_edge
 from tests.api.test_protocol import connected, read_answer, whole

@@ -224,7 +224,7 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
     empty = token_array()
 
     async def ask(store: ReplicaStore, prompt: array[int]) -> None:
-        match = await store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
+        match = store.match(PromptPrefix(GENERATION, empty, prompt), 0.0)
         assert not match.degraded and len(match.blocks) == HOLDERS
 
     copy = ReplicaStore(ClusterIndex(holder_ttl_s=3600), max_age_s=1e9)

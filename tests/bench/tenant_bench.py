@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from router.proxy.usage_records import UsageRecords
 
 from router.admission.gate import AdmissionGate
 from router.admission.keys import Tenants
@@ -38,11 +39,10 @@ from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
 from router.policy.decide import decide
+from router.request.context import RequestContext
 from router.request.inbound import Inbound
 from router.request.quota_charges import QuotaAdmission
-from router.request.context import RequestContext
 from router.request.response_reader import ResponseReader
-from router.proxy.usage_records import UsageRecords
 from router.types import Endpoint, InferenceRequest
 from tests.api.test_openai_edge import make_edge
 from tests.policy.scenes import POLICIES, pod, ready, scene

@@ -88,7 +88,7 @@ async def test_costs_are_unknown_while_the_index_is_incomplete(monkeypatch: pyte
     routed = Routed("a")
     routed.send("a", range(1, 11))
 
-    async def degraded(_prefix: PromptPrefix, _now_s: float) -> PrefixMatch:
+    def degraded(_prefix: PromptPrefix, _now_s: float) -> PrefixMatch:
         return PrefixMatch(degraded=True)
 
     monkeypatch.setattr(routed.store, "match", degraded)

@@ -9,9 +9,9 @@ import pytest
 
 from router.feeds.calibration_feed import CalibrationFeed, calibrated_links
 from router.fleet.fleet import Fleet
-from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
+from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation, TransferObservation
 from router.types import Link, Links, Pod, PodSpeed
 

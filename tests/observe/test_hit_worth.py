@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.decision import Direct, Split
+from router.observe.ended import EndedRequest
 from router.observe.hit_worth import SAMPLE, SAMPLE_HOLDERS, HitWorth
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
@@ -40,7 +41,7 @@ class Served:
         served = type(decision.candidates[0])(Direct(pods[by]), decision.candidates[0].cost, expected)
         usual = {"id": f"r{number}", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
         ended = Outcome(**{**usual, "prompt_tokens": TOKENS, "cached_tokens": cached_tokens, "served": served, **facts})
-        self.journal.settle(ended, recorded, decision, None)
+        self.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
         self.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
 
     def saved(self) -> dict[str, float]:
@@ -110,7 +111,7 @@ def test_a_split_saves_prefill_on_the_pod_that_computes_the_prompt() -> None:
     chosen = type(decision.candidates[0])(Split(prefill, decoding), decision.candidates[0].cost, 160)
     facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok", "prompt_tokens": TOKENS}
     ended = Outcome(**facts, served=chosen)  # type: ignore[arg-type]
-    served.journal.settle(ended, recorded, decision, None)
+    served.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
     served.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
     wanted = SLOW.compute_ms(0, 160)
     assert served.saved() == pytest.approx({"chosen": wanted, "round_robin": wanted})

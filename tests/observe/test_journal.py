@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.observe.ended import EndedRequest
 from router.observe.journal import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, Journal, excerpt
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome
@@ -16,6 +17,7 @@ from tests.policy.scenes import POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 PROMPT = {"prompt": "harbour"}
+OUTCOME = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
 
 
 def seen(name: str) -> Scene:
@@ -58,7 +60,7 @@ def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> 
     kept = journal.record(facts, decision, BY)
     assert journal.in_flight_tokens() == {"acme": kept.scene.prompt_tokens}
     assert kept.scene.prompt_tokens
-    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
     assert journal.in_flight_tokens() == {}
 
 
@@ -68,10 +70,9 @@ def test_the_outcome_is_added_and_written() -> None:
     journal = Journal(writer=ReceiptWriter([lines.append]))
     decision = decide(seen("one"), BY)
     kept = journal.record(seen("one"), decision, BY, "chat")
-    outcome = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
-    journal.settle(outcome, kept, decision, None)
-    journal.settle(outcome, None, None, None)
-    assert kept.outcome is outcome and len(lines) == 3
+    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    journal.settle(EndedRequest(outcome=OUTCOME))
+    assert kept.outcome is OUTCOME and len(lines) == 3
     assert b'"workload":"chat"' in lines[1]
 
 
@@ -81,7 +82,7 @@ def test_a_prompt_is_written_and_then_dropped() -> None:
     journal = Journal(prompts=True, writer=ReceiptWriter([lines.append], scenes=False))
     decision = decide(seen("one"), BY)
     kept = journal.record(seen("one"), decision, BY)
-    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
     assert b"harbour" in lines[0] and kept.prompt is None
     assert kept.excerpt == "harbour"
 
@@ -98,7 +99,7 @@ def test_no_beginning_of_a_prompt_is_kept_unless_prompts_are() -> None:
     journal = Journal()
     decision = decide(seen("one"), BY)
     kept = journal.record(seen("one"), decision, BY)
-    journal.settle(Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok"), kept, decision, None)
+    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
     assert kept.excerpt == ""
 
 

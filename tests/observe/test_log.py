@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import structlog
 
+from router.observe.ended import EndedRequest
 from router.observe.log import (
     MAX_FIELD_CHARACTERS,
     MAX_FIELD_ITEMS,
@@ -21,6 +22,7 @@ from router.observe.log import (
     bind_worker,
     configure_logging,
 )
+from router.observe.receipts import Outcome
 from router.types import Endpoint
 
 FIELDS: dict[str, Any] = {
@@ -33,11 +35,9 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def lines(log_format: Literal["console", "json"], share: float = 1.0, times: int = 1, **fields: Any) -> list[str]:
+def lines(log_format: Literal["console", "json"], **fields: Any) -> list[str]:
     written: list[str] = []
-    log = RequestLog(log_format, share, written.append)
-    for _ in range(times):
-        log.log(RequestLine(**{**FIELDS, **fields}))
+    RequestLog(log_format, write=written.append).log(RequestLine(**{**FIELDS, **fields}))
     return written
 
 
@@ -84,7 +84,11 @@ def test_a_quoted_endpoint_is_its_path() -> None:
 @pytest.mark.parametrize(("share", "written"), [(1.0, 100), (0.25, 25), (0.01, 1)])
 def test_a_share_of_the_requests_is_written(share: float, written: int) -> None:
     """Evenly: one in every 1 / share."""
-    assert len(lines("json", share, times=100)) == written
+    lines: list[str] = []
+    log = RequestLog("json", share, lines.append)
+    for _ in range(100):
+        log.ended(EndedRequest(outcome=Outcome(id="r-1", at_s=0.0, model="m", endpoint="chat", result="ok")))
+    assert len(lines) == written
 
 
 def test_a_long_field_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from router.observe.tracing import EndedRequest, Header, RequestTrace, Tracing
+from router.observe.ended import EndedRequest
+from router.observe.tracing import Header, RequestTrace, Tracing
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -41,7 +42,7 @@ class Kept:
     def __init__(self) -> None:
         self.ended: list[EndedRequest] = []
 
-    def add(self, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
         self.ended.append(ended)
 
     async def close(self) -> None:

@@ -144,7 +144,7 @@ class World:
         for number, tokens in enumerate(PROMPTS):
             for generation in GENERATIONS:
                 prefix = _prefix(generation, tokens)
-                match = await self.replica.match(prefix, 0.0)
+                match = self.replica.match(prefix, 0.0)
                 if {pod: sum(run) for pod, run in match.blocks.items()} != self.expected(number):
                     return False
                 if await self.in_redis(prefix) != self.expected(number):
@@ -167,7 +167,7 @@ class World:
             if await self.agrees():
                 return
             await asyncio.sleep(0.01)
-        found = [(await self.replica.match(_prefix(GENERATIONS[0], tokens), 0.0)).blocks for tokens in PROMPTS]
+        found = [self.replica.match(_prefix(GENERATIONS[0], tokens), 0.0).blocks for tokens in PROMPTS]
         runs = [{pod: sum(run) for pod, run in blocks.items()} for blocks in found]
         assert runs == [self.expected(number) for number in range(len(PROMPTS))]
 
@@ -236,4 +236,4 @@ async def test_another_generation_never_matches(server: RedisProcess) -> None:
             replace(own, adapter="lora"),
             replace(own, salt="tenant"),
         ):
-            assert (await made.replica.match(_prefix(other, PROMPTS[0]), 0.0)).blocks == {}
+            assert made.replica.match(_prefix(other, PROMPTS[0]), 0.0).blocks == {}

@@ -16,8 +16,6 @@ TOKENS = (1, 2, 3, 4, 5, 6)
 
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
 
-pytestmark = pytest.mark.anyio
-
 
 def prompt(generation: Generation = GENERATION) -> PromptPrefix:
     tokens = token_array(TOKENS)
@@ -42,36 +40,36 @@ def store() -> LocalStore:
     return store
 
 
-async def test_local_store_is_a_prefix_store() -> None:
+def test_local_store_is_a_prefix_store() -> None:
     store: PrefixStore = LocalStore()
-    assert await store.match(prompt(), 0.0) == PrefixMatch()
+    assert store.match(prompt(), 0.0) == PrefixMatch()
 
 
-async def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) -> None:
+def test_announced_blocks_are_matched_in_their_tiers(store: LocalStore) -> None:
     """Until they are removed."""
     store.apply("a", [stored(2), stored(3, Tier.CPU)])
-    assert await store.match(prompt(), 1e9) == PrefixMatch({"a": (2, 1, 0, 0)})
+    assert store.match(prompt(), 1e9) == PrefixMatch({"a": (2, 1, 0, 0)})
     assert store.block_holders == 5
 
 
 @pytest.mark.parametrize(("announced", "matched"), [(1, 3), (3, 3)])
-async def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
+def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announced: int, matched: int) -> None:
     """A dispatch counts before the engine announces it, but is not an announced block."""
     store.apply("a", [stored(announced)])
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
-    assert (await store.match(prompt(), 1.0)).held_blocks("a") == matched
-    assert (await store.match(prompt(), 2.0)).held_blocks("a") == announced
-    assert await store.known_blocks("a", prompt()) == announced
+    assert store.match(prompt(), 1.0).held_blocks("a") == matched
+    assert store.match(prompt(), 2.0).held_blocks("a") == announced
+    assert store.known_blocks("a", prompt()) == announced
 
 
-async def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
+def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
     """Up to their capacity."""
     store.confirm(store.predict("silent", prompt(), ttl_s=600.0, capacity_blocks=2), 0.0)
-    assert await store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
+    assert store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
-async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgotten: bool) -> None:
+def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgotten: bool) -> None:
     """Neither announced nor predicted."""
     store.apply("a", [stored(3)])
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
@@ -79,7 +77,7 @@ async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgo
         store.forget("a")
     else:
         store.add_holder(POD, GENERATION)
-    assert await store.match(prompt(), 1.0) == PrefixMatch()
+    assert store.match(prompt(), 1.0) == PrefixMatch()
 
 
 @pytest.mark.parametrize(
@@ -93,15 +91,15 @@ async def test_a_removed_or_restarted_pod_has_no_blocks(store: LocalStore, forgo
         {"salt": "tenant"},
     ],
 )
-async def test_other_generations_do_not_match(store: LocalStore, other: dict[str, str]) -> None:
+def test_other_generations_do_not_match(store: LocalStore, other: dict[str, str]) -> None:
     """The same tokens under another model, revision, tokenizer, KV type, adapter or salt are other blocks."""
     store.apply("a", [stored(3)])
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     elsewhere = replace(GENERATION, **other)  # type: ignore[arg-type]
-    assert await store.match(prompt(elsewhere), 1.0) == PrefixMatch()
+    assert store.match(prompt(elsewhere), 1.0) == PrefixMatch()
 
 
-async def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
+def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
     assert store.rejected_reason("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
     assert "3" in store.rejected_reason("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -145,7 +146,7 @@ async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )
-    return prefix is not None and not (await deployment.program.pods.store.match(prefix, 1e9)).blocks
+    return prefix is not None and not deployment.program.pods.store.match(prefix, 1e9).blocks
 
 
 async def says_degraded(deployment: Deployment) -> bool:
@@ -165,6 +166,12 @@ async def reset(cluster: ClusterDeployment) -> None:
 def pods_of(deployment: Deployment) -> list[Pod]:
     """The pods of this router."""
     return [status.pod for status in deployment.program.fleet.snapshot.pods]
+
+
+def published(deployment: Deployment) -> list[bool]:
+    """Of each pod of this router, whether a publisher writes its blocks."""
+    store, now_s = deployment.program.pods.store, time.monotonic()
+    return [store.is_published(pod.id, now_s) for pod in pods_of(deployment)]
 
 
 async def test_a_router_finds_prompts_that_another_router_sent(cluster: ClusterDeployment) -> None:
@@ -209,10 +216,10 @@ async def test_a_stopped_publisher_removes_its_holders(cluster: ClusterDeploymen
     router = await cluster.router()
     await router.chat(question("bees"))
     await cluster.stop_publisher()
-    await router.until(lambda: not any(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
+    await router.until(lambda: not any(published(router)))
     assert (await router.chat(question("bees"))).status_code == 200
     await cluster.publisher()
-    await router.until(lambda: all(router.program.pods.store.is_published(pod.id) for pod in pods_of(router)))
+    await router.until(lambda: all(published(router)))
 
 
 async def test_a_restarted_engine_is_empty_for_all_routers(cluster: ClusterDeployment) -> None:

@@ -13,16 +13,16 @@ from prometheus_client.samples import Sample
 
 from router import __version__, errors
 from router.admission.meter import Dimension
-from router.request.error_responses import RESPONSES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
 from router.observe.declared.metric_catalog import DECLARED
 from router.observe.fast_metrics import OTHER
-from router.observe.phase import PHASES
+from router.phases import PHASES
 from router.policy.calibration import class_key
 from router.prompt.conversation import UnreadReason
+from router.request.error_responses import RESPONSES
 from router.types import Endpoint, PodSpeed, PodState, PrefixTrust, Role, Tier
 from tests.stories.conftest import Deploy, Deployment
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from router.config.log_schema import TracingConfig
 from router.errors import ConfigError
-from router.observe.phase import PHASES
+from router.phases import PHASES
 from router.wiring.decision_records import build_tracing
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.stories.conftest import Deploy

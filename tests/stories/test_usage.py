@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.observe.used_tokens import UsedTokens
+from router.observe.ended import UsedTokens
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment

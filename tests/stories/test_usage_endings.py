@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from router.config.admission_schema import AdmissionConfig, SloConfig
-from router.observe.used_tokens import UsedTokens
+from router.observe.ended import UsedTokens
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment

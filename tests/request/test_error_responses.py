@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from router import errors
+from router.errors import INTERNAL, ConfigError, MalformedRequest, RouterError, code_of
 from router.request.error_responses import (
     MAX_MESSAGE_CHARACTERS,
     RESPONSES,
@@ -17,7 +18,6 @@ from router.request.error_responses import (
     response_for,
     stream_error_body,
 )
-from router.errors import INTERNAL, ConfigError, MalformedRequest, RouterError, code_of
 
 
 def subclasses(root: type[RouterError]) -> Iterator[type[RouterError]]:

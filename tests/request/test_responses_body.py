@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api import parse
-from router.request.parse import parse_body, prompt_fields
 from router.errors import MalformedRequest
 from router.policy.retry import is_repeatable
+from router.request import parse
+from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, InferenceRequest
 
 ITEMS = [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []}]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.policy.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
+from router.policy.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.policy.prefill_clock import PrefillObservation
 from router.types import Link, Links, Pod, PodSpeed
 
@@ -27,8 +27,8 @@ def pod(name: str, hardware: str = "h100x4") -> Pod:
     )
 
 
-def calibrator() -> Calibrator:
-    made = Calibrator(Calibration(), Metrics(), Links(elsewhere=LINK))
+def calibrator(metrics: Metrics | None = None) -> Calibrator:
+    made = Calibrator(Calibration(), metrics or Metrics(), Links(elsewhere=LINK))
     made.priors = {"a": PRIOR, "b": PRIOR}
     return made
 
@@ -38,8 +38,8 @@ def candidate(name: str, queue_ms: float, eviction_ms: float = 0.0) -> Candidate
     return Candidate(Direct(pod(name)), Cost.of(parts, queue_ms + eviction_ms))
 
 
-def sample(made: Calibrator, name: str) -> float:
-    value = made._metrics.registry.get_sample_value(name, {"model": "m"})
+def sample(metrics: Metrics, name: str) -> float:
+    value = metrics.registry.get_sample_value(name, {"model": "m"})
     assert value is not None
     return value
 
@@ -97,10 +97,11 @@ def test_a_transfer_calibrates_its_link() -> None:
 
 def test_transfers_are_counted_by_kind_of_link() -> None:
     """Bytes and seconds, once: another worker counts its own."""
-    made = calibrator()
+    metrics = Metrics()
+    made = calibrator(metrics)
     made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=40.0, concurrent=0)
     made.observe_transfer(pod("a"), pod("b"), 10_000, elapsed_ms=40.0, concurrent=0, remote=True)
-    value = made._metrics.registry.get_sample_value
+    value = metrics.registry.get_sample_value
     assert value("warmroute_transfer_bytes_total", {"link": "rdma"}) == 10_000_000
     assert value("warmroute_transfer_seconds_sum", {"link": "rdma"}) == pytest.approx(0.04)
     assert value("warmroute_transfer_slowdown_ratio_count", {"link": "rdma"}) == 1
@@ -111,9 +112,10 @@ def test_transfers_are_counted_by_kind_of_link() -> None:
 
 def test_a_short_transfer_says_nothing_about_the_speed_of_its_link() -> None:
     """Its time is that of decode steps."""
-    made = calibrator()
+    metrics = Metrics()
+    made = calibrator(metrics)
     made.observe_transfer(pod("a"), pod("b"), 10, elapsed_ms=40.0, concurrent=0)
-    value = made._metrics.registry.get_sample_value
+    value = metrics.registry.get_sample_value
     assert value("warmroute_transfer_seconds_count", {"link": "rdma"}) == 1
     assert value("warmroute_transfer_slowdown_ratio_count", {"link": "rdma"}) is None
 
@@ -129,25 +131,27 @@ def test_a_transfer_without_kv_or_link_is_ignored() -> None:
 
 def test_only_client_delays_are_compared_with_the_ttft() -> None:
     """A cost also contains the delays of other requests."""
-    made = calibrator()
+    metrics = Metrics()
+    made = calibrator(metrics)
     chosen = candidate("a", 100.0, eviction_ms=900.0)
     made.compare_ttft("m", RouteDecision("p", "v", (chosen,)), chosen, 125.0)
-    assert sample(made, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
-    assert sample(made, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)
+    assert sample(metrics, "warmroute_time_to_first_token_predicted_seconds_sum") == pytest.approx(0.1)
+    assert sample(metrics, "warmroute_time_to_first_token_error_ratio_sum") == pytest.approx(0.2)
 
 
 def test_regret_is_the_time_that_the_best_other_candidate_saves() -> None:
     """0 where the others were expected to be slower. One in eight requests is sampled."""
-    made = calibrator()
+    metrics = Metrics()
+    made = calibrator(metrics)
     chosen, other = candidate("a", 50.0), candidate("b", 80.0)
     decision = RouteDecision("p", "v", (chosen, other))
     for _ in range(REGRET_EVERY):
         made.compare_ttft("m", decision, chosen, 200.0)
-    assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
+    assert sample(metrics, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
     for _ in range(REGRET_EVERY):
         made.compare_ttft("m", decision, chosen, 60.0)
-    assert sample(made, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
-    assert sample(made, "warmroute_regret_seconds_count") == 2
+    assert sample(metrics, "warmroute_regret_seconds_sum") == pytest.approx(0.12)
+    assert sample(metrics, "warmroute_regret_seconds_count") == 2
 
 
 def test_a_removed_pod_has_no_clock() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.api.openai_edge import OpenAiEdge
-from router.request.salted_body import appended_salt, replaced_salt
 from router.errors import MalformedRequest
+from router.request.salted_body import appended_salt, replaced_salt
 from router.types import Endpoint, InferenceRequest
 from tests.api.test_openai_edge import CHAT, POD, make_edge
 

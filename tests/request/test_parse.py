@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api import parse
+from router.engines.steering import CONTAINERS, STEERING_FIELDS
+from router.errors import MalformedRequest
+from router.request import parse
 from router.request.parse import (
     MAX_DECODED_BYTES,
     MAX_NESTING,
@@ -23,8 +25,6 @@ from router.request.parse import (
     read_other,
     without_engine_fields,
 )
-from router.engines.steering import CONTAINERS, STEERING_FIELDS
-from router.errors import MalformedRequest
 from router.types import Endpoint
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api import parse
-from router.request.parse import parse_body, prompt_fields
 from router.errors import MalformedRequest
+from router.request import parse
+from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint
 
 ASKED = [{"role": "user", "content": "Hi"}]
