@@ -34,8 +34,8 @@ MAX_GHOSTS = 1 << 11
 """Maximum kept hashes of a model. Most evicted blocks of large caches then cost one test of bits."""
 SAMPLE = 4
 MAX_WAITING_BLOCKS, MAX_WAITING_S = 4096, 1.0
-"""Evicted blocks are listed together, before a prompt is counted: earlier if there are this many, or no request came for
-this time."""
+"""Evicted blocks are listed together, before a prompt is counted; earlier if there are this many, or no request came
+for this time."""
 MAX_COUNTED_BLOCKS = 4096
 """Missed blocks of a prompt that are counted."""
 WINDOW = 2.0
