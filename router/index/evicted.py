@@ -20,14 +20,12 @@ sampling of hashes with a fixed size as in SHARDS (Waldspurger et al. 2015).
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import filterfalse
-from operator import and_
+from itertools import islice
 
 import numpy as np
 
+from router.hashing import hash_array
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId, PromptPrefix, Tier
 
 GHOST_SHARE = 0.25
@@ -35,6 +33,9 @@ GHOST_SHARE = 0.25
 MAX_GHOSTS = 1 << 11
 """Maximum kept hashes of a model. Most evicted blocks of large caches then cost one test of bits."""
 SAMPLE = 4
+MAX_WAITING_BLOCKS, MAX_WAITING_S = 4096, 1.0
+"""Evicted blocks are listed together, before a prompt is counted; earlier if there are this many, or no request came
+for this time."""
 MAX_COUNTED_BLOCKS = 4096
 """Missed blocks of a prompt that are counted."""
 WINDOW = 2.0
@@ -49,16 +50,16 @@ class EvictedBlocks:
     """The evicted blocks of one model."""
 
     def __init__(self) -> None:
-        self._ghosts: OrderedDict[BlockHash, float] = OrderedDict()
-        """Time of the last request before the eviction; oldest eviction first."""
-        self.now_s, self.block_tokens = -1.0, 1
-        """Time of the latest request, not 0, and tokens of a block; the caller sets them."""
+        self._ghosts: dict[BlockHash, float] = {}
+        """Time of the last request before the block was listed; oldest eviction first."""
+        self._waiting = hash_array()
+        """Evicted blocks that are not listed yet."""
+        self._now_s, self._block_tokens = -1.0, 1
+        """Time of the latest request, not 0, and tokens of a block."""
         self.soon_tokens = 0.0
         """Estimated prompt tokens that were computed again within `SOON_S` of their eviction, since the start."""
         self._mask = 0
         """Hashes with one of these bits are not sampled."""
-        self._masked = partial(and_, 0)
-        """These bits of a hash."""
         self.reuse = PRIOR_REUSE
         """Expected number of requests that would have used an evicted block, between 0 and `MAX_REUSE`."""
         self._held: dict[PodId, int] = {}
@@ -70,6 +71,7 @@ class EvictedBlocks:
         self._seen = 0
 
     def __len__(self) -> int:
+        self._list_waiting()
         return len(self._ghosts)
 
     def evicted(self, pod: PodId, change: BlockChange, held: int) -> None:
@@ -80,12 +82,9 @@ class EvictedBlocks:
         self._deepest[pod] = tier
         if held != self._held.get(pod):
             self.holds(pod, held)
-        sampled, ghosts = self._sampled(blocks), self._ghosts
-        if sampled:
-            ghosts.update(dict.fromkeys(sampled, self.now_s))
-            for block in sampled:
-                ghosts.move_to_end(block)
-            self._shorten()
+        self._waiting.extend(blocks)
+        if len(self._waiting) >= MAX_WAITING_BLOCKS:
+            self._list_waiting()
 
     def holds(self, pod: PodId, held: int) -> None:
         """`pod` holds `held` blocks; 0 when it is gone."""
@@ -96,19 +95,25 @@ class EvictedBlocks:
             self._held.pop(pod, None)
             self._deepest.pop(pod, None)
 
+    def at(self, now_s: float, block_tokens: int) -> None:
+        """The time of the next request, and the tokens of its blocks."""
+        if now_s > self._now_s + MAX_WAITING_S:
+            self._list_waiting()
+        self._now_s, self._block_tokens = now_s, block_tokens
+
     def requested(self, hashes: Sequence[BlockHash], held: Mapping[PodId, BlocksByTier]) -> None:
         """A prompt, and its leading blocks by pod. O(pods + blocks) for one call in `SAMPLE`."""
         self._seen += 1
-        if self._seen % SAMPLE or not self._ghosts:
+        if self._seen % SAMPLE or not len(self):
             return
         held_blocks = max(map(sum, held.values()), default=0)
-        missed = self._sampled(hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS])
+        missed = self._sampled(hash_array(hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS]))
         held_sample = self._all_held / (self._mask + 1)
         kept = 1 - min(len(missed) * SAMPLE / (WINDOW * max(held_sample, 1.0)), 0.5)
         evicted_s = [*filter(None, map(self._ghosts.get, missed))]
         if evicted_s:
-            soon = sum(map((self.now_s - SOON_S).__le__, evicted_s))
-            self.soon_tokens += soon * SAMPLE * (self._mask + 1) * self.block_tokens
+            soon = sum(map((self._now_s - SOON_S).__le__, evicted_s))
+            self.soon_tokens += soon * SAMPLE * (self._mask + 1) * self._block_tokens
         self._found = self._found * kept + len(evicted_s)
         self._missed = self._missed * kept + len(missed)
         if self._missed:
@@ -116,11 +121,20 @@ class EvictedBlocks:
             found = self._found * held_sample / len(self._ghosts)
             self.reuse = min((found + PRIOR_REUSE * prior) / (self._missed + prior), MAX_REUSE)
 
-    def _sampled(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
+    def _list_waiting(self) -> None:
+        """Put the waiting blocks on the list."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, hash_array()
+        sampled, ghosts = self._sampled(waiting), self._ghosts
+        for block in sampled:
+            ghosts.pop(block, None)
+        ghosts |= dict.fromkeys(sampled, self._now_s)
+        self._shorten()
+
+    def _sampled(self, blocks: array[int]) -> list[BlockHash]:
         """Those of `blocks` that are in the sample."""
-        if not isinstance(blocks, array):  # those of an event are few
-            return [*filterfalse(self._masked, blocks)]
-        hashes = np.asarray(blocks)  # those of a prompt are hundreds, for which this takes a tenth of the time
+        hashes = np.asarray(blocks)
         sampled: list[BlockHash] = hashes[hashes & np.uint64(self._mask) == 0].tolist()
         return sampled
 
@@ -130,13 +144,12 @@ class EvictedBlocks:
         ghosts = self._ghosts
         if limit > MAX_GHOSTS and len(ghosts) > MAX_GHOSTS:
             self._mask = self._mask * 2 + 1
-            self._masked = partial(and_, self._mask)
-            self._ghosts = OrderedDict((block, ghosts[block]) for block in filterfalse(self._masked, ghosts))
+            self._ghosts = {block: ghosts[block] for block in self._sampled(hash_array(ghosts))}
             self._found /= 2
             self._missed /= 2
             return
-        for _ in range(len(ghosts) - limit):
-            ghosts.popitem(last=False)
+        for block in [*islice(ghosts, max(len(ghosts) - limit, 0))]:
+            del ghosts[block]
 
 
 class EvictedByModel:
@@ -155,7 +168,7 @@ class EvictedByModel:
     def requested(self, model: str, prompt: PromptPrefix, held: Mapping[PodId, BlocksByTier], now_s: float) -> None:
         """A prompt for `model`, which a client may have made up. See `EvictedBlocks.requested`."""
         if (known := self._models.get(model)) is not None:
-            known.now_s, known.block_tokens = now_s, prompt.generation.block_size_tokens
+            known.at(now_s, prompt.generation.block_size_tokens)
             known.requested(prompt.hashes, held)
 
     def reuse_of(self, model: str) -> float:
