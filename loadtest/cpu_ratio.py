@@ -6,7 +6,7 @@
 One driver, generator, mocks and configuration serve both sides (`hotpath.py`). They alternate load by load, and the
 side that is first changes with the round, because a machine is slower when it is cold. For each load: the ratio of the
 medians, and its 95 % interval, by drawing rounds with replacement. Exit code 1 if the lower end of an interval is above
-the limit, or a load was not measured on both sides.
+the limit, or a load failed. A load that the older router has no settings for is measured on one side, and says so.
 
 The older commit is unpacked in ~/.cache/warmroute/cpu-ratio. It runs in the environment of this checkout if both need
 the same packages, else in its own, which takes a minute or two, once.
@@ -22,8 +22,9 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, NamedTuple
@@ -33,7 +34,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.checkout import HERE, Checkout
-from loadtest.hotpath import LOADS, LONGEST_S, bench_of, measure
+from loadtest.duties import lacking
+from loadtest.hotpath import ALL_LOADS, LOADS, LONGEST_S, Cost, bench_of, measure
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import BENCH, OURS, BenchFolder
 
@@ -57,7 +59,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How much one load costs now: `now_us / before_us`, and its interval."""
+    """What one load costs now, relative to before, and the interval of that."""
 
     before_us: float
     now_us: float
@@ -84,31 +86,40 @@ def _ratio(pairs: Sequence[Pair]) -> float:
     return now_us / before_us
 
 
-Sides = Mapping[str, Mapping[str, Sequence[float]]]
-"""CPU microseconds by load and router, by round; a round that failed on one side is left out on both."""
+@dataclass(slots=True)
+class LoadFigures:
+    """What was measured of one load, round by round, in CPU microseconds. A round that failed on one side is left out
+    on both. `lacking`: settings that the older router does not have; only the other side is measured then."""
 
+    lacking: Sequence[str] = ()
+    pairs: list[Pair] = field(default_factory=list)
+    only_now: list[float] = field(default_factory=list)
+    peers: dict[str, list[float]] = field(default_factory=dict)
 
-def lines_of(ratios: Mapping[str, Ratio | None], peers: Sequence[str], peers_us: Sides, limit: float) -> list[str]:
-    """The table, one line per load."""
-    lines = [f"{'load':24} {'before us':>10} {'now us':>10} {'ratio':>7}   {'95 % interval':16}" + _cells(peers)]
-    for load, ratio in ratios.items():
-        if ratio is None:
-            lines.append(f"{load:24} not measured on both sides")
-            continue
-        interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
-        medians = [f"{median(found):.1f}" if (found := peers_us[load][peer]) else "failed" for peer in peers]
+    def is_bad(self, limit: float) -> bool:
+        """Whether even the lower end of the ratio is above the limit, or nothing was measured."""
+        if self.lacking:
+            return not self.only_now
+        return not self.pairs or ratio_of(self.pairs).low > limit
+
+    def line(self, limit: float) -> str:
+        """A line of the table, without the name of the load."""
+        cells = "".join(f"{median(found):>16.1f}" if found else f"{'failed':>16}" for found in self.peers.values())
+        if self.lacking and self.only_now:
+            return f"{'-':>10} {median(self.only_now):10.1f}   before has no {', '.join(self.lacking)}{cells}"
+        if not self.pairs:
+            return f"failed{cells}"
+        ratio = ratio_of(self.pairs)
         figures = f"{ratio.before_us:10.1f} {ratio.now_us:10.1f} {ratio.now_us / ratio.before_us:7.2f}"
-        lines.append(f"{load:24} {figures}   {interval:16}{_cells(medians)}{'  <-- slower' * is_over(ratio, limit)}")
-    return lines
+        interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+        return f"{figures}   {interval:16}{cells}{'  <-- slower' * self.is_bad(limit)}"
 
 
-def _cells(values: Sequence[str]) -> str:
-    return "".join(f"{value:>16}" for value in values)
-
-
-def is_over(ratio: Ratio | None, limit: float) -> bool:
-    """Whether even the lower end is above the limit, or nothing was measured."""
-    return ratio is None or ratio.low > limit
+def table(figures: Mapping[str, LoadFigures], peers: Sequence[str], limit: float) -> str:
+    """One line per load."""
+    head = f"{'load':24} {'before us':>10} {'now us':>10} {'ratio':>7}   {'95 % interval':16}"
+    lines = [f"{load:24} {found.line(limit)}" for load, found in figures.items()]
+    return "\n".join(["".join([head, *(f"{peer:>16}" for peer in peers)]), *lines])
 
 
 # --- the older commit ---
@@ -188,24 +199,35 @@ def main(
         print(f"cpu: not compared with {base}: {error}", file=sys.stderr)
         raise SystemExit(0 if if_possible else 2) from None
     titles, others = loads.split(";"), [name for name in peers.split(",") if name]
-    pairs: dict[str, list[Pair]] = {title: [] for title in titles}
-    peers_us: dict[str, dict[str, list[float]]] = {title: {name: [] for name in others} for title in titles}
+    figures = {
+        title: LoadFigures(lacking(before, ALL_LOADS[title].duties), peers={name: [] for name in others})
+        for title in titles
+    }
     with bench_of(titles, bench) as (rig, pods):
+        run = partial(measure, rig=rig, pods=pods, longest_s=seconds)
         for number in range(rounds):
-            for title in titles:
-                found = {}
-                for side in (before, HERE) if number % 2 == 0 else (HERE, before):
-                    print("before, " if side is before else "now, ", end="", file=sys.stderr)
-                    found[side.root] = measure(OURS, title, rig, pods, side, seconds)
-                old, new = found[before.root], found[HERE.root]
-                if old and new:
-                    pairs[title].append(Pair(old.cpu_us, new.cpu_us))
-                for name in others:
-                    if cost := measure(name, title, rig, pods, longest_s=seconds):
-                        peers_us[title][name].append(cost.cpu_us)
-    ratios = {title: ratio_of(of_load) if of_load else None for title, of_load in pairs.items()}
-    print("\n".join(lines_of(ratios, others, peers_us, limit)))
-    raise SystemExit(any(is_over(ratio, limit) for ratio in ratios.values()))
+            for title, of_load in figures.items():
+                play_round(title, of_load, before, run, now_first=number % 2 == 1)
+    print(table(figures, others, limit))
+    raise SystemExit(any(found.is_bad(limit) for found in figures.values()))
+
+
+def play_round(
+    title: str, figures: LoadFigures, before: Checkout, run: Callable[..., Cost | None], *, now_first: bool
+) -> None:
+    """Measure one load once on each side, and through the peers."""
+    sides = {"now": HERE} if figures.lacking else {"before": before, "now": HERE}
+    costs = {}
+    for side in sorted(sides, reverse=now_first):
+        print(f"{side}, ", end="", file=sys.stderr)
+        costs[side] = run(OURS, title, checkout=sides[side])
+    if (now := costs["now"]) and figures.lacking:
+        figures.only_now.append(now.cpu_us)
+    elif now and (then := costs["before"]):
+        figures.pairs.append(Pair(then.cpu_us, now.cpu_us))
+    for name, of_peer in figures.peers.items():
+        if cost := run(name, title):
+            of_peer.append(cost.cpu_us)
 
 
 if __name__ == "__main__":

@@ -34,12 +34,15 @@ from router.cli.options import writable, writable_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.bodies import Chat, SourceText, fresh_chats, pack, warm_chats
+from loadtest.bodies import PREFIXES, TAIL_TOKENS, Chat, SourceText, fresh_chats, pack, warm_chats
 from loadtest.checkout import HERE, Checkout, UnknownSettings
+from loadtest.duties import TENANTS, Duty, on_duty
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import (
     BENCH,
     OURS,
+    PLAN,
+    PODS,
     BenchFolder,
     GeneratorStats,
     Mocks,
@@ -57,6 +60,8 @@ CHUNKS = 64
 """Per streamed response."""
 LONGEST_S = 15.0
 """Time limit per load, because some routers are hundreds of times slower than others."""
+MAX_REFUSED_SHARE = 0.05
+"""With quotas that routers share through Redis: a burst after a pause may be refused while shares are exchanged."""
 NOTHING = (0.0, 0.02)
 """The template's first tokens are shared."""
 
@@ -73,6 +78,7 @@ class Load:
     chunk_pause_us: int = 0
     per_s: int = 0
     """Even rate; 0: as fast as possible."""
+    duties: tuple[Duty, ...] = ()
     cached: tuple[float, float] = (0.8, 1.0)
     """A warm prompt is cached wherever it is sent: every mock holds all conversations of a load (`mock.c`). Anything
     less would measure the router's choice of pods, and pods that answer at once give it no reason to prefer one: it
@@ -92,6 +98,31 @@ LOADS: Mapping[str, Load] = {
     "2K warm, 200 a s": Load(warm_chats, 2_000, 1_200, per_s=200),
     "chunk": Load(warm_chats, 2_000, 1_024, connections=256, stream=True, chunk_pause_us=20_000),
     "chunk, burst": Load(warm_chats, 2_000, 4_096, stream=True),
+    "2K warm, everything": Load(
+        warm_chats, 2_000, 16_000, duties=(Duty.TENANTS, Duty.QUOTAS, Duty.QUEUE, Duty.USAGE, Duty.REDIS)
+    ),
+}
+SHARES: Mapping[str, tuple[tuple[Duty, ...], tuple[Duty, ...]]] = {
+    "request log": ((), (Duty.NO_LOG,)),
+    "tenants": ((Duty.TENANTS,), ()),
+    "quotas": ((Duty.TENANTS, Duty.QUOTAS), (Duty.TENANTS,)),
+    "queue": ((Duty.QUEUE,), ()),
+    "usage file": ((Duty.USAGE,), ()),
+    "KV events over ZMQ": ((Duty.EVENTS,), ()),
+    "KV events through Redis": ((Duty.REDIS,), ()),
+    "everything": (LOADS["2K warm, everything"].duties, ()),
+}
+"""What a duty costs: "2K warm" with and without it."""
+
+
+def warm_with(duties: Sequence[Duty]) -> str:
+    """Name of the load "2K warm" with these duties."""
+    return ", ".join(["2K warm", *duties]) if duties != SHARES["everything"][0] else "2K warm, everything"
+
+
+ALL_LOADS: Mapping[str, Load] = {
+    **LOADS,
+    **{warm_with(duties): replace(LOADS["2K warm"], duties=duties) for pair in SHARES.values() for duties in pair},
 }
 
 
@@ -126,6 +157,7 @@ def main(
     routers: Annotated[str, typer.Option(help=f"Of {', '.join(PEERS)}.")] = "warmroute",
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
+    shares: Annotated[bool, typer.Option("--shares", help="Measure what each duty adds to 2K warm.")] = False,
     ours: Annotated[Path | None, typer.Option(exists=True, help="Checkout of our router; default: this one.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the results of every round here, as JSON.", callback=writable)
@@ -134,6 +166,8 @@ def main(
 ) -> None:
     """Compare CPU per request. Exit code 1 if a load failed."""
     names, titles = routers.split(","), loads.split(";")
+    if shares:
+        titles = list(dict.fromkeys(warm_with(duties) for pair in SHARES.values() for duties in pair))
     checkout = Checkout.at(ours) if ours else HERE
     rows: list[Row] = []
     with bench_of(titles, bench) as (rig, pods):
@@ -143,6 +177,8 @@ def main(
                     if cost := measure(name, title, rig, pods, checkout):
                         rows.append(Row(number, name, title, **asdict(cost)))
     print(markdown(rows))
+    if shares:
+        print(f"\n{shares_of(rows)}")
     if out is not None:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=1))
     if plot is not None:
@@ -155,7 +191,7 @@ def bench_of(titles: Sequence[str], bench: Path = BENCH) -> Iterator[tuple[Rig, 
     """The generator with the bodies of these loads, and running mocks."""
     with TemporaryDirectory(prefix="warmroute-hotpath-") as temporary:
         rig = build(bench, Path(temporary))
-        write_bodies(rig, {title: LOADS[title] for title in titles})
+        write_bodies(rig, {title: ALL_LOADS[title] for title in titles})
         with mocks(rig.mock) as pods:
             yield rig, pods
 
@@ -172,10 +208,14 @@ def measure(
     name: str, title: str, rig: Rig, pods: Mocks, checkout: Checkout = HERE, longest_s: float = LONGEST_S
 ) -> Cost | None:
     """Run one load through a router of its own for up to `longest_s`. None if that failed; the reason is printed."""
-    load = LOADS[title]
+    load = ALL_LOADS[title]
     with TemporaryDirectory(prefix="warmroute-router-") as temporary:
         try:
-            with launch_router(name, pods, Path(temporary) / name, checkout=checkout) as router:
+            folder = Path(temporary)
+            with (
+                on_duty(load.duties if name == OURS else (), rig.bodies(title), pods, folder, checkout) as settings,
+                launch_router(name, pods, folder / name, settings=settings, checkout=checkout) as router,
+            ):
                 cost = play(name, title, load, rig, pods, router, longest_s)
         except FAILURES as error:
             print(f"{name}, {title}: FAILED: {error}", file=sys.stderr)
@@ -200,7 +240,14 @@ def play(name: str, title: str, load: Load, rig: Rig, pods: Mocks, router: Runni
 def send(rig: Rig, title: str, load: Load, to: RunningRouter, *options: object) -> GeneratorStats:
     """Send all requests of a load, at its rate or as fast as possible."""
     options = (*options, *(("-s",) if load.stream else ()), *(("-r", load.per_s) if load.per_s else ()))
-    return rig.run(title, to.port, connections=load.connections, requests=load.requests, options=options)
+    if Duty.TENANTS in load.duties:
+        options = (*options, "-k", TENANTS)
+    refused = int(load.requests * MAX_REFUSED_SHARE) if {Duty.QUOTAS, Duty.REDIS} <= set(load.duties) else 0
+    size = {"connections": load.connections, "requests": load.requests, "max_errors": refused}
+    answer = rig.run(title, to.port, options=options, **size)
+    if answer["errs"]:
+        print(f"{title}: {answer['errs']} of {load.requests} refused", file=sys.stderr)
+    return answer
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -214,6 +261,16 @@ def markdown(rows: Sequence[Row]) -> str:
         ]
         lines.append([router, *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def shares_of(rows: Sequence[Row]) -> str:
+    """Markdown table: what each duty adds to a request of our router, in us and relative to the plain load."""
+    lines = ["| duty | added us | of 2K warm |", "| --- | --- | --- |"]
+    plain_us = _median(rows, OURS, warm_with(()), "cpu_us")
+    for duty, pair in SHARES.items():
+        on_us, off_us = (_median(rows, OURS, warm_with(duties), "cpu_us") for duties in pair)
+        lines.append(f"| {duty} | {on_us - off_us:.0f} | {(on_us - off_us) / plain_us:.0%} |")
+    return "\n".join(lines)
 
 
 def bars_of(rows: Sequence[Row]) -> str:
@@ -247,21 +304,31 @@ class Predicted:
     prompt_tokens: float = 0
     cached_tokens: float = 0
     unread: float = 0
+    indexed_blocks: float = 0
+    """From KV events, of all pods."""
 
     @classmethod
     def by(cls, name: str, router: RunningRouter) -> Predicted:
         """Read the router's metrics; zeros if it is not ours."""
         text = httpx.get(f"{router.admin_url}/metrics").text if name == OURS else ""
-        names = ("prompt_tokens", "cached_tokens_(?:captured|predicted)", "unread_prompts")  # predicted: until 2026-11
-        found = (re.findall(rf"^warmroute_{name}_total\{{.*\}} (\S+)$", text, re.MULTILINE) for name in names)
+        names = (
+            "prompt_tokens_total",
+            "cached_tokens_(?:captured|predicted)_total",  # predicted: until November 2026
+            "unread_prompts_total",
+            "index_block_holders",
+        )
+        found = (re.findall(rf"^warmroute_{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE) for name in names)
         return cls(*(sum(map(float, values)) for values in found))
 
     def check(self, before: Predicted, load: Load) -> None:
-        """Raise `RuntimeError` if prompts were not read or not matched."""
+        """Raise `RuntimeError` if prompts were not read or not matched, or KV events not applied."""
         read = (self.prompt_tokens - before.prompt_tokens) / load.requests
         share = (self.cached_tokens - before.cached_tokens) / max(self.prompt_tokens - before.prompt_tokens, 1)
         if self.unread or not 0.8 < read / load.tokens < 1.2 or not load.cached[0] <= share <= load.cached[1]:
             raise RuntimeError(f"{read:.0f} tokens per prompt, {share:.0%} of them cached, {self.unread} unread")
+        conversations = PODS * PREFIXES * (load.tokens - TAIL_TOKENS) // PLAN.block_size_tokens
+        if {Duty.EVENTS, Duty.REDIS} & set(load.duties) and self.indexed_blocks < 1.1 * conversations:
+            raise RuntimeError(f"{self.indexed_blocks:.0f} blocks in the index, {conversations} of conversations alone")
 
 
 if __name__ == "__main__":

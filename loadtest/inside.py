@@ -20,7 +20,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest import rig
 from loadtest.bodies import MARKER, SourceText, chat_bodies
+from loadtest.duties import tenant_key, write_tenants
 from loadtest.hotpath import LOADS
 from router.api.app import App
 from router.api.openai_edge import OpenAiEdge
@@ -60,12 +60,6 @@ _REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
 )
-_QUOTA = {
-    "requests_per_minute": 10**9,
-    "uncached_prompt_tokens_per_minute": 10**12,
-    "output_tokens_per_minute": 10**12,
-    "concurrent_requests": 1000,
-}
 
 
 class FakeTransport(asyncio.Transport):
@@ -114,7 +108,7 @@ class LoadPlayer:
     def __init__(self, server: uvicorn.Server, bodies: list[bytes], keys: int) -> None:
         self._server = server
         self._bodies = bodies
-        self._keys = [_key(number) for number in range(max(1, keys))]
+        self._keys = [tenant_key(number).encode() for number in range(max(1, keys))]
         self._numbers = itertools.count(time.time_ns())
 
     async def play(self, requests: int) -> float:
@@ -150,22 +144,11 @@ class LoadPlayer:
         return _REQUEST % (self._keys[number % len(self._keys)], len(body), body)
 
 
-def _key(number: int) -> bytes:
-    return b"wr-key-of-a-tenant-with-quotas-%d" % number
-
-
 def _settings(tenants: int, folder: Path) -> dict[str, Any]:
-    """Settings with this many tenants, each with quotas of all kinds, and with the file of usage; none without. They
-    share prefixes, so that caches are those of a run without tenants."""
+    """Settings with this many tenants, each with quotas of all kinds, and with the file of usage; none without."""
     if not tenants:
         return {}
-    rows = [
-        {"name": f"tenant-{number}", "keys": [sha256(_key(number)).hexdigest()], "quotas": [_QUOTA], "share": "all"}
-        for number in range(tenants)
-    ]
-    file = folder / "tenants.yaml"
-    file.write_text(json.dumps({"tenants": rows}))
-    return {"tenants": str(file), "usage": {"file": str(folder / "usage.jsonl")}}
+    return {"tenants": str(write_tenants(folder, tenants)), "usage": {"file": str(folder / "usage.jsonl")}}
 
 
 class BytecodeCounts:
