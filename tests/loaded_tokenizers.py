@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from router.cli.mock_engine_command import TOKENIZER, mock_tokenizer
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
@@ -17,5 +18,5 @@ def _loaded(source: TokenizerSource, fast: bool) -> Tokenizer:
 
 
 def loaded_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
-    """The only tokenizer of this source in this process."""
-    return _loaded(source, fast)
+    """The only tokenizer of this source in this process, shared with the commands that run in it."""
+    return mock_tokenizer() if fast and source == TOKENIZER else _loaded(source, fast)
