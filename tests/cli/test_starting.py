@@ -30,7 +30,7 @@ async def test_the_port_answers_while_tokenizers_load(workers: int, tmp_path: Pa
     os.mkfifo(template)
     config.write_text(
         f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{port: {admin_port}}}\n"
-        f"models: [{{name: m, tokenizer: {TOKENIZER}, chat_template: {template}}}]\n"
+        f"models: [{{name: m, tokenizer: {TOKENIZER}, fast_tokenizer: false, chat_template: {template}}}]\n"
     )
     with child("router", ["serve", "--config", str(config)], tmp_path) as router:
         await asyncio.to_thread(template.write_text, TEMPLATE)  # read when the configuration is checked
@@ -54,7 +54,7 @@ async def test_slow_clients_block_no_probe_while_tokenizers_load(tmp_path: Path)
     os.mkfifo(template)
     config.write_text(
         f"listen: {{port: {port}}}\nadmin: {{port: {admin_port}}}\nlimits: {{max_connections: 8}}\n"
-        f"models: [{{name: m, tokenizer: {TOKENIZER}, chat_template: {template}}}]\n"
+        f"models: [{{name: m, tokenizer: {TOKENIZER}, fast_tokenizer: false, chat_template: {template}}}]\n"
     )
     with child("router", ["serve", "--config", str(config)], tmp_path) as router:
         await asyncio.to_thread(template.write_text, TEMPLATE)
@@ -85,7 +85,7 @@ async def test_nobody_answers_after_a_stop_during_loading(tmp_path: Path) -> Non
     os.mkfifo(template)
     config.write_text(
         f"listen: {{port: {port}}}\nadmin: {{port: 0}}\n"
-        f"models: [{{name: m, tokenizer: {TOKENIZER}, chat_template: {template}}}]\n"
+        f"models: [{{name: m, tokenizer: {TOKENIZER}, fast_tokenizer: false, chat_template: {template}}}]\n"
     )
     async with httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client, asyncio.timeout(30):
         with child("router", ["serve", "--config", str(config)], tmp_path) as router:

@@ -139,7 +139,7 @@ def test_walk_returns_what_sets_return(steps: list[tuple[str, PodId, int, Tier]]
         assert masks.block_holders == sum(map(len, held.values()))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_growing_and_shrinking_lose_nothing(seed: int) -> None:
     """Several renewals, batches of every size, holders of every word, and holders that leave meanwhile."""
     rng = random.Random(seed)

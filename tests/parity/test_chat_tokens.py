@@ -17,7 +17,8 @@ from router.errors import MalformedRequest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource
+from tests.loaded_tokenizers import loaded_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
 QWEN3 = Path(os.environ.get("WARMROUTE_LIVE_HOME", "~/.cache/warmroute/live")).expanduser() / "tokenizer" / "qwen3"
@@ -50,7 +51,7 @@ def qwen3(request: pytest.FixtureRequest) -> Fingerprinter:
 
 
 def fingerprinter_of(source: TokenizerSource, fast: bool) -> Fingerprinter:
-    tokenizer = load_tokenizer(source, fast=fast)
+    tokenizer = loaded_tokenizer(source, fast=fast)
     assert tokenizer.backend == ("fastokens" if fast else "transformers"), tokenizer.reason
     return Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="tiny"))
 

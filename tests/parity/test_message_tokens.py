@@ -18,15 +18,17 @@ from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource
+from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS, QWEN3
 
 STRICT = Path(__file__).parents[1] / "live" / "strict.jinja"
 SOURCES = {
-    "tiny-llama": DEMO,
-    "strict": TokenizerSource(DEMO.path, str(STRICT)),
-    "tiny-qwen3": TokenizerSource(str(QWEN3)),
+    "tiny-llama": (DEMO, None),
+    "strict": (DEMO, STRICT.read_text("utf-8")),
+    "tiny-qwen3": (TokenizerSource(str(QWEN3)), None),
 }
+"""Tokenizers, and the templates that replace their own."""
 
 
 def recorded(endpoint: Endpoint, name: str) -> list[dict[str, Any]]:
@@ -45,8 +47,9 @@ def test_bodies_have_the_tokens_that_vllm_gave_them(name: str, endpoint: Endpoin
     """Hundreds of bodies of every kind, by three templates; one of them refuses late system messages."""
     if name == "tiny-qwen3" and not (QWEN3 / "tokenizer.json").is_file():
         pytest.skip(f"no Qwen3 tokenizer in {QWEN3}: tests/live/install.sh gets it")
-    tokenizer = load_tokenizer(SOURCES[name], fast=True)
-    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="tiny"))
+    source, text = SOURCES[name]
+    tokenizer = loaded_tokenizer(source)
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer, text), Generation(model="tiny"))
     cases = recorded(endpoint, name)
     assert len(cases) >= 100
     for case in cases:

@@ -27,7 +27,8 @@ from router.prompt.pictures.qwen_vl import read_sizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.types import CONVERTED, Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource
+from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3
 
 LINES: list[dict[str, Any]] = [
@@ -99,7 +100,7 @@ def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:
     """From the body alone, as the edge receives it."""
     if not (QWEN3 / "tokenizer.json").is_file():
         pytest.skip(f"no Qwen3 tokenizer in {QWEN3}: tests/live/install.sh gets it")
-    tokenizer = load_tokenizer(TokenizerSource(str(QWEN3), str(TEMPLATE)), fast=True)
+    tokenizer = loaded_tokenizer(TokenizerSource(str(QWEN3), str(TEMPLATE)), fast=True)
     template, generation = ChatTemplate(tokenizer, pictures=picture_reader()), generation_of(LINES[0], BLOCK)
     fingerprinter = Fingerprinter(tokenizer, template, generation)
     blocks = BlockMap()

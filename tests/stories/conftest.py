@@ -25,15 +25,18 @@ from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
-from router.prompt import segments
-from router.prompt.cuts import find_cuts
+from router.prompt import template as template_module
+from router.prompt.apis import sglang_messages, vllm_messages
+from router.prompt.incremental import continuation, reader
+from router.prompt.sandbox import renders_bare
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import PodSpeed, PodState
+from router.types import PodSpeed, PodState, PrefixTrust
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource
+from tests.loaded_tokenizers import loaded_tokenizer
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
@@ -83,15 +86,15 @@ class Deployment:
         applied = self.program.metrics.kv.events.collect()
         return sum(sample.value for family in applied for sample in family.samples) >= published
 
-    async def all_trusted(self) -> bool:
+    def all_trusted(self) -> bool:
         """Whether every pod has passed its self-tests, so that no more probes reach it."""
-        pods = await self.pods()
+        statuses = self.program.fleet.snapshot.pods
         converts = all(engine.config.template is not None for engine in self.engines)
-        return bool(pods) and all(
-            pod["state"] == "ready"
-            and pod["trust"] == "trusted"
-            and (bool(pod["converts"]) or not converts or pod["engine"] != "vllm")
-            for pod in pods
+        return bool(statuses) and all(
+            status.state is PodState.READY
+            and status.pod.trust is PrefixTrust.TRUSTED
+            and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
+            for status in statuses
         )
 
 
@@ -109,13 +112,34 @@ class _FastPolling:
         await asyncio.sleep(delay_s / 20)
 
 
+def _once(compute: Callable[..., bool], key: Callable[..., str]) -> Callable[..., bool]:
+    """`compute`, once for arguments with the same key."""
+    known: dict[str, bool] = {}
+
+    def found(*arguments: Any) -> bool:
+        name = key(*arguments)
+        if name not in known:
+            known[name] = compute(*arguments)
+        return known[name]
+
+    return found
+
+
+def _template_of(render: Any) -> str:
+    """Identifies the template whose method this is."""
+    template: ChatTemplate = render.__self__
+    return repr((template.sources, template.default_kwargs))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _fast_routers() -> Iterator[None]:
     """Compute what is equal for every router only once, and stop uvicorn without delay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "find_cuts", cache(find_cuts))
         patch.setattr(uvicorn.server, "asyncio", _FastPolling())
-        patch.setattr(httpx, "create_ssl_context", cache(httpx.create_ssl_context))
+        patch.setattr(template_module, "_Variant", cache(template_module._Variant))
+        patch.setattr(reader, "can_continue", _once(continuation.can_continue, _template_of))
+        for module in (vllm_messages, sglang_messages):
+            patch.setattr(module, "renders_bare", _once(renders_bare, lambda text, _conversation: text))
         yield
 
 
@@ -128,7 +152,7 @@ def priors() -> dict[str, ModelPrior]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """The DeepSeek tokenizer with our template."""
-    return load_tokenizer(SOURCE)
+    return loaded_tokenizer(SOURCE)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,7 @@ async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProces
     async with mock_fleet(PLAN, tmp_path) as pods:
         url = redis.url.replace("redis://", f"redis://:{CANARY}@")
         config = router_config(pods, PLAN) | settings(url, tmp_path)
+        config["models"][0]["fast_tokenizer"] = False  # takes two seconds to load
         config["pods"][0]["auth"] = {"bearer_file": key_file(tmp_path)}
         async with configured_router("router", config, tmp_path) as router, httpx.AsyncClient() as client:
             port = free_port()

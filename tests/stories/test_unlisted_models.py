@@ -17,6 +17,7 @@ from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
+from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -53,7 +54,8 @@ async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
         pods = tuple(PodConfig(url=engine.url) for engine in engines)
         config = RouterConfig(pods=pods, probes=PROBES, **settings)
-        async with serving(Program(config, shipped("policies"), priors)) as (client, admin, _):
+        program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+        async with serving(program) as (client, admin, _):
             while {(pod["state"], pod["trust"] == "trusted") for pod in (await admin.get("/admin/pods")).json()} != {
                 ("ready", hit)
             }:

@@ -31,7 +31,8 @@ from router.prompt.fingerprint import SEEDS
 from router.request.inbound import first_values
 from router.types import MAX_NAME_CHARACTERS, PodSpeed
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from router.wiring.tokenizer_files import TokenizerSource
+from tests.loaded_tokenizers import loaded_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +44,7 @@ BIG = 1 << 20
 CACHE_BYTES = BIG // 2
 HEADER = 60_000
 """Below `limits.max_header_bytes`."""
-TIMES = 40
+TIMES = 10
 FILLED = max(MAX_DECISIONS, SEEDS, COUNTED_TENANTS) + 200
 """After this number of requests every table by number is full."""
 
@@ -63,7 +64,7 @@ class Router:
             index=Index(tokens_cache_bytes=CACHE_BYTES),
             log=Log(requests=False),
         )
-        tokenizer, priors = load_tokenizer(SOURCE), load_priors(shipped("config") / "models")
+        tokenizer, priors = loaded_tokenizer(SOURCE), load_priors(shipped("config") / "models")
         self.program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
         self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
         for name in "ab":
