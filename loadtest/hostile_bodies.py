@@ -47,6 +47,10 @@ def _random(alphabet: str, characters: int) -> str:
     return "".join(random.Random(1).choices(alphabet, k=characters))
 
 
+def _words(alphabet: str, length: int, characters: int) -> str:
+    return " ".join(_random(alphabet, characters)[start : start + length] for start in range(0, characters, length))
+
+
 def _image() -> bytes:
     url = b"data:image/png;base64," + b"iVBORw0KGgo" * ((MAX_BYTES - 1024) // 11)
     return _chat(b'{"role":"user","content":[{"type":"image_url","image_url":{"url":"%b"}}]}' % url)
@@ -88,6 +92,8 @@ HOSTILE_BODIES: Mapping[str, tuple[str, Callable[[], bytes]]] = {
     "escapes": (CHAT, lambda: _chat(b'{"role":"user","content":"%b"}' % (b"\\n" * (MAX_BYTES // 2 - 200)))),
     "letters-2": (CHAT, lambda: _says(_random("abcdefghijklmnopqrstuvwxyz", 2 * MIB - 1024))),
     "inline": (CHAT, lambda: _says(_random("abcdefghijklmnopqrstuvwxyz", 32_000))),
+    "inline-words": (CHAT, lambda: _says(_words("etaoinshr", 1_020, 48_000))),
+    "inline-spaces": (CHAT, lambda: _says(_words(" \t\n\r", 1_020, 48_000))),
     "han": (CHAT, lambda: _says("".join(map(chr, range(0x4E00, 0x9000))) * 600)),
     "specials": (CHAT, lambda: _says("<｜User｜>" * (MAX_BYTES // 16))),
     "heads": (CHAT, lambda: _says("<｜" * (MAX_BYTES // 5))),

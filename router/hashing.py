@@ -66,9 +66,8 @@ def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -
     A trailing partial block is ignored. Costs about 100 ns per block of 16 tokens.
     """
     digest = xxhash.xxh3_64_intdigest
-    step = block_size_tokens * TOKEN_BYTES
-    full = len(tokens) // block_size_tokens * step
-    blocks = iter_unpack(f"{step}s", _little_endian(tokens).tobytes()[:full])
+    full = len(tokens) // block_size_tokens * block_size_tokens
+    blocks = iter_unpack(f"{block_size_tokens * TOKEN_BYTES}s", memoryview(_little_endian(tokens))[:full])
     return hash_array([parent := digest(block, parent) for (block,) in blocks])
 
 

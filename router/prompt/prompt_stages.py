@@ -61,9 +61,14 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
         return self.prompt.text if isinstance(self.prompt, Lookup) else None
 
     @property
+    def cold(self) -> tuple[str, ...]:
+        """The text that must still be encoded."""
+        return self.prompt.cold if isinstance(self.prompt, Lookup) else ()
+
+    @property
     def cold_characters(self) -> int:
-        """How much text must still be encoded."""
-        return self.prompt.cold_characters if isinstance(self.prompt, Lookup) else 0
+        """How much that is."""
+        return sum(map(len, self.cold))
 
 
 AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt

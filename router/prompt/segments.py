@@ -27,6 +27,8 @@ from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import BlockHash
 
 _NO_TOKENS = token_array()
+_CACHE_UTF8 = msgspec.msgpack.Encoder().encode
+"""Encodes a string, and CPython keeps its UTF-8 inside it: `str.encode` and the tokenizer then only copy it."""
 SEGMENT_BYTES = 280
 """Size of a segment in CPython without its tokens and hashes: key, slot, object headers."""
 SHORT_PIECE = 32
@@ -103,12 +105,13 @@ class SegmentCache:
     def pieces(self, text: str, *, framed: bool = False) -> list[str]:
         """The pieces of `text`, each of which is encoded alone. Safe in any thread. `MalformedRequest` for a lone
         surrogate, which no tokenizer can encode."""
-        if not text.isascii():
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise MalformedRequest(f"the prompt contains a lone surrogate: {error}") from error
-        return [text] if framed and self._frame is None else self.cuts.pieces(text)
+        pieces = [text] if framed and self._frame is None else self.cuts.pieces(text)
+        try:
+            for piece in pieces:
+                _CACHE_UTF8(piece)
+        except UnicodeEncodeError as error:
+            raise MalformedRequest(f"the prompt contains a lone surrogate: {error}") from error
+        return pieces
 
     def look_up(
         self, text: str, *, framed: bool = False, pieces: Sequence[str] | None = None, salt: str = ""

@@ -52,6 +52,9 @@ class Tokenizer:
         """Highest token id plus one."""
         self.longest_token = longest_token(self._reference, vocabulary)
         """The most characters that one token stands for; None where that is unknown."""
+        split = self._reference.pre_tokenizer
+        self.splits_words = split is not None and len(split.pre_tokenize_str("two words")) > 1
+        """Whether words are encoded one by one: long texts of short words then take little time."""
         decoder: dict[int, Any] = self._reference.get_added_tokens_decoder()
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
         """Every `tokenizers.AddedToken`, in order of id."""

@@ -28,6 +28,7 @@ from router.proxy.prompt_readers import (
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
     READ_THREADS,
+    SPACED_BYTES,
     FleetLookups,
     LocalReader,
     ReadThreads,
@@ -193,6 +194,29 @@ async def test_short_prompts_are_read_inline(tokenizer: Tokenizer) -> None:
     watched = reading.watch()
     await reading.tokens(chat("x" * (INLINE_CHARACTERS - 100)))
     assert set(watched.threads) == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize(
+    ("text", "splits_words", "inline"),
+    [
+        (TEXT * 2_000, True, True),
+        (TEXT * 2_000, False, False),
+        (TEXT * 2_200, True, False),
+        (TEXT * 1_500 + "x" * 2 * SPACED_BYTES + TEXT * 100, True, False),
+        ("Ebbe um zwölf – " * 3_000, True, False),
+    ],
+    ids=["short words", "words are not encoded alone", "longer", "one long word", "more bytes than characters"],
+)
+async def test_longer_prompts_are_read_inline_if_their_words_are_short(
+    tokenizer: Tokenizer, text: str, splits_words: bool, inline: bool
+) -> None:
+    """A tokenizer takes little time for any text with short words."""
+    assert len(text) > INLINE_CHARACTERS
+    tokenizer.splits_words = splits_words
+    reading = Reading(tokenizer)
+    watched = reading.watch()
+    await reading.tokens(chat(text))
+    assert (set(watched.threads) == {threading.current_thread().name}) == inline
 
 
 async def test_the_next_turn_of_a_long_chat_is_read_inline(tokenizer: Tokenizer) -> None:

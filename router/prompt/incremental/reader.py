@@ -121,8 +121,13 @@ class IncrementalPrompt(msgspec.Struct, gc=False):
         return self.lookup.text
 
     @property
+    def cold(self) -> tuple[str, ...]:
+        """The text that must still be encoded."""
+        return self.lookup.cold
+
+    @property
     def cold_characters(self) -> int:
-        """How much text must still be encoded."""
+        """How much that is."""
         return self.lookup.cold_characters
 
 
