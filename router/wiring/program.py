@@ -239,6 +239,8 @@ class Program:
                 await self._wait_for_peers()
                 yield
         finally:
+            if self.forwarder.request_log is not None:
+                self.forwarder.request_log.close()
             self.records.close()
             self._usage_log.close()
             self._pools.close()

@@ -22,6 +22,7 @@ from router.proxy.headers import HeaderRules
 from router.proxy.quota_admission import QuotaAdmission
 from router.proxy.upstream import UpstreamPools
 from router.proxy.usage_records import UsageRecords
+from router.wiring.decision_records import call_later
 from router.wiring.fleet_parts import FleetParts
 from router.wiring.prompts import Prompts
 
@@ -100,4 +101,4 @@ def _queue_settings(config: RouterConfig, parts: FleetParts) -> QueueSettings | 
 
 def _request_log(config: Log) -> RequestLog | None:
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
-    return RequestLog(config.format, config.requests_sample) if is_shown else None
+    return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
