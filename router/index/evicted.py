@@ -70,7 +70,8 @@ class EvictedBlocks:
         self._missed = 0.0
         self._seen = 0
 
-    def __len__(self) -> int:
+    def listed(self) -> int:
+        """Length of the list, with all blocks that were evicted."""
         self._list_waiting()
         return len(self._ghosts)
 
@@ -104,7 +105,7 @@ class EvictedBlocks:
     def requested(self, hashes: Sequence[BlockHash], held: Mapping[PodId, BlocksByTier]) -> None:
         """A prompt, and its leading blocks by pod. O(pods + blocks) for one call in `SAMPLE`."""
         self._seen += 1
-        if self._seen % SAMPLE or not len(self):
+        if self._seen % SAMPLE or not self.listed():
             return
         held_blocks = max(map(sum, held.values()), default=0)
         missed = self._sampled(hash_array(hashes[held_blocks : held_blocks + MAX_COUNTED_BLOCKS]))
@@ -174,7 +175,7 @@ class EvictedByModel:
     def reuse_of(self, model: str) -> float:
         """The learnt reuse of `model`; the prior before its first eviction."""
         known = self._models.get(model)
-        return known.reuse if known else PRIOR_REUSE
+        return PRIOR_REUSE if known is None else known.reuse
 
     def soon_tokens(self) -> Mapping[str, float]:
         """`EvictedBlocks.soon_tokens` by model."""

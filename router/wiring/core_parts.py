@@ -29,6 +29,7 @@ from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.request.reading import RequestReader
 from router.types import PodId
+from router.wiring.decision_records import call_later
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
@@ -99,4 +100,4 @@ def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVe
 def request_log(config: Log) -> RequestLog | None:
     """The log of requests, if it is shown."""
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
-    return RequestLog(config.format, config.requests_sample) if is_shown else None
+    return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None

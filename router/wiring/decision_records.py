@@ -71,7 +71,7 @@ class UsageLog:
             return
         lost = metrics.usage_lost.labels().inc
         try:
-            self._log = ReceiptLog(config.file, _call_later, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
+            self._log = ReceiptLog(config.file, call_later, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
         except OSError as error:
             raise ConfigError(f"usage: {error}") from error
         self.writer = UsageWriter(secrets.token_hex(8), self._log.write)
@@ -81,14 +81,15 @@ class UsageLog:
             self._log.close()
 
 
-def _call_later(delay_s: float, call: Callable[[], None]) -> None:
+def call_later(delay_s: float, call: Callable[[], None]) -> None:
+    """Call once, in `delay_s`."""
     asyncio.get_running_loop().call_later(delay_s, call)
 
 
 def _receipt_log(config: Receipts) -> ReceiptLog:
     assert config.file is not None
     try:
-        return ReceiptLog(config.file, _call_later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
+        return ReceiptLog(config.file, call_later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
     except OSError as error:
         raise ConfigError(f"receipts: {error}") from error
 

@@ -128,6 +128,7 @@ class Program:
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
+        self._request_log = request_log(config.log)
         self.core = self._build_core()
         exchange, responses = self.quotas.next_exchange, self.pods.responses
         self._steps = build_steps(self.core, self.prompts.readers, responses, self.metrics, exchange)
@@ -157,7 +158,7 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = observers(self.metrics, self.records.journal, request_log(config.log), self._usage_log.writer)
+        recording = observers(self.metrics, self.records.journal, self._request_log, self._usage_log.writer)
         lookups = PodLookups(
             handoff_facts=pods.handoff_facts.of, publishes_events=pods.publishes_events, senders=pods.senders
         )
@@ -270,6 +271,8 @@ class Program:
                 await self._wait_for_peers()
                 yield
         finally:
+            if self._request_log is not None:
+                self._request_log.close()
             self.records.close()
             self._usage_log.close()
             self._pools.close()

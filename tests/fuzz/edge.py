@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
+from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.api.app import App
 from router.api.exchange import Exchange
 from router.api.openai_edge import OpenAiEdge
-from router.request.parse import without_engine_fields
 from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
@@ -30,12 +30,12 @@ from router.errors import MalformedRequest, RouterError
 from router.fleet.fleet import Fleet
 from router.observe.metrics import Metrics
 from router.observe.tracing import RequestTrace
-from router.observe.unrouted_requests import UnroutedRequests
 from router.proxy.headers import HeaderRules
-from router.request.inbound import HeaderList
 from router.proxy.relay import Downstream
-from router.request.context import RequestContext
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
+from router.request.context import RequestContext
+from router.request.inbound import HeaderList
+from router.request.parse import without_engine_fields
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.by_h11 import ReadRequest, read_connection

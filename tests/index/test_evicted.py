@@ -98,7 +98,7 @@ def test_a_block_leaves_a_pod_with_its_farthest_tier() -> None:
     evicted = EvictedBlocks()
     evicted.evicted("a", removal(1, tier=Tier.CPU), 400)
     evicted.evicted("a", removal(2, tier=Tier.GPU), 400)
-    assert len(evicted) == 1
+    assert evicted.listed() == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 1 << 63)), st.integers(0, 500)), max_size=30))
@@ -124,7 +124,7 @@ def test_a_large_fleet_keeps_a_sample() -> None:
         evicted.evicted("a", removal(*fresh), held)
         evicted.requested([*fresh[:100], *(random.getrandbits(64) for _ in range(100))], {})
         next_block += 200
-    assert len(evicted) <= MAX_GHOSTS + 200
+    assert evicted.listed() <= MAX_GHOSTS + 200
     assert evicted.reuse == pytest.approx(0.5 / GHOST_SHARE, rel=0.2)
 
 
@@ -148,9 +148,9 @@ def test_engines_that_publish_events_are_followed() -> None:
     blocks.add_holder("a", Generation(model=MODEL, block_size_tokens=4))
     blocks.apply("a", BlocksStored(block_hashes=(1, 2), tokens=[0, 1, 2, 3, 4, 5, 6, 7], block_size_tokens=4))
     blocks.apply("a", BlocksRemoved(block_hashes=(2,)))
-    assert len(learnt.of(MODEL)) == 1
+    assert learnt.of(MODEL).listed() == 1
     blocks.forget("a")
-    assert len(learnt.of(MODEL)) == 1
+    assert learnt.of(MODEL).listed() == 1
     learnt.requested("another", prompt(4), {}, 1.0)
     assert learnt.reuse_of("another") == PRIOR_REUSE
     assert set(learnt.reuse()) == {MODEL}
@@ -166,7 +166,7 @@ def test_the_cluster_index_is_followed() -> None:
         LogEntry(kind=EntryKind.CHANGE, holder="h", epoch=1, seq=2, changes=(removal(2),)),
     )
     assert all(index.apply(generation, entry, 0.0) for entry in entries)
-    assert len(index.evicted.of(MODEL)) == 1
+    assert index.evicted.of(MODEL).listed() == 1
 
 
 def test_pods_without_events_are_followed_by_their_predicted_capacity() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from select import PIPE_BUF
 from typing import Any, Literal
 
 import msgspec
@@ -49,6 +50,23 @@ def test_a_json_line_holds_the_fields_and_what_structlog_adds() -> None:
     logged_at = datetime.fromisoformat(found.pop("timestamp"))
     assert abs((datetime.now(UTC) - logged_at).total_seconds()) < 60
     assert found == {**FIELDS, "event": "request", "level": "info"}
+
+
+def test_lines_are_written_together() -> None:
+    """In pieces that a pipe takes at once; a longer line alone. When the log is closed, what waits is written."""
+    written, timers = list[str](), list[Callable[[], None]]()
+    log = RequestLog("json", write=written.append, later=lambda _, call: timers.append(call))
+    for number in range(20):
+        log.log(RequestLine(id=f"r-{number}", error="é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)))
+    assert not written and len(timers) == 1
+    timers[0]()
+    assert all(len(piece.encode()) <= PIPE_BUF or piece.count("\n") == 1 for piece in written)
+    assert len(written) < 20
+    log.log(RequestLine(id="r-20"))
+    log.close()
+    log.log(RequestLine(id="r-21"))
+    found = [msgspec.json.decode(line)["id"] for line in "".join(written).splitlines()]
+    assert found == [f"r-{number}" for number in range(22)]
 
 
 def test_a_console_line_is_readable() -> None:
