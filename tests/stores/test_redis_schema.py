@@ -156,8 +156,9 @@ def test_an_impossible_generation_is_rejected(member: bytes) -> None:
         decode_generation(member)
 
 
-@given(junk)
+@given(junk.filter(lambda member: b'"model"' not in member))
 def test_a_corrupt_generation_is_rejected(member: bytes) -> None:
+    """One with a model may be whole: all other fields have defaults."""
     with pytest.raises(Unreadable):
         decode_generation(member)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from router.config.schema import RouterConfig
 
@@ -21,10 +23,16 @@ FILE = re.compile(r"`([a-z_/]+\.(?:py|md|yaml))`")
 KEY = re.compile(rf"`((?:{SECTIONS})(?:\.\w+)+)`")
 
 
+@cache
+def configuration() -> dict[str, Any]:
+    """The JSON schema."""
+    return RouterConfig.model_json_schema()
+
+
 def exists(path: str) -> bool:
     """Whether the dotted key leads to a field."""
     section, _, rest = path.partition(".")
-    value = RouterConfig.model_json_schema()
+    value = configuration()
     schema = value["properties"].get(section, {})
     for name in [part for part in rest.split(".") if part]:
         references = [one["$ref"] for one in [schema, *schema.get("anyOf", [])] if "$ref" in one]
