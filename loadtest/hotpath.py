@@ -16,6 +16,7 @@ router's counters show that it did not.
 from __future__ import annotations
 
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -158,6 +159,7 @@ def main(
     loads: Annotated[str, typer.Option(help=f"Of {'; '.join(LOADS)}; separated by semicolons.")] = ";".join(LOADS),
     rounds: Annotated[int, typer.Option(min=1)] = 3,
     shares: Annotated[bool, typer.Option("--shares", help="Measure what each duty adds to 2K warm.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="Longest time of one load.")] = LONGEST_S,
     ours: Annotated[Path | None, typer.Option(exists=True, help="Checkout of our router; default: this one.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the results of every round here, as JSON.", callback=writable)
@@ -174,7 +176,7 @@ def main(
         for number in range(rounds):
             for title in titles:
                 for name in names:
-                    if cost := measure(name, title, rig, pods, checkout):
+                    if cost := measure(name, title, rig, pods, checkout, seconds):
                         rows.append(Row(number, name, title, **asdict(cost)))
     print(markdown(rows))
     if shares:
@@ -188,7 +190,9 @@ def main(
 
 @contextmanager
 def bench_of(titles: Sequence[str], bench: Path = BENCH) -> Iterator[tuple[Rig, Mocks]]:
-    """The generator with the bodies of these loads, and running mocks."""
+    """The generator with the bodies of these loads, and running mocks. SIGTERM ends the block as Ctrl-C does: all other
+    processes end with it, and none burns CPU of a later measurement."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with TemporaryDirectory(prefix="warmroute-hotpath-") as temporary:
         rig = build(bench, Path(temporary))
         write_bodies(rig, {title: ALL_LOADS[title] for title in titles})
