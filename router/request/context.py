@@ -113,11 +113,6 @@ class RequestContext(msgspec.Struct, eq=False):
         split = self.candidate is not None and isinstance(self.candidate.plan, Split)
         return self.handed_over_cached_tokens if split else self.reader.cached_tokens
 
-    @property
-    def answer_tokens(self) -> int:
-        """Length of the answer: as the engine reports it, or the pieces of a stream, about one a token. 0: unknown."""
-        return self.reader.output_tokens or (self.reader.pieces if self.request.stream else 0)
-
     def split_refusal(self) -> str:
         """Why this request cannot be split; "" where it can. The body is parsed once."""
         if self._split_refusal is None:

@@ -133,7 +133,8 @@ class Endings:
             state.breaker.first_token(pod, context.client, expected_ms, actual_ms, now_s)
         if context.result != "ok":
             return
-        if tokens := context.answer_tokens:
+        pieces = context.reader.pieces if context.request.stream else 0  # about one a token
+        if tokens := ended.output_tokens or pieces:
             tenant = context.tenant.name if context.hold is not None else ""
             state.output_lengths.answered(context.request.adapter or context.request.model, tokens, tenant)
         if self._queues is not None and not was_slow:
