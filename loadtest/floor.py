@@ -25,10 +25,10 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
-from router.request.parse import parse_body, prompt_fields
 from router.cli.mock_engine_command import mock_tokenizer
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
+from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest
 
 Read = Callable[[bytes], object]

@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import FoldedScalarString
 
 from helm.monitoring.promql import ALERT, EACH_ROUTER, SOON, Expr
-from router.request.error_responses import RESPONSES
 from router.errors import INTERNAL
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
+from router.request.error_responses import RESPONSES
 
 FAILED = "~" + "|".join(
     sorted({*(kind.code for kind, it in RESPONSES.items() if it.status >= 500), INTERNAL, "pod_error"})

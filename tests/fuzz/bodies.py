@@ -12,6 +12,10 @@ from typing import Any
 
 import msgspec
 
+from router.engines.handoff.bodies import edited
+from router.engines.handoff.dialect import split_refusal
+from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
+from router.errors import MalformedRequest
 from router.request.body_types import ChatBody, CompletionBody
 from router.request.parse import (
     has_engine_fields,
@@ -20,10 +24,6 @@ from router.request.parse import (
     read_other,
     without_engine_fields,
 )
-from router.engines.handoff.bodies import edited
-from router.engines.handoff.dialect import split_refusal
-from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
-from router.errors import MalformedRequest
 from router.types import Endpoint
 
 _ANY = msgspec.json.Decoder(float_hook=float)

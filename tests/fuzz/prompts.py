@@ -14,7 +14,6 @@ import msgspec
 from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
-from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
@@ -24,6 +23,7 @@ from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.fuzz.bodies import JSON
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_array, token_array
 from router.index.blockmap import BlockMap
@@ -26,6 +25,7 @@ from router.prompt.pictures.picture_reader import PictureIdentities, PictureRead
 from router.prompt.pictures.qwen_vl import read_sizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
+from router.request.parse import parse_body, prompt_fields
 from router.types import CONVERTED, Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3

@@ -10,9 +10,9 @@ from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.stored_responses import StoredResponses
-from router.policy.calibrator import Calibrator
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
 from router.policy.classes import Classes
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, InFlight, Link, Links, Pod, PodSpeed, PodState, PromptPrefix

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.parse import parse_body, prompt_fields
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.continuation import can_continue, common_length
 from router.prompt.incremental.reader import MIN_BYTES, IncrementalPrompt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest
 
 BLOCK = 16
