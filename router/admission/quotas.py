@@ -138,9 +138,8 @@ class Quotas:
             applied = self._apply(tenant, quotas, "", "")
         second = int(now_s)
         for meter in applied.counted:
-            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
-                short = self._short(applied, meter, now_s, 1)
-                return None if short.may_fit else short
+            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1) or self._may_fit(meter, second, 1)):
+                return self._short(applied, meter, now_s, 1)
         return None
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
@@ -218,13 +217,15 @@ class Quotas:
         """Whether the amount fits into the local share while other processes cannot be reached."""
         return self.sharing is not None and self.sharing.admits_away(meter, second, amount)
 
+    def _may_fit(self, meter: Meter, second: int, amount: int) -> bool:
+        """Whether another process may have this amount left."""
+        return self.sharing is not None and not self.sharing.is_away and amount <= meter.remaining(second)
+
     def _short(self, applied: Applied, meter: Meter, now_s: float, amount: int) -> Short:
-        remaining = meter.remaining(int(now_s))
-        sharing = self.sharing
-        may_fit = sharing is not None and not sharing.is_away and amount <= remaining
-        if sharing is not None and may_fit:
+        remaining, may_fit = meter.remaining(int(now_s)), self._may_fit(meter, int(now_s), amount)
+        if self.sharing is not None and may_fit:
             meter.waiting += amount
-            sharing.mark_changed((meter,))
+            self.sharing.mark_changed((meter,))
         retry_after_s = meter.retry_after_s(now_s, amount)
         return Short(meter.dimension, meter.limit, remaining, amount, retry_after_s, may_fit, applied)
 

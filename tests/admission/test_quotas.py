@@ -71,6 +71,19 @@ def test_a_model_has_its_own_quota_besides_that_for_all_together() -> None:
     assert refused(quotas, limits, model="n").limit == 3
 
 
+def test_a_quota_for_all_models_is_spent_before_a_request_is_read() -> None:
+    """Not by that of one model or by tokens: which model a request needs, and what is cached, is in its body."""
+    all_models, one_model = Quota(requests_per_minute=2), Quota(model="m", requests_per_minute=1)
+    limits, quotas = (all_models, one_model, Quota(output_tokens_per_minute=1)), Quotas()
+    for model in ("m", "n"):
+        assert quotas.spent("tenant", limits, NOW_S) is None
+        hold = begun(quotas, limits, model=model)
+        quotas.charge(hold, 0, 1, NOW_S)
+    spent = quotas.spent("tenant", limits, NOW_S)
+    assert spent is not None and (spent.limit, spent.is_tokens) == (2, False)
+    assert quotas.spent("tenant", limits, NOW_S + 61) is None
+
+
 def test_tokens_are_charged_when_their_number_is_known() -> None:
     quotas, limits = Quotas(), (Quota(uncached_prompt_tokens_per_minute=100),)
     assert quotas.charge(begun(quotas, limits), 60, 0, NOW_S) is None

@@ -144,6 +144,20 @@ def test_a_request_waits_only_where_another_process_may_have_a_share() -> None:
     assert isinstance(full, Short) and not full.may_fit and full.retry_after_s == 56
 
 
+def test_whether_a_quota_is_spent_is_asked_without_a_claim() -> None:
+    """It is not, where another process may have something left; the request itself then claims a share."""
+    book, limits = ShareBook(), (Quota(requests_per_minute=10),)
+    one, other = Member("one"), Member("other")
+    exchange(book, one, other)
+    assert one.quotas.spent("t", limits, 0) is None
+    assert not one.sharing.reports(0)
+    for turn in range(100):
+        admitted(one, limits, 10, turn / 20)
+        exchange(book, one, now_s=turn / 20)
+    spent = one.quotas.spent("t", limits, 5)
+    assert spent is not None and spent.retry_after_s == 56
+
+
 def test_without_the_book_each_process_has_its_share() -> None:
     """Never all of the limit, never nothing."""
     book, limits = ShareBook(), (Quota(requests_per_minute=30),)

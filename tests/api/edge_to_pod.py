@@ -10,12 +10,10 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import h11
 import uvicorn
 from fastapi import FastAPI, Request
-from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
@@ -26,15 +24,16 @@ from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
-from router.fleet.fleet import Fleet
-from router.observe.metrics import Metrics
 from router.proxy.connection import UpstreamTimeouts
 from router.proxy.headers import HeaderRules
 from router.proxy.relay import read_all
 from router.proxy.upstream import UpstreamPools, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
+from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
+from tests.api.edges import edge_of
+from tests.request.cores import CoreOfPods
 
 DEADLINE_S = 20.0
 ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for"}
@@ -100,10 +99,10 @@ class Forwarder:
         client.finish()
 
 
-class EdgeToPod(OpenAiEdge):
+class UnreadBodies(RequestReader):
     """Reads no body."""
 
-    def inference(
+    def read(
         self,
         endpoint: Endpoint,
         named: Mapping[bytes, bytes],
@@ -147,10 +146,11 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
         served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",))
         pools = UpstreamPools(UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5))
-        forwarder = cast(Any, Forwarder(served, pools))
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
-        edge_to_pod = EdgeToPod(forwarder, Fleet(), UnroutedRequests(Metrics(), None), forwarding, limits, frozenset())
+        core = CoreOfPods([served])
+        reader_of_heads = UnreadBodies(core.fleet, forwarding, limits.max_messages, frozenset())
+        edge_to_pod = edge_of(core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads)
         app = App(edge_to_pod, application, AdmissionGate())
         config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()

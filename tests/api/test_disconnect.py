@@ -14,19 +14,17 @@ from itertools import count
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.api.app import App
-from router.api.openai_edge import OpenAiEdge
 from router.api.protocol import EdgeProtocol
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
-from tests.proxy.pods import CHAT, LONGER_S, Behaviour, ScriptedPod, Town
+from tests.api.edges import edge_of
+from tests.proxy.pods import LONGER_S, Behaviour, ScriptedPod, Town
 from tests.proxy.steps import Pipe, StepLoop
 from tests.proxy.test_cancellation import PROMPT, leftovers, streaming
 from tests.proxy.test_kv_transfer import ANSWERING, saying
+from tests.request.cores import CHAT
 
 BODY = json.dumps({**CHAT, "stream": True}).encode()
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n" % len(BODY)
@@ -76,8 +74,7 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     loop.pods = {"a": ScriptedPod(behaviour)}
     pods = Town(loop.pods, {"a": "http://a"}, LONGER_S, retries=2)
     pods.read_prompt = PROMPT
-    unrouted = UnroutedRequests(pods.metrics, None)
-    edge = OpenAiEdge(pods.forwarder, pods.fleet, unrouted, Edge(), Limits(), frozenset())
+    edge = edge_of(pods, pods.forwarder)
     config = uvicorn.Config(App(edge, FastAPI(), AdmissionGate()), http=EdgeProtocol, lifespan="off", log_config=None)
     config.load()
     protocol, client = EdgeProtocol(config, ServerState(), {}, loop), Sink()

@@ -18,7 +18,7 @@ from router.api.exchange import ReceivedRequest
 from router.api.large_bodies import ItemCounter, LargeBodies
 from router.errors import MalformedRequest
 from router.types import Endpoint
-from tests.api.edge_to_pod import EdgeToPod, chain
+from tests.api.edge_to_pod import UnreadBodies, chain
 
 ITEMS = 1_000
 TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
@@ -240,13 +240,13 @@ def test_a_body_too_small_for_so_many_items_is_not_checked() -> None:
 @pytest.mark.parametrize("large", [False, True])
 async def test_only_a_large_body_is_read_in_a_thread(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    read = EdgeToPod.inference
+    read = UnreadBodies.read
 
-    def inference(self: EdgeToPod, *arguments: Any) -> Any:
+    def recorded(self: UnreadBodies, *arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
         return read(self, *arguments)
 
-    monkeypatch.setattr(EdgeToPod, "inference", inference)
+    monkeypatch.setattr(UnreadBodies, "read", recorded)
     body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"a" * (1_100_000 if large else 300_000))
     async with chain() as client:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"

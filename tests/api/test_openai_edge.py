@@ -1,22 +1,19 @@
-"""The edge checks requests, strips engine fields, and answers errors in OpenAI's format."""
+"""The edge refuses requests, checks large bodies and forms, and answers errors in OpenAI's format."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
-from router.observe.unrouted_requests import UnroutedRequests
 
 from router.admission.tenant import OPEN_TENANT
-from router.api import openai_edge
 from router.api.exchange import Exchange, ReceivedRequest
 from router.api.openai_edge import OpenAiEdge
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
-from router.engines.steering import STEERING_FIELDS
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,
@@ -29,19 +26,16 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
 )
-from router.fleet.fleet import Fleet
-from router.observe.log import RequestLog
-from router.observe.metrics import Metrics
+from router.request import reading
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList, first_values
-from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
+from router.request.reading import RequestReader
+from router.types import Endpoint, Pod
+from tests.api.edges import edge_of
+from tests.request.cores import CoreOfPods
+from tests.request.test_reading import CHAT, FORWARDED, OTHER_POD, POD, Headers
 
-POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))
-OTHER_POD = Pod(id="b", url="http://b", engine="vllm", speed=PodSpeed(1, 1, 0), models=("n",))
-Headers = Sequence[tuple[bytes, bytes]]
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
-CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-FORWARDED = {"id": "x", "model": "m", "prompt": "p"}
 
 
 class Forwarder:
@@ -59,13 +53,12 @@ def make_edge(
     limits: Limits | None = None,
     forward: Forward = answer_nothing,
     configured: frozenset[str] = frozenset(),
-    log_lines: list[str] | None = None,
+    core: CoreOfPods | None = None,
 ) -> OpenAiEdge:
-    fleet = Fleet()
-    fleet.sync(pods or [POD])
-    forwarder = cast(Any, Forwarder(forward))
-    unrouted = UnroutedRequests(Metrics(), RequestLog("json", write=log_lines.append if log_lines is not None else len))
-    return OpenAiEdge(forwarder, fleet, unrouted, edge or Edge(), limits or Limits(), configured)
+    core, edge, limits = core or CoreOfPods([]), edge or Edge(), limits or Limits()
+    core.fleet.sync(pods or [POD])
+    reader = RequestReader(core.fleet, edge, limits.max_messages, configured)
+    return edge_of(core, Forwarder(forward), edge=edge, limits=limits, reader=reader)
 
 
 def received(
@@ -79,17 +72,9 @@ def refusal_of(edge: OpenAiEdge, request: ReceivedRequest) -> RouterError | None
     return edge.refusal(request, edge.methods(request.path))
 
 
-def admitted(edge: OpenAiEdge, fields: object, path: str = "/v1/rerank", headers: Headers = ()) -> InferenceRequest:
-    """The request that the edge makes of a JSON body."""
-    return edge.admit(received(json.dumps(fields).encode(), path=path, headers=headers), "r").request
-
-
-def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str, model: str = "") -> float:
+def counted(core: CoreOfPods, endpoint: Endpoint, result: str, model: str = "") -> float:
     """The requests of the metric with this result."""
-    value = edge._unrouted._metrics.registry.get_sample_value(
-        "warmroute_requests_total", {"endpoint": endpoint.value, "model": model, "result": result}
-    )
-    return value or 0.0
+    return core.counted("warmroute_requests_total", endpoint=endpoint.value, model=model, result=result)
 
 
 # --- large bodies ---
@@ -98,82 +83,23 @@ def counted(edge: OpenAiEdge, endpoint: Endpoint, result: str, model: str = "") 
 @pytest.mark.anyio
 async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding it would hold the event loop."""
-    monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr(reading, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
-    edge, request = make_edge(limits=Limits(max_json_items=1_024)), received(body, path="/v1/chat/completions")
+    core, request = CoreOfPods([]), received(body, path="/v1/chat/completions")
+    edge = make_edge(limits=Limits(max_json_items=1_024), core=core)
     assert await edge._read_large(request, "r") is None
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         edge.admit(request, "r")
-    assert counted(edge, Endpoint.CHAT, "malformed_request") == 1
+    assert counted(core, Endpoint.CHAT, "malformed_request") == 1
 
 
 @pytest.mark.anyio
 async def test_a_previewed_body_is_checked_as_a_sent_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator may preview what a client has sent."""
-    monkeypatch.setattr(openai_edge, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr(reading, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         await make_edge(limits=Limits(max_json_items=1_024)).read(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
-
-
-@pytest.mark.parametrize(
-    ("body", "is_refused"),
-    [
-        (b'{"model":"m","\xff":1}', True),
-        (b'{"model":"m","rid":"\xff"}', False),
-        (b'{"model":"m","pr\\u0069ority":1,"input":"\xc3\xa9"}', False),
-    ],
-)
-def test_a_body_of_another_endpoint_is_read_once(body: bytes, *, is_refused: bool) -> None:
-    """Only one that is not UTF-8 is read again; keys must be."""
-    edge = make_edge()
-    if is_refused:
-        with pytest.raises(MalformedRequest, match="not a valid JSON object"):
-            edge.inference(Endpoint.OTHER, {}, body, "r", OPEN_TENANT)
-    else:
-        left = edge.inference(Endpoint.OTHER, {}, body, "r", OPEN_TENANT).body
-        assert not {"rid", "priority"} & json.loads(left.decode(errors="replace")).keys()
-
-
-def test_a_chat_with_too_many_messages_is_refused() -> None:
-    edge, fields = make_edge(limits=Limits(max_messages=2)), {**CHAT, "messages": CHAT["messages"] * 3}
-    with pytest.raises(MalformedRequest, match=r"3 items, more than 2 \(limits\.max_messages\)") as caught:
-        admitted(edge, fields, "/v1/chat/completions")
-    assert caught.value.param == "messages"
-    assert admitted(edge, {**CHAT, "messages": CHAT["messages"] * 2}, "/v1/chat/completions").prompt
-
-
-# --- engine fields ---
-
-
-def test_engine_fields_are_removed_from_the_body_and_the_prompt_is_kept() -> None:
-    edge = make_edge()
-    messages = [{"role": "user", "content": text} for text in "abc"]
-    plain = json.dumps({"model": "m", "messages": messages}).encode()
-    steering = json.dumps({"model": "m", "messages": messages, "kv_transfer_params": {"remote": 1}}).encode()
-    for body in (plain, steering):
-        request = edge.inference(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
-        assert json.loads(request.body) == {"model": "m", "messages": messages}
-        assert [json.loads(bytes(message)) for message in request.prompt["messages"]] == messages
-    assert edge.inference(Endpoint.CHAT, {}, plain, "r", OPEN_TENANT).body is plain
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize"])
-@pytest.mark.parametrize("name", sorted(STEERING_FIELDS))
-def test_engine_fields_are_removed_on_every_path(path: str, name: str) -> None:
-    """Also where the router reads only the model."""
-    edge = make_edge(edge=Edge(extra_paths=("/tokenize",)))
-    assert json.loads(admitted(edge, {**FORWARDED, name: 1}, path).body) == FORWARDED
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses"])
-def test_engine_fields_are_removed_from_nested_objects(path: str) -> None:
-    """On every path; the other members stay."""
-    nested = {"vllm_xargs": {"kv_transfer_params": {"remote_host": "h"}, "mine": 1}}
-    assert json.loads(admitted(make_edge(), {**FORWARDED, **nested}, path).body) == {
-        **FORWARDED,
-        "vllm_xargs": {"mine": 1},
-    }
 
 
 FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n{}\r\n--b--\r\n'
@@ -254,134 +180,6 @@ def test_several_content_types_are_refused() -> None:
     assert refusal_of(make_edge(), received(b"{}", headers=[MULTIPART, (b"x", b"1"), (b"x", b"2")])) is None
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses"])
-def test_engine_fields_of_trusted_clients_are_kept(path: str) -> None:
-    """With `edge.trust_engine_fields`."""
-    edge = make_edge(edge=Edge(trust_engine_fields=True))
-    fields = {**FORWARDED, "kv_transfer_params": {"remote": 1}}
-    assert json.loads(admitted(edge, fields, path).body) == fields
-
-
-def test_passed_through_bodies_that_are_not_objects_are_unchanged() -> None:
-    """They go to the only model; no engine finds a field in them."""
-    edge = make_edge()
-    for body in (b"--boundary\r\n{}", b"", b"[1]"):
-        assert edge.admit(received(body), "r").request.body is body
-
-
-def test_passed_through_bodies_in_other_encodings_are_refused() -> None:
-    """Engines would decode them; a trusted client may send them."""
-    body = json.dumps(FORWARDED).encode("utf-16")
-    with pytest.raises(MalformedRequest):
-        make_edge().admit(received(body), "r")
-    assert make_edge(edge=Edge(trust_engine_fields=True)).admit(received(body), "r").request.body is body
-
-
-# --- what a request is made of ---
-
-
-def test_a_request_has_the_fields_that_routing_needs() -> None:
-    """From body and headers."""
-    headers = [(b"x-tenant-id", b"t"), (b"x-session-id", b"s")]
-    fields = {"model": "lora", "messages": [{}], "stream": True, "cache_salt": "c", "max_tokens": 7}
-    request = admitted(make_edge(), fields, "/v1/chat/completions", headers)
-    assert (request.id, request.endpoint, request.model, request.adapter) == ("r", Endpoint.CHAT, "m", "lora")
-    assert (request.stream, request.tenant, request.session, request.salt) == (True, "t", "s", "c")
-    assert request.max_output_tokens == 7
-
-
-def test_a_passed_through_request_has_tenant_and_session() -> None:
-    """By the configured headers, in any case of letters."""
-    edge = make_edge(edge=Edge(tenant_header="X-Org", session_headers=("X-Chat",)))
-    request = admitted(edge, FORWARDED, headers=[(b"x-org", b"t"), (b"x-chat", b"s")])
-    assert (request.id, request.endpoint, request.tenant, request.session) == ("r", Endpoint.OTHER, "t", "s")
-    assert (request.model, request.adapter) == ("m", "")
-
-
-@pytest.mark.parametrize(
-    ("place", "kept"),
-    [
-        ("session_id", "session"),
-        ("cache_salt", "salt"),
-        ("x-session-id", "session"),
-        ("x-tenant-id", "tenant"),
-        ("x-claude-code-session-id", "session"),
-    ],
-)
-def test_a_name_that_is_kept_has_a_limit(place: str, kept: str) -> None:
-    """A longer one is refused with its place and the limit."""
-
-    def send(name: str) -> InferenceRequest:
-        if place.startswith("x-"):
-            return admitted(make_edge(), CHAT, Endpoint.CHAT, [(place.encode(), name.encode())])
-        return admitted(make_edge(), {**CHAT, place: name}, Endpoint.CHAT)
-
-    assert getattr(send("n" * MAX_NAME_CHARACTERS), kept) == "n" * MAX_NAME_CHARACTERS
-    with pytest.raises(MalformedRequest, match=rf"`{place}`.*|.*`{place}`") as caught:
-        send("n" * (MAX_NAME_CHARACTERS + 1))
-    assert str(MAX_NAME_CHARACTERS) in str(caught.value) and caught.value.param == place
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, None),
-        ({"max_tokens": 5}, 5),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, 6),
-        ({"max_tokens": 0}, None),
-        ({"max_tokens": -1}, None),
-        ({"max_tokens": 1}, 1),
-    ],
-)
-def test_the_output_limit_is_the_positive_one(fields: dict[str, int], expected: int | None) -> None:
-    """`max_completion_tokens` before `max_tokens`."""
-    body = {"model": "m", "messages": [{}], **fields}
-    assert admitted(make_edge(), body, "/v1/chat/completions").max_output_tokens == expected
-
-
-def test_the_session_header_overrides_the_body() -> None:
-    """`session_id` of the body is used without a header."""
-    body = {"model": "m", "messages": [{}], "session_id": "body"}
-    assert admitted(make_edge(), body, "/v1/chat/completions").session == "body"
-    headers = [(b"x-session-id", b"header")]
-    assert admitted(make_edge(), body, "/v1/chat/completions", headers).session == "header"
-
-
-@pytest.mark.parametrize("header", [b"x-session-id", b"session-id", b"x-claude-code-session-id"])
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_the_headers_of_coding_agents_name_the_session(header: bytes, path: str) -> None:
-    """By default, on every endpoint."""
-    body = {"model": "m", "messages": [{}], "input": "x"}
-    assert admitted(make_edge(), body, path, [(header, b"s")]).session == "s"
-
-
-def test_the_first_configured_session_header_that_is_present_counts() -> None:
-    """Not the first that was sent; an empty one counts as absent."""
-    body = {"model": "m", "messages": [{}], "session_id": "body"}
-    sent = [(b"x-claude-code-session-id", b"third"), (b"session-id", b"second"), (b"x-session-id", b"")]
-    assert admitted(make_edge(), body, Endpoint.CHAT, sent).session == "second"
-    edge = make_edge(edge=Edge(session_headers=()))
-    assert admitted(edge, body, Endpoint.CHAT, sent).session == "body"
-
-
-def test_an_unknown_model_is_told_from_one_without_pods() -> None:
-    """404, or 503 if the model is configured."""
-    edge = make_edge(configured=frozenset({"late"}))
-    with pytest.raises(UnknownModel) as caught:
-        admitted(edge, {"model": "nobody"})
-    assert caught.value.param == "model"
-    with pytest.raises(NoReadyPod, match="late"):
-        admitted(edge, {"model": "late"})
-
-
-def test_a_request_without_a_model_goes_to_the_only_one() -> None:
-    """With several models it is refused."""
-    assert admitted(make_edge(), {"x": 1}).model == "m"
-    with pytest.raises(MalformedRequest) as caught:
-        admitted(make_edge(POD, OTHER_POD), {"x": 1})
-    assert caught.value.param == "model"
-
-
 # --- refusals ---
 
 
@@ -427,32 +225,33 @@ def test_requests_are_refused_by_their_headers(headers: Headers, refusal: type[R
 
 def test_a_refusal_is_raised_and_counted() -> None:
     """Before anything of the request is parsed."""
-    edge, request = make_edge(), received(b"not JSON", path="/v1/completions")
+    core, request = CoreOfPods([]), received(b"not JSON", path="/v1/completions")
     request.refusal = BodyTooLarge("too large")
     with pytest.raises(BodyTooLarge):
-        edge.admit(request, "r")
-    assert counted(edge, Endpoint.COMPLETIONS, "body_too_large") == 1
+        make_edge(core=core).admit(request, "r")
+    assert counted(core, Endpoint.COMPLETIONS, "body_too_large") == 1
 
 
 def test_a_configured_model_that_no_pod_serves_is_counted_under_its_name() -> None:
     """An alert for one model sees it; names that clients invent make no series."""
-    edge = make_edge(configured=frozenset({"late"}))
+    core = CoreOfPods([])
+    edge = make_edge(configured=frozenset({"late"}), core=core)
     for model, error in (("late", NoReadyPod), ("invented", UnknownModel)):
         with pytest.raises(error):
             edge.admit(received(json.dumps({"model": model}).encode()), "r")
-    assert counted(edge, Endpoint.OTHER, "no_ready_pod", "late") == 1
-    assert counted(edge, Endpoint.OTHER, "model_not_found") == 1
+    assert counted(core, Endpoint.OTHER, "no_ready_pod", "late") == 1
+    assert counted(core, Endpoint.OTHER, "model_not_found") == 1
 
 
 def test_requests_that_are_never_routed_have_a_line_in_the_log() -> None:
     """Refused, abandoned, and not parsed: with the status and the code of the response."""
-    lines: list[str] = []
-    edge = make_edge(log_lines=lines)
+    core = CoreOfPods([])
+    edge = make_edge(core=core)
     with pytest.raises(UnknownModel):
         edge.admit(received(b'{"model": "' + b"n" * 5000 + b'"}'), "r")
     edge.abandoned(received(path="/v1/embeddings"))
     edge.standalone_error(Saturated("full"))
-    refused, left, unparsed = map(json.loads, lines)
+    refused, left, unparsed = map(json.loads, core.log_lines)
     assert len(refused.pop("error")) < 600
     for line in (refused, left, unparsed):
         assert line.pop("event") == "request" and line.pop("timestamp") and line.pop("level") == "info"
@@ -463,20 +262,22 @@ def test_requests_that_are_never_routed_have_a_line_in_the_log() -> None:
 
 def test_abandoned_requests_are_counted_by_endpoint() -> None:
     """Clients that left before they were served."""
-    edge = make_edge()
+    core = CoreOfPods([])
+    edge = make_edge(core=core)
     edge.abandoned(received(path="/v1/embeddings"))
     edge.abandoned(received(path="/v1/rerank"))
-    assert counted(edge, Endpoint.EMBEDDINGS, "client_gone") == counted(edge, Endpoint.OTHER, "client_gone") == 1
+    assert counted(core, Endpoint.EMBEDDINGS, "client_gone") == counted(core, Endpoint.OTHER, "client_gone") == 1
 
 
 def test_a_standalone_error_ends_the_connection() -> None:
     """A whole HTTP response."""
-    edge = make_edge()
+    core = CoreOfPods([])
+    edge = make_edge(core=core)
     head, _, body = edge.standalone_error(Saturated("full")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert head.endswith(b"\r\nconnection: close") and b"retry-after: 1" in head
     assert json.loads(body)["error"]["message"] == "full"
-    assert counted(edge, Endpoint.OTHER, "saturated") == 1
+    assert counted(core, Endpoint.OTHER, "saturated") == 1
 
 
 # --- errors while serving ---

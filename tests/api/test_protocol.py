@@ -59,6 +59,9 @@ class Edge:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
+    def quota_refusal(self, _received: ReceivedRequest) -> None:
+        pass
+
     def abandoned(self, received: ReceivedRequest) -> None:
         self.abandoned_paths.append(received.path)
 

@@ -10,30 +10,19 @@ from typing import Any, cast
 import pytest
 
 from router.api.exchange import Exchange
-from router.fleet.fleet import Fleet
-from router.index.stored_responses import StoredResponse, StoredResponses
-from router.proxy.response_locator import ResponseLocator
+from router.index.stored_responses import StoredResponse
 from router.request.context import RequestContext
 from router.types import Endpoint
-from tests.api.test_openai_edge import POD, make_edge
+from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, read_answer, whole
+from tests.request.cores import CoreOfPods
+from tests.request.test_reading import POD
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
-def make_locator() -> ResponseLocator:
-    """Two models on two pods; `b` stores a response."""
-    fleet = Fleet()
-    fleet.sync([replace(POD, id=name) for name in ("a", "b")])
-    for name in ("a", "b"):
-        fleet.describe(name, models=(f"model-{name}",))
-    locator = ResponseLocator(fleet, StoredResponses())
-    locator.stored.learn(StoredResponse("resp_1", "b", "model-b", monotonic()), monotonic())
-    return locator
-
-
 async def ask(method: str, path: str) -> tuple[list[RequestContext], bytes, bytes]:
-    """(what was forwarded, head, body)."""
+    """(what was forwarded, head, body). There are two models on two pods; `b` stores a response."""
     forwarded: list[RequestContext] = []
 
     async def forward(context: RequestContext, client: Exchange) -> None:
@@ -41,9 +30,10 @@ async def ask(method: str, path: str) -> tuple[list[RequestContext], bytes, byte
         await whole(b"{}")(client)
 
     pods = [replace(POD, id=name, models=(f"model-{name}",)) for name in ("a", "b")]
-    edge = cast(Any, make_edge(*pods, forward=forward))
+    core = CoreOfPods([])
+    core.state.stored.learn(StoredResponse("resp_1", "b", "model-b", monotonic()), monotonic())
+    edge = cast(Any, make_edge(*pods, forward=forward, core=core))
     edge.connections = set()
-    edge._forwarder.responses = make_locator()
     async with connected(edge) as (reader, writer):
         writer.write(f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n".encode())
         return forwarded, *await read_answer(reader)

@@ -15,7 +15,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from itertools import cycle
@@ -26,11 +25,10 @@ from types import FrameType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from router.proxy.usage_records import UsageRecords
 
 from router.admission.gate import AdmissionGate
 from router.admission.keys import Tenants
-from router.admission.quotas import Quota
+from router.admission.quotas import Quota, Quotas
 from router.admission.tenant import Tenant
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
@@ -38,14 +36,17 @@ from router.observe.class_metrics import ClassMetrics
 from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
+from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext
 from router.request.inbound import Inbound
-from router.request.quota_charges import QuotaAdmission
+from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import ResponseReader
+from router.request.usage import usage_of
 from router.types import Endpoint, InferenceRequest
-from tests.api.test_openai_edge import make_edge
+from router.wiring.core_parts import SYSTEM_CLOCK
 from tests.policy.scenes import POLICIES, pod, ready, scene
+from tests.request.test_reading import make_reader
 
 KEYS, TENANTS, ROUNDS, REQUESTS = 100_000, 10, 41, 2_000
 CHAT = "/v1/chat/completions"
@@ -110,26 +111,29 @@ def bytecodes(serve: Callable[[], Any]) -> int:
 
 def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[], None]:
     """A request of the tenants in turn, counted and recorded if they have quotas, and nothing else of it."""
-    admission = QuotaAdmission()
-    usage = UsageRecords(admission, ClassMetrics(CollectorRegistry()), UsageWriter("bench", log.write))
+    charges, metrics, writer = (
+        QuotaCharges(Quotas(), SYSTEM_CLOCK),
+        ClassMetrics(CollectorRegistry()),
+        UsageWriter("bench", log.write),
+    )
     tenants = cycle([Tenant(name=f"t{number}", quotas=quotas) for number in range(TENANTS)])
     inbound, decision = Inbound("r", "POST", b"/", []), decide(scene(*ready(pod("a"))), POLICIES["least_load"])
     reader, served = ResponseReader(), decision.candidates[0]
     reader.feed(ANSWER)
     ended = Outcome(id="r", at_s=1.0, model="m", endpoint=CHAT, result="ok", served=served, output_tokens=64)
 
-    async def count(context: RequestContext) -> None:
-        await admission.begin(context)
-        await admission.charge(context, 256)
-
     def serve() -> None:
         tenant = next(tenants)
         request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=BODY, tenant=tenant.name)
-        context = RequestContext(request, inbound, tenant=tenant, reader=reader, status=200, decision=decision)
+        phases = Phases(SYSTEM_CLOCK.now_s())
+        context = RequestContext(request, inbound, phases, tenant=tenant, reader=reader, status=200, decision=decision)
         if tenant.quotas:
-            with suppress(StopIteration):
-                count(context).send(None)
-            usage.end(context, ended)
+            assert not [*charges.begin(context), *charges.charge(context, 256)], "it waits"
+            used = usage_of(context, ended)
+            assert context.hold is not None
+            charges.end(context.hold, used.computed_tokens, used.output_tokens)
+            metrics.observe_usage(used)
+            writer.write(used)
 
     return serve
 
@@ -147,12 +151,12 @@ def main() -> None:
         tenants = tenants_of(keys, Path(folder))
     times = sorted(look_up_us(tenants, keys) for _ in range(7))
     print(f"a look-up: {times[0]:.2f} to {times[-1]:.2f} us")
-    edge, named = make_edge(), {b"authorization": b"Bearer " + keys[3]}
+    reader, named = make_reader(), {b"authorization": b"Bearer " + keys[3]}
 
     def serve(gate: AdmissionGate) -> None:
         tenant = gate.admit(CHAT, named, time.time())
         assert not isinstance(tenant, RouterError)
-        edge.inference(Endpoint.CHAT, named, BODY, "r", tenant)
+        reader.read(Endpoint.CHAT, named, BODY, "r", tenant)
 
     without, with_tenants = partial(serve, AdmissionGate()), partial(serve, AdmissionGate(lambda: tenants))
     print_difference("keys and salts", with_tenants, without)

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
-from router.observe.unrouted_requests import UnroutedRequests
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
@@ -27,24 +26,24 @@ from router.config.schema import Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
-from router.fleet.fleet import Fleet
-from router.observe.metrics import Metrics
 from router.observe.tracing import RequestTrace
 from router.proxy.headers import HeaderRules
 from router.proxy.relay import Downstream
+from router.proxy.response_locator import ResponseLocator
 from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields
+from router.request.reading import RequestReader
 from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.by_h11 import ReadRequest, read_connection
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
+from tests.request.cores import CoreOfPods
 
 LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
 POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), dp_rank=3)
-UNROUTED = UnroutedRequests(Metrics(), None)
 TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
 MOST_LOOP_S = 0.02
@@ -125,14 +124,9 @@ async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes | None:
     return None
 
 
-def _fleet() -> Fleet:
-    fleet = Fleet()
-    fleet.sync([POD])
-    return fleet
-
-
-FLEET = _fleet()
-POOL = ToPod
+POOL, CORE = ToPod, CoreOfPods([POD])
+READER = RequestReader(CORE.fleet, Edge(), LIMITS.max_messages, frozenset())
+RESPONSES = ResponseLocator(CORE.fleet, CORE.state.stored)
 
 
 class Accepted:
@@ -149,7 +143,7 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
-    edge = Watched(cast(Any, accepted.forwarder), FLEET, UNROUTED, Edge(), LIMITS, frozenset())
+    edge = Watched(accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS)
     config = uvicorn.Config(
         App(edge, cast(FastAPI, accepted.own), AdmissionGate()),
         http=EdgeProtocol,

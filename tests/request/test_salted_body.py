@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.api.openai_edge import OpenAiEdge
 from router.errors import MalformedRequest
+from router.request.reading import RequestReader
 from router.request.salted_body import appended_salt, replaced_salt
 from router.types import Endpoint, InferenceRequest
-from tests.api.test_openai_edge import CHAT, POD, make_edge
+from tests.request.test_reading import CHAT, POD, make_reader
 
 ACME, OTHER = Tenant(name="acme", salt="a" * 32), Tenant(name="other", salt="b" * 32)
 BODIES: dict[Endpoint, dict[str, Any]] = {
@@ -40,9 +40,9 @@ def test_only_the_salt_changes(fields: dict[str, Any], blanks: str) -> None:
 
 
 def sent(
-    body: bytes, endpoint: Endpoint = Endpoint.CHAT, tenant: Tenant = ACME, edge: OpenAiEdge | None = None
+    body: bytes, endpoint: Endpoint = Endpoint.CHAT, tenant: Tenant = ACME, reader: RequestReader | None = None
 ) -> InferenceRequest:
-    return (edge or make_edge()).inference(endpoint, {}, body, "r", tenant)
+    return (reader or make_reader()).read(endpoint, {}, body, "r", tenant)
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -112,18 +112,16 @@ def test_a_body_without_an_object_is_unchanged(body: bytes) -> None:
 
 def test_an_engine_that_refuses_the_field_does_not_get_it() -> None:
     """TensorRT-LLM knows it in chats only. Hashes have it in any case."""
-    edge = make_edge(replace(POD, engine="trtllm"))
-    completion = sent(json.dumps(BODIES[Endpoint.COMPLETIONS]).encode(), Endpoint.COMPLETIONS, edge=edge)
+    reader = make_reader(replace(POD, engine="trtllm"))
+    completion = sent(json.dumps(BODIES[Endpoint.COMPLETIONS]).encode(), Endpoint.COMPLETIONS, reader=reader)
     assert json.loads(completion.body) == BODIES[Endpoint.COMPLETIONS]
     assert completion.salt == ACME.salt
-    assert "cache_salt" in json.loads(sent(json.dumps(CHAT).encode(), edge=edge).body)
+    assert "cache_salt" in json.loads(sent(json.dumps(CHAT).encode(), reader=reader).body)
 
 
 def test_sessions_of_two_tenants_are_not_the_same() -> None:
     """Without tenants they are as the client names them."""
     named = {b"x-session-id": b"s"}
     body = json.dumps(CHAT).encode()
-    sessions = [
-        make_edge().inference(Endpoint.CHAT, named, body, "r", one).session for one in (ACME, OTHER, OPEN_TENANT)
-    ]
+    sessions = [make_reader().read(Endpoint.CHAT, named, body, "r", one).session for one in (ACME, OTHER, OPEN_TENANT)]
     assert len(set(sessions)) == 3 and sessions[2] == "s"

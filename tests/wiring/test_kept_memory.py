@@ -74,17 +74,17 @@ class Router:
     async def send(self, fields: dict[str, Any], path: str, headers: Headers = ()) -> None:
         """Serve one request; errors are the client's."""
         self.requests += 1
-        body, forwarder = msgspec.json.encode(fields), self.program.forwarder
+        body, requests = msgspec.json.encode(fields), self.program.core.requests
         listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
         received = ReceivedRequest("POST", path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
         try:
             context = self.program._edge.admit(received, checked_id(received.named))
-            context.prompt = await forwarder._decisions.fingerprint(context)
-            context.decision = forwarder._decisions.decide(context, await forwarder._decisions.match(context))
+            await self.program._steps.run(requests.prepare(context))
         except RouterError:
             return
+        requests.endings.begin()
         context.result = "ok"
-        forwarder.settle(context)
+        requests.endings.end(context)
 
 
 @pytest.fixture(scope="module")
