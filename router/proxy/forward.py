@@ -17,7 +17,7 @@ from router.proxy.response_locator import ResponseLocator
 from router.proxy.websockets import WebSocketClient, WebSocketTunnels
 from router.request.context import RequestContext
 from router.request.requests import Requests
-from router.request.steps import Locate, QuotaExchange, Step, Ticket, Tokens
+from router.request.preparation_steps import Locate, QuotaExchange, Step, Ticket, Tokens
 
 _Result = TypeVar("_Result")
 

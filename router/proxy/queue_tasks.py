@@ -10,7 +10,7 @@ from functools import partial
 
 from router.errors import RouterError
 from router.request.queues import ModelQueue, RequestQueues
-from router.request.steps import Ticket
+from router.request.preparation_steps import Ticket
 
 Settle = Callable[[RouterError | None], None]
 

@@ -15,7 +15,7 @@ from router.types import PodId, ScenePicture
 
 
 class Booking:
-    """The leases of one attempt. `first_token` and `release` are idempotent."""
+    """The leases of one attempt. `handed_over`, `first_token` and `release` are idempotent."""
 
     def __init__(
         self,
@@ -68,6 +68,8 @@ class Booking:
 
     def handed_over(self, now_s: float) -> None:
         """The prefill pod has responded: from now on it only sends KV."""
+        if self.has_handed_over:
+            return
         self.has_handed_over = True
         if self._prefill_lease is not None:
             self._observe(self._prefill_lease, now_s)

@@ -17,7 +17,7 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
-from router.request.usage import unused, usage_of
+from router.request.request_usage import unused, usage_of
 
 
 class Endings:

@@ -1,6 +1,6 @@
 """Prepares a request until it may be attempted.
 
-`prepare` is a generator: it yields what its front must do (`steps.py`), receives the answers, and returns when the
+`prepare` is a generator: it yields what its front must do (`preparation_steps.py`), receives the answers, and returns when the
 request has a decision and a place. It waits for nothing itself.
 """
 
@@ -19,7 +19,7 @@ from router.request.fleet_state import FleetState
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
-from router.request.steps import Locate, Step, Tokens, WithoutUuids
+from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.token_answers import ABOUT_TOKENS, token_answer
 from router.types import Endpoint
 

@@ -22,7 +22,7 @@ from router.request.context import RequestContext
 from router.request.counters import Counters
 from router.request.decisions import RequestDecisions
 from router.request.fleet_state import FleetState
-from router.request.steps import Step, Ticket
+from router.request.preparation_steps import Step, Ticket
 
 DEADLINE_HEADER = b"x-request-deadline-ms"
 MAX_DEADLINE_DIGITS = 9

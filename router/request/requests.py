@@ -20,7 +20,7 @@ from router.request.endings import Endings
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.preparation import Preparation
-from router.request.steps import Locate, Step, Tokens
+from router.request.preparation_steps import Locate, Step, Tokens
 from router.request.tracker import Tracker
 from router.types import InferenceRequest
 

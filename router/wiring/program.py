@@ -115,14 +115,8 @@ class Program:
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
-        self.prompts = Prompts(
-            config,
-            self._pools.of,
-            partial(ready_pods, self.fleet),
-            self.metrics,
-            load,
-            _fleet_lookups(self.fleet),
-        )
+        ready, lookups = partial(ready_pods, self.fleet), _fleet_lookups(self.fleet)
+        self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, lookups)
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
@@ -147,12 +141,8 @@ class Program:
         self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
         self._worker_sync = self._build_worker_sync(worker) if worker else None
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
-        own = public_app(
-            self.fleet,
-            lambda: self._readiness()[0],
-            self._run,
-            partial(self.core.requests.endings.refused, Endpoint.OTHER),
-        )
+        refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
+        own = public_app(self.fleet, lambda: self._readiness()[0], self._run, refused)
         self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
 

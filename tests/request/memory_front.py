@@ -22,7 +22,7 @@ from router.request.inbound import Inbound
 from router.request.queues import ModelQueue
 from router.request.reading import ENDPOINTS, RequestReader
 from router.request.response_reader import reader_of
-from router.request.steps import Step, Ticket, Tokens
+from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
 

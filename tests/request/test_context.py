@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
-from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
@@ -15,8 +15,8 @@ from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
 from router.request.inbound import HeaderList, Inbound
-from router.request.response_reader import ResponseReader
-from router.types import Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
+from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
+from tests.request.cores import CoreOfPods, pods_at
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
 
@@ -59,17 +59,20 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
         (False, [USAGE], 4),
         (True, [b'data: {"choices": []}\n\n'] * 9 + [b"data: " + USAGE + b"\n\n"], 4),
         (True, [b'data: {"choices": []}\n\n'] * 9, 9),
-        (False, [b'{"choices": []', b"}"], 0),
+        (False, [b'{"choices": []', b"}"], PRIOR_OUTPUT_TOKENS),
     ],
     ids=["reported", "reported in a stream", "counted in a stream", "unknown"],
 )
 def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: list[bytes], tokens: int) -> None:
-    """An engine reports it in a stream only if the client asks for that."""
-    context = responded(Direct(pod("d")), None)
-    context.request, context.reader = replace(context.request, stream=stream), ResponseReader()
-    for piece in pieces:
-        context.reader.feed(piece)
-    assert context.answer_tokens == tokens
+    """An engine reports it in a stream only if the client asks for that. Later answers are expected to be as long."""
+    core = CoreOfPods(pods_at({"a": "http://a"}))
+    for _ in range(200):
+        context = core.context(stream=stream)
+        context.result = "ok"
+        for piece in pieces:
+            context.reader.feed(piece)
+        core.core.requests.endings.end(context)
+    assert core.output_lengths.expected_tokens(msgspec.structs.replace(context.request, max_output_tokens=None)) == tokens
 
 
 def test_a_receipt_names_both_pods() -> None:
