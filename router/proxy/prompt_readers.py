@@ -210,8 +210,9 @@ class LocalReader:
             return None
 
     def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
-        """A prompt with a cached prefix and little behind it, rendered at once."""
-        is_short = opened.found is not None and opened.found.new_bytes <= INLINE_BYTES
+        """A prompt of any kind with a cached prefix and little behind it, rendered at once."""
+        found = opened.found
+        is_short = found is not None and found.key and found.new_bytes <= INLINE_BYTES
         return self._fingerprinter.render_new(opened) if is_short else None
 
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from functools import partial
-from itertools import compress
-from operator import attrgetter, is_not, itemgetter, not_
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -117,8 +115,6 @@ _NUMBERS_IN = {
 _NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items() if names}
 _VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
 _FIRST_BYTE = itemgetter(0)
-_IS_GIVEN = partial(is_not, msgspec.UNSET)
-_ABSENT = (None, msgspec.UNSET)
 _NULL = msgspec.Raw(b"null")
 _NOTHING = msgspec.Raw(b"[]")
 _TEXTS_OF = dict.fromkeys(Endpoint, ("messages", "prompt", "prompt_embeds")) | dict.fromkeys(
@@ -153,9 +149,9 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     except _DECODE_ERRORS as error:
         raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
     if endpoint in _NUMBERS_OF:
-        numbers = _NUMBERS_OF[endpoint](parsed)
-        for name, raw in compress(zip(_NUMBERS_IN[endpoint], numbers, strict=True), map(_IS_GIVEN, numbers)):
-            setattr(parsed, name, _number(name, raw))
+        for name, raw in zip(_NUMBERS_IN[endpoint], _NUMBERS_OF[endpoint](parsed), strict=True):
+            if raw is not msgspec.UNSET:
+                setattr(parsed, name, _number(name, raw))
     if endpoint is Endpoint.CHAT:
         _check_chat(parsed, max_messages)
     elif endpoint is Endpoint.RESPONSES:
@@ -198,9 +194,8 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     """The fields that determine the prompt's tokens."""
     if endpoint not in _PROMPT_FIELDS:
         return {}
-    values = _PROMPT_FIELDS_OF[endpoint](parsed)
-    named = zip(_PROMPT_FIELDS[endpoint], values, strict=True)
-    return dict(compress(named, map(not_, map(_ABSENT.__contains__, values))))
+    named = zip(_PROMPT_FIELDS[endpoint], _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
+    return {name: value for name, value in named if value is not None and value is not msgspec.UNSET}
 
 
 def has_engine_fields(parsed: Any) -> bool:
