@@ -16,8 +16,8 @@ from router.proxy.relay import Downstream
 from router.proxy.response_locator import ResponseLocator
 from router.proxy.websockets import WebSocketClient, WebSocketTunnels
 from router.request.context import RequestContext
-from router.request.requests import Requests
 from router.request.preparation_steps import Locate, QuotaExchange, Step, Ticket, Tokens
+from router.request.requests import Requests
 
 _Result = TypeVar("_Result")
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 
 from router.errors import RouterError
-from router.request.queues import ModelQueue, RequestQueues
 from router.request.preparation_steps import Ticket
+from router.request.queues import ModelQueue, RequestQueues
 
 Settle = Callable[[RouterError | None], None]
 

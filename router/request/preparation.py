@@ -1,7 +1,7 @@
 """Prepares a request until it may be attempted.
 
-`prepare` is a generator: it yields what its front must do (`preparation_steps.py`), receives the answers, and returns when the
-request has a decision and a place. It waits for nothing itself.
+`prepare` is a generator: it yields what its front must do (`preparation_steps.py`), receives the answers, and returns
+when the request has a decision and a place. It waits for nothing itself.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.decisions import RequestDecisions
 from router.request.fleet_state import FleetState
+from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
-from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.token_answers import ABOUT_TOKENS, token_answer
 from router.types import Endpoint
 

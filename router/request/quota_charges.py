@@ -15,8 +15,8 @@ from router.endpoints import Endpoint
 from router.errors import QuotaExceeded
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.rate_limit_headers import limit_headers, refusal_headers
 from router.request.preparation_steps import QuotaExchange, Step
+from router.request.rate_limit_headers import limit_headers, refusal_headers
 
 MAX_EXCHANGES = 2
 """Exchanges of shares that a request waits for."""

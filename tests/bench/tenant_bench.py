@@ -41,8 +41,8 @@ from router.policy.decide import decide
 from router.request.context import RequestContext
 from router.request.inbound import Inbound
 from router.request.quota_charges import QuotaCharges
-from router.request.response_reader import ResponseReader
 from router.request.request_usage import usage_of
+from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import SYSTEM_CLOCK
 from tests.policy.scenes import POLICIES, pod, ready, scene

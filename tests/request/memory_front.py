@@ -19,10 +19,10 @@ from router.request.context import RequestContext
 from router.request.core import Core
 from router.request.error_responses import error_body, response_for
 from router.request.inbound import Inbound
+from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
 from router.request.reading import ENDPOINTS, RequestReader
 from router.request.response_reader import reader_of
-from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from xxhash import xxh3_64_hexdigest
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
@@ -72,7 +72,9 @@ def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: li
         for piece in pieces:
             context.reader.feed(piece)
         core.core.requests.endings.end(context)
-    assert core.output_lengths.expected_tokens(msgspec.structs.replace(context.request, max_output_tokens=None)) == tokens
+    assert (
+        core.output_lengths.expected_tokens(msgspec.structs.replace(context.request, max_output_tokens=None)) == tokens
+    )
 
 
 def test_a_receipt_names_both_pods() -> None:
