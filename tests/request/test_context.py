@@ -66,15 +66,13 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
 def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: list[bytes], tokens: int) -> None:
     """An engine reports it in a stream only if the client asks for that. Later answers are expected to be as long."""
     core = CoreOfPods(pods_at({"a": "http://a"}))
-    for _ in range(200):
+    for _ in range(1000):
         context = core.context(stream=stream)
         context.result = "ok"
         for piece in pieces:
             context.reader.feed(piece)
         core.core.requests.endings.end(context)
-    assert (
-        core.output_lengths.expected_tokens(msgspec.structs.replace(context.request, max_output_tokens=None)) == tokens
-    )
+    assert core.output_lengths.expected_tokens(context.request) == pytest.approx(tokens, abs=2)
 
 
 def test_a_receipt_names_both_pods() -> None:
