@@ -76,18 +76,18 @@ async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_pat
 
 
 async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
-    """By the quota, the queue, the limit of requests in flight, the model; not those of unknown clients."""
+    """By the model, the queue, the quota; not those that are refused before their key is checked, or for it."""
     async with billed(deploy, tmp_path, "{requests_per_minute: 1}", admission=CLOSED) as (deployment, usage):
         assert (await send(deployment, {"authorization": "Bearer unknown"})).status_code == 401
+        assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
         assert (await send(deployment)).status_code == 429
-        assert (await send(deployment, model="none")).status_code == 404
         limits = deployment.program._edge.limits
         deployment.program._edge.limits = limits.model_copy(update={"max_in_flight": 0})
         assert (await send(deployment)).status_code == 503
         deployment.program._edge.limits = limits
-    expected = [(503, "overloaded", 0), (429, "rate_limit_exceeded", 0), (404, "model_not_found", 0)]
-    assert endings(lines(usage)) == [*expected, (503, "saturated", 0)]
+    expected = [(404, "model_not_found", 0), (503, "overloaded", 0), (429, "rate_limit_exceeded", 0)]
+    assert endings(lines(usage)) == expected
 
 
 async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
