@@ -43,6 +43,8 @@ INLINE_SPACED_BYTES = 48 * 1024
 """The same for text with spaces, which a thread makes dearer by half: the worst takes 0.07 us a byte."""
 SPACED_BYTES = 1024
 """Text with spaces has at least one in as many bytes. Longer words take longer."""
+YIELD_CHARACTERS = 16 * 1024
+"""After longer text is encoded inline, other callbacks run before the request goes on."""
 REFERENCE_CHARACTERS = 16 * 1024
 """The same where `transformers` encodes: 0.4 us a character."""
 INLINE_MESSAGES = 256
@@ -155,6 +157,8 @@ class LocalReader:
             pending = fingerprinter.look_up(rendered)
             if self._is_soon_encoded(pending):
                 prefix = fingerprinter.finish(pending)
+                if pending.cold_characters > YIELD_CHARACTERS:
+                    await asyncio.sleep(0)
             else:
                 prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
