@@ -52,7 +52,7 @@ from router.cli.options import writable
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.upstream import UpstreamPool
 from router.sim.chat_workload import SessionShape, mixed_sessions, poisson, sessions
 from tests.redis_process import RedisProcess, redis_process
 

@@ -34,13 +34,13 @@ from loadtest import rig
 from loadtest.bodies import MARKER, SourceText, chat_bodies
 from loadtest.duties import tenant_key, write_tenants
 from loadtest.hotpath import LOADS
-from router.api.app import App
-from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import EdgeProtocol
 from router.cli import main as warmroute
 from router.cli.mock_engine_command import mock_tokenizer
-from router.proxy.connection import Connection
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.app import App
+from router.frontends.http.connection import Connection
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.upstream import UpstreamPool
 
 CLIENTS = 32
 ROUNDS = 5

@@ -15,7 +15,7 @@ import httptools
 
 from router.cli.load_driver import StreamedResponse
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.upstream import UpstreamPool
 
 WINDOW_BYTES = 2048
 """Receive buffer size; the kernel doubles it."""

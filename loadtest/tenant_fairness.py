@@ -37,7 +37,7 @@ from router.cli.load_driver import Exchange, RequestResult, StreamedResponse, dr
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.upstream import UpstreamPool
 from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from router.sim.virtual.outcome import cached_share
 

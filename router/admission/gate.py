@@ -1,7 +1,7 @@
 """Decides whose request it is, and whether it may come in.
 
-`api/protocol.py` calls the gate once for each request to /v1 or to a pod, when its headers are complete. The tenant
-that it returns stays with the request until the end.
+A front calls the gate once for each request to /v1 or to a pod, when its headers are complete. The tenant that it
+returns stays with the request until the end.
 """
 
 from __future__ import annotations

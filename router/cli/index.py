@@ -28,9 +28,9 @@ from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
+from router.frontends.http.upstream import upstream_pools
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
-from router.proxy.upstream import upstream_pools
 from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection, redis_error_text

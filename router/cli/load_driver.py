@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import request_message
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.headers import request_message
+from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import HeaderList, first_values
 from router.sim.chat_workload import ChatSession
 from router.types import Endpoint

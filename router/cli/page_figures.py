@@ -8,8 +8,8 @@ from operator import add, sub
 
 import msgspec
 
-from router.api.page_notices import Notice
-from router.api.page_snapshot import DecisionRow, PodRow
+from router.frontends.admin.page_notices import Notice
+from router.frontends.admin.page_snapshot import DecisionRow, PodRow
 from router.observe.declared import of_decisions, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.hit_worth import CHOSEN, ROUND_ROBIN

@@ -13,7 +13,7 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.discovery.membership import configured_pods
 from router.feeds.pod_problems import Fetch, fetch_facts, unusable_reason
-from router.proxy.upstream import upstream_pools
+from router.frontends.http.upstream import upstream_pools
 from router.types import Pod, PodSpeed
 
 

@@ -14,16 +14,16 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
-from router.api.http_edge import HttpEdge
-from router.api.protocol import EdgeProtocol
-from router.api.request_bodies import BodyLimit
 from router.cli.options import configured
 from router.config.load import load, validate_options
 from router.config.model_names import with_model_folders
 from router.config.router_file import MistakeList, check_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
+from router.frontends.http.app import App
+from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.request_bodies import BodyLimit
 from router.observe.log import configure_logging
 from router.wiring.agent import Agent, generation_of
 

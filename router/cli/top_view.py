@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from router.api.page_snapshot import DecisionRow, PodRow
 from router.cli.page_figures import PageFigures, Snapshot
 from router.cli.terminal import printable
+from router.frontends.admin.page_snapshot import DecisionRow, PodRow
 from router.types import PodState, PrefixTrust
 
 WINDOW_S = 60.0

@@ -28,8 +28,8 @@ from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
+from router.frontends.http.upstream import upstream_pools
 from router.index.holders import ALL_PODS, HolderFacts
-from router.proxy.upstream import upstream_pools
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming

@@ -27,12 +27,12 @@ from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
+from router.frontends.http.upstream import UpstreamPools
+from router.frontends.response_locator import ResponseLocator
 from router.index.recent_prompts import RecentPrompts
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.upstream import UpstreamPools
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from router.config.edge_schema import Edge
+from router.frontends.http.attempt import Attempts
+from router.frontends.http.forward import Forwarder
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
+from router.frontends.http.upstream import UpstreamPools, UpstreamSender
+from router.frontends.http.websockets import WebSocketTunnels
+from router.frontends.large_edits import UuidRemoval
+from router.frontends.prompt_readers import PromptReader
+from router.frontends.queue_tasks import QueueTasks
+from router.frontends.response_locator import ResponseLocator
+from router.frontends.step_executor import StepExecutor
 from router.observe.metrics import Metrics
-from router.proxy.attempt import Attempts
-from router.proxy.forward import Forwarder, StepExecutor
-from router.proxy.headers import HeaderRules
-from router.proxy.kv_transfer import PullExecutor, SplitExecutor
-from router.proxy.large_edits import UuidRemoval
-from router.proxy.prompt_readers import PromptReader
-from router.proxy.queue_tasks import QueueTasks
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.upstream import UpstreamPools, UpstreamSender
-from router.proxy.websockets import WebSocketTunnels
 from router.request.attempt_rules import FactsLookup
 from router.request.core import Core
 

@@ -20,8 +20,8 @@ from router.feeds.discovery.membership import ConfiguredPods, PodSource
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPool
 from router.types import Pod, PodSpeed, PodTls
 
 

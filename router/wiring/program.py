@@ -14,15 +14,6 @@ from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
 from router.admission.tokens import TokenVerifier
-from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
-from router.api.admin_access import AdminAccess
-from router.api.admin_commands import DRAIN, AdminCommands
-from router.api.app import App, public_app
-from router.api.http_edge import HttpEdge
-from router.api.live_page import SnapshotStream
-from router.api.openai_edge import OpenAiEdge
-from router.api.page_snapshot import PageFacts, PageSource
-from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
 from router.config.links import build_links, load_link_classes
@@ -36,6 +27,18 @@ from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
+from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.frontends.admin.admin_access import AdminAccess
+from router.frontends.admin.admin_commands import DRAIN, AdminCommands
+from router.frontends.admin.live_page import SnapshotStream
+from router.frontends.admin.lora_adapters import LoraAdapters
+from router.frontends.admin.page_snapshot import PageFacts, PageSource
+from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
+from router.frontends.http.app import App, public_app
+from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.upstream import upstream_pools
+from router.frontends.prompt_readers import FleetLookups
 from router.index.recent_prompts import RecentPrompts
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
@@ -48,9 +51,6 @@ from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.policy.spec import Policy
-from router.proxy.lora_adapters import LoraAdapters
-from router.proxy.prompt_readers import FleetLookups
-from router.proxy.upstream import upstream_pools
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
 from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState

@@ -15,6 +15,14 @@ from router.config.model_names import MAX_NAME_CHARACTERS, ModelNames
 from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
+from router.frontends.http.upstream import UpstreamPool
+from router.frontends.prompt_readers import (
+    EngineReader,
+    FleetLookups,
+    LocalReader,
+    PromptReader,
+    ReadThreads,
+)
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
@@ -24,14 +32,6 @@ from router.prompt.pictures.picture_reader import PictureReader
 from router.prompt.pictures.qwen_vl import PLACEHOLDER, read_sizes
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.prompt_readers import (
-    EngineReader,
-    FleetLookups,
-    LocalReader,
-    PromptReader,
-    ReadThreads,
-)
-from router.proxy.upstream import UpstreamPool
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer, read_processor
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from router.api.listen_sockets import bind_port
+from router.frontends.http.listen_sockets import bind_port
 from router.workers.socket_folder import private_folder
 
 FIRST_BACKOFF_S = 0.1

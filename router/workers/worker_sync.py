@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 
-from router.api.views import explained_json
 from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
+from router.frontends.admin.views import explained_json
 from router.observe.exposition import TextFormat
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision

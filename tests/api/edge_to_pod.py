@@ -18,16 +18,16 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import Tenant
-from router.api.app import App
-from router.api.exchange import Exchange
-from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import HeaderRules
-from router.proxy.relay import read_all
-from router.proxy.upstream import UpstreamPools, UpstreamSender
+from router.frontends.http.app import App
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.relay import read_all
+from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.reading import RequestReader

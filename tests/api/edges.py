@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from router.api.openai_edge import OpenAiEdge
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
-from router.proxy.response_locator import ResponseLocator
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.response_locator import ResponseLocator
 from router.request.reading import RequestReader
 from tests.request.cores import CoreOfPods
 

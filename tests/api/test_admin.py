@@ -11,11 +11,6 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from router.api.admin import AdminRoutes, ExplainRoutes, admin_app
-from router.api.admin_access import AdminAccess
-from router.api.admin_commands import AdminCommands
-from router.api.live_page import SnapshotStream
-from router.api.views import MetricsPage, describe_pods, describe_readiness
 from router.cli.child_processes import JSON_CALL
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
@@ -26,13 +21,18 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
+from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.frontends.admin.admin_access import AdminAccess
+from router.frontends.admin.admin_commands import AdminCommands
+from router.frontends.admin.live_page import SnapshotStream
+from router.frontends.admin.lora_adapters import LoraAdapters
+from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPools
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.lora_adapters import LoraAdapters
-from router.proxy.upstream import UpstreamPools
 from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodLoad, PodSpeed, PodState

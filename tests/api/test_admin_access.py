@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from router.api.admin_access import MAX_ADMIN_BODY_BYTES, AdminAccess
 from router.config.bearer_file import BearerFile
+from router.frontends.admin.admin_access import MAX_ADMIN_BODY_BYTES, AdminAccess
 
 pytestmark = pytest.mark.anyio
 

@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
-from router.api.app import App, public_app
-from router.api.http_edge import HttpEdge
 from router.config.schema import Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
+from router.frontends.http.app import App, public_app
+from router.frontends.http.http_edge import HttpEdge
 from router.types import Pod
 from tests.api.test_admin import POD, SMALL, SPEED, error_of
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.frontends.http.client_deadlines import ClientDeadlines, ClientTimeouts
 
 QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 """It never receives anything."""

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.edge_schema import Edge
-from router.proxy import attempt
+from router.frontends.http import attempt
 from tests.api.edge_to_pod import Chain, chain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
-from router.api.protocol import EdgeProtocol
+from router.frontends.http.app import App
+from router.frontends.http.protocol import EdgeProtocol
 from tests.api.edges import edge_of
 from tests.proxy.pods import LONGER_S, Behaviour, ScriptedPod, Town
 from tests.proxy.steps import Pipe, StepLoop

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from router.api.form_fields import MAX_HEAD_BYTES, MAX_PARTS, SLICE_BYTES, Forms, declares_form, form_check
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
+from router.frontends.http.form_fields import MAX_HEAD_BYTES, MAX_PARTS, SLICE_BYTES, Forms, declares_form, form_check
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MULTIPART = b"multipart/form-data; boundary=b"

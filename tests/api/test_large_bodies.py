@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api import large_bodies
-from router.api.exchange import ReceivedRequest
-from router.api.large_bodies import ItemCounter, LargeBodies
 from router.errors import MalformedRequest
+from router.frontends.http import large_bodies
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain
 

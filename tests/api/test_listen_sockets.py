@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from router.api.listen_sockets import address_of, bind_admin, bind_port
 from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
+from router.frontends.http.listen_sockets import address_of, bind_admin, bind_port
 
 pytestmark = pytest.mark.net
 

@@ -11,7 +11,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from router.api.live_page import (
+from router.errors import Saturated
+from router.frontends.admin.live_page import (
     _FILE,
     EVENTS_PATH,
     INTERVAL_S,
@@ -20,8 +21,7 @@ from router.api.live_page import (
     add_page_routes,
     page_headers,
 )
-from router.api.page_snapshot import SHOWN
-from router.errors import Saturated
+from router.frontends.admin.page_snapshot import SHOWN
 from router.observe.declared.declaration import Join
 from tests.virtual_time import run_virtually
 

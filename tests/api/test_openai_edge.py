@@ -10,8 +10,6 @@ from typing import Any, cast
 import pytest
 
 from router.admission.tenant import OPEN_TENANT
-from router.api.exchange import Exchange, ReceivedRequest
-from router.api.openai_edge import OpenAiEdge
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.errors import (
@@ -26,6 +24,8 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
 )
+from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.openai_edge import OpenAiEdge
 from router.request import reading
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList, first_values

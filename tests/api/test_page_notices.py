@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.api.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
+from router.frontends.admin.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
 
 LINKS = {"elsewhere": (100.0, 20.0)}
 WELL = Present(pods=6, waiting=2, slowdowns={"pod-1": 1.3}, index_age_s=0.4, reload_age_s=5.0, reload_ttft_ratio=1.1)

@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.page_snapshot import (
+from router.config.policy_files import PolicyFolder
+from router.config.startup_files import StaleFile
+from router.feeds.kv_zmq import KvStreams
+from router.feeds.policy_feed import PolicyFeed
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.fleet.scaling import ScalingTargets, ScalingView
+from router.frontends.admin.page_snapshot import (
     MAX_CHARACTERS,
     MAX_DECISIONS,
     MAX_PODS_BYTES,
@@ -20,14 +27,7 @@ from router.api.page_snapshot import (
     PageSource,
     WorkerPart,
 )
-from router.api.views import MetricsPage
-from router.config.policy_files import PolicyFolder
-from router.config.startup_files import StaleFile
-from router.feeds.kv_zmq import KvStreams
-from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet, PodEvent
-from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
-from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
-from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import MAX_AHEAD, EdgeProtocol
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.frontends.http.app import App
+from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -779,7 +779,7 @@ async def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(begu
 async def test_beyond_the_limit_a_slow_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has not been complete for a while, for example of an attacker who holds all connections in this way. A
     request that is being served is not affected."""
-    monkeypatch.setattr("router.api.protocol.SLOW_REQUEST_S", 0.0)
+    monkeypatch.setattr("router.frontends.http.protocol.SLOW_REQUEST_S", 0.0)
     may_end = asyncio.Event()
 
     async def answer(client: Exchange) -> None:

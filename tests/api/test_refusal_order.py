@@ -9,8 +9,8 @@ import pytest
 
 from router.admission.quotas import Quota
 from router.admission.tenant import Tenant
-from router.api.exchange import Exchange
 from router.config.schema import Limits
+from router.frontends.http.exchange import Exchange
 from router.request.context import RequestContext
 from tests.admission.test_gate import KEY, gate_of
 from tests.api.test_openai_edge import Client, make_edge

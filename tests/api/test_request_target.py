@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.api.exchange import Exchange
-from router.api.request_target import MAX_SHOWN_CHARACTERS, read_target, shown
 from router.config.edge_schema import Edge
 from router.engines.forwarded_paths import INFERENCE_PATHS, ForwardedPaths
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.request_target import MAX_SHOWN_CHARACTERS, read_target, shown
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, post, read_answer, whole

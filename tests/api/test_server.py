@@ -14,13 +14,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App, bare_app
-from router.api.http_edge import HttpEdge
-from router.api.listen_sockets import bind_port
-from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import EdgeProtocol
-from router.api.server import DrainingServer, SocketServer
 from router.config.schema import Limits
+from router.frontends.http.app import App, bare_app
+from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.listen_sockets import bind_port
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.server import DrainingServer, SocketServer
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]

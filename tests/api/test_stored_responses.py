@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from router.api.exchange import Exchange
+from router.frontends.http.exchange import Exchange
 from router.index.stored_responses import StoredResponse
 from router.request.context import RequestContext
 from router.types import Endpoint

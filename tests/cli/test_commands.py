@@ -69,8 +69,9 @@ def test_a_command_imports_only_what_it_needs(arguments: str, unneeded: tuple[st
 def test_a_running_router_imports_no_simulator_publisher_or_plots() -> None:
     """Nor `transformers`, unless a tokenizer needs it."""
     program = (
-        "import sys, router.cli.serve, router.api.protocol, router.api.server, router.wiring.gc_tuning, "
-        "router.wiring.program, router.wiring.prompts, router.workers.supervisor; print(*sys.modules)"
+        "import sys, router.cli.serve, router.frontends.http.protocol, router.frontends.http.server, "
+        "router.wiring.gc_tuning, router.wiring.program, router.wiring.prompts, router.workers.supervisor; "
+        "print(*sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     unneeded = {"matplotlib", "pandas", "router.publisher", "router.report", "router.sim", "torch", "transformers"}

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from router.api.page_notices import Notice
-from router.api.page_snapshot import DecisionRow, PodRow
 from router.cli.page_figures import PageFigures, Snapshot, quantile
 from router.cli.top_view import TopView
+from router.frontends.admin.page_notices import Notice
+from router.frontends.admin.page_snapshot import DecisionRow, PodRow
 from tests.cli.conftest import Typed
 
 DEADLINE_S = 30.0

@@ -17,20 +17,20 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
-from router.api.exchange import Exchange
-from router.api.openai_edge import OpenAiEdge
-from router.api.protocol import EdgeProtocol
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
+from router.frontends.http.app import App
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.relay import Downstream
+from router.frontends.http.upstream import Reply, UpstreamPool, UpstreamSender
+from router.frontends.response_locator import ResponseLocator
 from router.observe.tracing import RequestTrace
-from router.proxy.headers import HeaderRules
-from router.proxy.relay import Downstream
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.upstream import Reply, UpstreamPool, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields

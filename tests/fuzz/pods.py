@@ -19,8 +19,8 @@ from router.engines.adapter import prompt_token_count, prompt_token_ids
 from router.engines.handoff import bodies
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import RouterError
-from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.replies import as_stream
+from router.frontends.http.connection import Connection, UpstreamTimeouts
+from router.frontends.http.replies import as_stream
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON

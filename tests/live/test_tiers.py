@@ -17,10 +17,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPools
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.upstream import UpstreamPools
 from router.publisher.lmcache import Coordinator, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPools
+from router.frontends.response_locator import ResponseLocator
 from router.observe.receipts import RecordedDecision
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.upstream import UpstreamPools
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix

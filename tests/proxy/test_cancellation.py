@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
+from router.frontends.prompt_readers import EngineReader
 from router.hashing import hash_array, token_array
-from router.proxy.prompt_readers import EngineReader
 from router.types import Generation, PromptPrefix
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Client, ScriptedPod, Town
 from tests.proxy.steps import StepLoop

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.errors import RouterError, UpstreamBroken
-from router.proxy.connection import READ_PAUSE_BYTES, Connection, UpstreamTimeouts
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.connection import READ_PAUSE_BYTES, Connection, UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPool
 
 TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 BODY = b'data: {"a": 1}\n\ndata: [DONE]\n\n'

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from router.engines.adapter import parse_tokens
 from router.engines.engine_catalog import ENGINES
+from router.frontends import prompt_readers
+from router.frontends.prompt_readers import EngineReader
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
-from router.proxy import prompt_readers
-from router.proxy.prompt_readers import EngineReader
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
 

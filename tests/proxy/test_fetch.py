@@ -8,8 +8,8 @@ import gc
 import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
-from router.proxy import upstream
-from router.proxy.upstream import UpstreamPool, UpstreamPools
+from router.frontends.http import upstream
+from router.frontends.http.upstream import UpstreamPool, UpstreamPools
 from router.types import Pod, PodSpeed
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole

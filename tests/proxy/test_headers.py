@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
 from router.engines.steering import STEERING_HEADERS
 from router.errors import MalformedRequest
-from router.proxy.headers import HeaderRules, request_message
+from router.frontends.http.headers import HeaderRules, request_message
 from router.request.inbound import HeaderList
 
 STRICT, TRUSTING = HeaderRules(), HeaderRules(trust_engine_fields=True)

@@ -15,7 +15,7 @@ from router.decision import Direct, Pull, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamTimeout
-from router.proxy import kv_transfer
+from router.frontends.http import kv_transfer
 from router.types import Generation, InFlight, Link, Links, PodState, PromptPrefix
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 from tests.request.cores import CHAT

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from router.errors import MalformedRequest
+from router.frontends.large_edits import UuidRemoval
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.uuids import SEARCHED_BYTES
-from router.proxy.large_edits import UuidRemoval
 from router.request.context import RequestContext
 from router.types import Endpoint, Generation, PromptPicture, PromptPrefix
 from tests.proxy.pods import Town, town

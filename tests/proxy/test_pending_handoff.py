@@ -12,7 +12,7 @@ from router.decision import Split
 from router.engines.handoff.dialect import Handoff, Pair
 from router.engines.handoff.vllm_connectors import Nixl
 from router.fleet.fleet import Fleet
-from router.proxy.kv_transfer import SplitAttempt
+from router.frontends.http.kv_transfer import SplitAttempt
 from router.types import Endpoint, Pod, PodSpeed
 
 OFFERED = Handoff({"remote_engine_id": "e"})

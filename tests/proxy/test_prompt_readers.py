@@ -16,14 +16,8 @@ import msgspec
 import pytest
 
 from router.errors import ContextTooLong, RouterError
-from router.prompt.apis.sglang_chat import SglangChat
-from router.prompt.conversation import UnreadReason, Unrenderable
-from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate
-from router.prompt.texts import CHANGING_FIELDS, MAX_TEXT_BYTES
-from router.prompt.tokenizer import Tokenizer
-from router.proxy import prompt_check, prompt_readers
-from router.proxy.prompt_readers import (
+from router.frontends import prompt_check, prompt_readers
+from router.frontends.prompt_readers import (
     INLINE_BYTES,
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
@@ -33,6 +27,12 @@ from router.proxy.prompt_readers import (
     LocalReader,
     ReadThreads,
 )
+from router.prompt.apis.sglang_chat import SglangChat
+from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.fingerprint import Fingerprinter
+from router.prompt.template import ChatTemplate
+from router.prompt.texts import CHANGING_FIELDS, MAX_TEXT_BYTES
+from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 

@@ -10,9 +10,9 @@ import pytest
 
 from router.decision import Direct
 from router.errors import UpstreamBroken
-from router.proxy.connection import Connection, UpstreamTimeouts
-from router.proxy.relay import end_broken_stream, is_stream, read_all, relay
-from router.proxy.upstream import Reply, UpstreamPool
+from router.frontends.http.connection import Connection, UpstreamTimeouts
+from router.frontends.http.relay import end_broken_stream, is_stream, read_all, relay
+from router.frontends.http.upstream import Reply, UpstreamPool
 from router.request.inbound import HeaderList
 from router.request.response_reader import ResponseReader, reader_of
 from router.request.tracker import MAX_HELD_BYTES

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from router.proxy.connection import Ready, Sink
-from router.proxy.relay import read_all
-from router.proxy.replies import DecodeReply, WholeReply
+from router.frontends.http.connection import Ready, Sink
+from router.frontends.http.relay import read_all
+from router.frontends.http.replies import DecodeReply, WholeReply
 from router.request.inbound import HeaderList
 
 pytestmark = pytest.mark.anyio

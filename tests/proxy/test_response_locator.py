@@ -9,8 +9,8 @@ import pytest
 
 from router.errors import UnknownResponse
 from router.fleet.fleet import Fleet, PodEvent
+from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, StoredResponses
-from router.proxy.response_locator import ResponseLocator
 from router.request.decisions import only
 from router.types import PodState
 from tests.workers.fake_workers import pod

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
-from router.proxy import upstream
-from router.proxy.connection import READ_PAUSE_BYTES, UpstreamTimeouts
-from router.proxy.headers import HeaderRules, request_message
-from router.proxy.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
+from router.frontends.http import upstream
+from router.frontends.http.connection import READ_PAUSE_BYTES, UpstreamTimeouts
+from router.frontends.http.headers import HeaderRules, request_message
+from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Inbound
 from router.types import Pod, PodSpeed
 
@@ -336,7 +336,7 @@ async def test_idle_connections_are_closed_before_the_pod_closes_them(monkeypatc
     assert IDLE_EXPIRY_S < 5
     async with serving(answering(OK)) as (pod, pool):
         await whole(pool)
-        monkeypatch.setattr("router.proxy.upstream.IDLE_EXPIRY_S", 0.0)
+        monkeypatch.setattr("router.frontends.http.upstream.IDLE_EXPIRY_S", 0.0)
         pool.expire_idle()
         await pod.wait_for_ends()
         await whole(pool)

@@ -14,9 +14,6 @@ import httpx
 import pytest
 import uvicorn
 
-from router.api.listen_sockets import address_of, bind_port
-from router.api.protocol import EdgeProtocol
-from router.api.server import DrainingServer, SocketServer
 from router.cli.child_processes import JSON_CALL
 from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
@@ -25,6 +22,9 @@ from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
+from router.frontends.http.listen_sockets import address_of, bind_port
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.server import DrainingServer, SocketServer
 from router.prompt import template as template_module
 from router.prompt.apis import sglang_messages, vllm_messages
 from router.prompt.incremental import continuation, reader

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router.api.admin_access import MAX_ADMIN_BODY_BYTES
 from router.config.schema import Limits
+from router.frontends.admin.admin_access import MAX_ADMIN_BODY_BYTES
 from router.wiring.program import MAX_ADMIN_CONNECTIONS
 from tests.stories.conftest import Deploy, Deployment
 

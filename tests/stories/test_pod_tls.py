@@ -14,8 +14,8 @@ import pytest
 
 from router.config.pod_tls import PodTlsContext
 from router.errors import ConfigError, UpstreamError
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.upstream import UpstreamPools
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.upstream import UpstreamPools
 from router.types import Pod, PodSpeed, PodTls
 from tests.proxy.test_upstream import OK, ScriptedPod, answering
 from tests.redis_servers.server import TlsFiles, tls_material

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config.edge_schema import Edge
-from router.proxy import websockets
+from router.frontends.http import websockets
 from router.sim.mock.mock_realtime import frame
 from tests.stories.conftest import Deploy, Deployment
 

@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.exchange import ReceivedRequest
-from router.api.openai_edge import checked_id
 from router.config.index_schema import Index
 from router.config.load import shipped
 from router.config.log_schema import Log, Receipts
@@ -24,6 +22,8 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.openai_edge import checked_id
 from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.exposition import PLAIN
 from router.observe.journal import MAX_DECISIONS

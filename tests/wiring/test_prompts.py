@@ -13,11 +13,11 @@ from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.model_names import MAX_NAME_CHARACTERS
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
+from router.frontends.http.upstream import UpstreamPool
+from router.frontends.prompt_readers import EngineReader, FleetLookups, LocalReader
 from router.observe.metrics import Metrics
 from router.prompt.cuts import find_cuts
 from router.prompt.tokenizer import Tokenizer
-from router.proxy.prompt_readers import EngineReader, FleetLookups, LocalReader
-from router.proxy.upstream import UpstreamPool
 from router.types import Pod
 from router.wiring.prompts import MAX_RUNTIME_MODELS, Prompts
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

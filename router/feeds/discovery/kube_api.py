@@ -1,7 +1,7 @@
 """Sends requests to the Kubernetes API server, with the credentials of a ServiceAccount, and explains refusals.
 
 The token is read for each request, because the kubelet replaces it; a watch lasts about a minute. The authority is read
-again when its file changes. Connections are those of `proxy/upstream.py`, which `wiring` passes in: an HTTP library
+again when its file changes. Connections are those of the requests to pods, which `wiring` passes in: an HTTP library
 took more CPU than everything else that a watch does.
 """
 

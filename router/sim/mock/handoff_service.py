@@ -17,10 +17,10 @@ import msgspec
 import xxhash
 
 from router.errors import UpstreamBroken, UpstreamError
-from router.proxy.connection import UpstreamTimeouts
-from router.proxy.headers import request_message
-from router.proxy.relay import read_all
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.connection import UpstreamTimeouts
+from router.frontends.http.headers import request_message
+from router.frontends.http.relay import read_all
+from router.frontends.http.upstream import UpstreamPool
 from router.sim.block_pool import PodBlockTable, chain_seed
 from router.sim.mock.faults import FaultBoard, FaultKind
 from router.sim.mock.handoff_dialects import (

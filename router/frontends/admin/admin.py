@@ -29,18 +29,18 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from router.api.admin_commands import AdminCommands
-from router.api.app import bare_app
-from router.api.live_page import SnapshotStream, add_page_routes
-from router.api.views import describe_policies, explained_json
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
+from router.frontends.admin.admin_commands import AdminCommands
+from router.frontends.admin.live_page import SnapshotStream, add_page_routes
+from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
+from router.frontends.admin.views import describe_policies, explained_json
+from router.frontends.http.app import bare_app
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
-from router.proxy.lora_adapters import LoraAdapters, PodAnswer
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 

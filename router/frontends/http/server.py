@@ -21,11 +21,11 @@ from typing import cast
 import structlog
 import uvicorn
 
-from router.api.app import App
-from router.api.client_deadlines import has_unread
-from router.api.listen_sockets import address_of
-from router.api.protocol import EdgeProtocol
-from router.api.tls_listener import TlsListener
+from router.frontends.http.app import App
+from router.frontends.http.client_deadlines import has_unread
+from router.frontends.http.listen_sockets import address_of
+from router.frontends.http.protocol import EdgeProtocol
+from router.frontends.http.tls_listener import TlsListener
 
 MAX_POLLS = 100
 ADMIN_DRAIN_TIMEOUT_S = 2

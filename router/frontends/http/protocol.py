@@ -17,15 +17,15 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from router.api.app import App
-from router.api.client_deadlines import ClientDeadlines, ClientTimeouts
-from router.api.client_websocket import asks_for_websocket, taken_over, websocket_refusal
-from router.api.cors import answer_preflight, is_preflight
-from router.api.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
-from router.api.forwarded_for import forwarded_for, trusted_proxies
-from router.api.request_head import check_head, head_without_upgrade, parse_refusal
-from router.api.request_target import read_target
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
+from router.frontends.http.app import App
+from router.frontends.http.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.frontends.http.client_websocket import asks_for_websocket, taken_over, websocket_refusal
+from router.frontends.http.cors import answer_preflight, is_preflight
+from router.frontends.http.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
+from router.frontends.http.forwarded_for import forwarded_for, trusted_proxies
+from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal
+from router.frontends.http.request_target import read_target
 from router.request.error_responses import headers_too_large, too_many_headers
 from router.request.inbound import first_values
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from router.api.page_notices import CountedHistory, Notice, counted_of, present_of
-from router.api.views import MetricsPage, kv_events_state
 from router.config.startup_files import StaleFile
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
+from router.frontends.admin.page_notices import CountedHistory, Notice, counted_of, present_of
+from router.frontends.admin.views import MetricsPage, kv_events_state
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers

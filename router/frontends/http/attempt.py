@@ -8,10 +8,10 @@ from collections.abc import Awaitable
 
 from router.decision import Candidate, Split
 from router.errors import UpstreamError
-from router.proxy.headers import HeaderRules
-from router.proxy.kv_transfer import PullExecutor, SplitExecutor
-from router.proxy.relay import AnyReply, Downstream, is_stream, relay
-from router.proxy.upstream import UpstreamSender
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
+from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay
+from router.frontends.http.upstream import UpstreamSender
 from router.request.tracker import Tracker
 
 

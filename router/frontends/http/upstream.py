@@ -1,7 +1,7 @@
 """Requests to pods over kept-alive connections, one pool for each pod.
 
 Used for client requests, probes and scrapes. The only retry here: a kept-alive connection that turns out to be closed
-is replaced by a new one, once. Candidates and retries on other pods are in `proxy/attempt.py`.
+is replaced by a new one, once. Candidates and retries on other pods are in `frontends/http/attempt.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from router.config.pod_tls import tls_of
 from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
-from router.proxy.connection import Connection, Message, UpstreamTimeouts
-from router.proxy.headers import HeaderRules, request_head, request_message
-from router.proxy.relay import read_all
+from router.frontends.http.connection import Connection, Message, UpstreamTimeouts
+from router.frontends.http.headers import HeaderRules, request_head, request_message
+from router.frontends.http.relay import read_all
 from router.request.inbound import HeaderList, Inbound
 from router.types import NO_TLS_FILES, Pod, PodId
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken
-from router.proxy.connection import Ready, Sink
+from router.frontends.http.connection import Ready, Sink
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import PodId
@@ -46,7 +46,7 @@ class Downstream(Protocol):
 
 
 class AnyReply(Protocol):
-    """A response that is being read: a pod's own (`upstream.Reply`), or one made of it (`proxy/replies.py`)."""
+    """A response that is being read: a pod's own (`upstream.Reply`), or one made of it (`replies.py`)."""
 
     pod: PodId
     """The pod that responded."""

@@ -27,13 +27,13 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
+from router.frontends.http.relay import AnyReply, is_stream, read_all
+from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
+from router.frontends.http.upstream import Reply, UpstreamSender
+from router.frontends.large_edits import LargeEdits
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
-from router.proxy.large_edits import LargeEdits
-from router.proxy.relay import AnyReply, is_stream, read_all
-from router.proxy.replies import DecodeReply, WholeReply, as_stream
-from router.proxy.upstream import Reply, UpstreamSender
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState

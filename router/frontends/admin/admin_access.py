@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.api.live_page import PAGE_PATH
-from router.api.probes import PROBE_PATHS, answer_probe
-from router.api.request_bodies import read_body, refuse, replayed
 from router.config.bearer_file import BearerFile
 from router.errors import AccessDenied, ClientError, NotAuthenticated, UnsupportedContentType
+from router.frontends.admin.live_page import PAGE_PATH
+from router.frontends.http.probes import PROBE_PATHS, answer_probe
+from router.frontends.http.request_bodies import read_body, refuse, replayed
 
 MAX_ADMIN_BODY_BYTES = 1024 * 1024
 PREVIEW = "/admin/preview"

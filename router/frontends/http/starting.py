@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
-from router.api.app import App
-from router.api.http_edge import HttpEdge
-from router.api.listen_sockets import bind_port
-from router.api.probes import PROBE_PATHS, answer_probe
-from router.api.request_bodies import refuse
-from router.api.server import SocketServer
 from router.config.certificates import ListenCertificate
 from router.config.listen_schema import Listen
 from router.config.schema import Limits
 from router.errors import NoReadyPod
+from router.frontends.http.app import App
+from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.listen_sockets import bind_port
+from router.frontends.http.probes import PROBE_PATHS, answer_probe
+from router.frontends.http.request_bodies import refuse
+from router.frontends.http.server import SocketServer
 
 PARENT_CHECK_S = 0.2
 

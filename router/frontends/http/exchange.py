@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.proxy.relay import is_stream
+from router.frontends.http.relay import is_stream
 from router.request.inbound import HeaderList
 
 SMALL_PIECE_BYTES = 512

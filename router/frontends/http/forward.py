@@ -3,68 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterator
+from typing import Any
 
 from router.errors import RouterError
-from router.proxy.attempt import Attempts
-from router.proxy.large_edits import UuidRemoval
-from router.proxy.prompt_readers import PromptReader
-from router.proxy.queue_tasks import QueueTasks
-from router.proxy.relay import Downstream
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.websockets import WebSocketClient, WebSocketTunnels
+from router.frontends.http.attempt import Attempts
+from router.frontends.http.relay import Downstream
+from router.frontends.http.websockets import WebSocketClient, WebSocketTunnels
+from router.frontends.step_executor import StepExecutor
 from router.request.context import RequestContext
-from router.request.preparation_steps import Locate, QuotaExchange, Step, Ticket, Tokens
 from router.request.requests import Requests
-
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepExecutor:
-    """Does what a request needs before it can be sent. `next_exchange` waits until shares of quotas have been exchanged
-    with other processes."""
-
-    readers: Mapping[str, PromptReader]
-    responses: ResponseLocator
-    next_exchange: Callable[[], Awaitable[None]] | None = None
-    queues: QueueTasks | None = None
-    uuids: UuidRemoval
-
-    async def run(self, steps: Generator[Step, Any, _Result]) -> _Result:
-        """The result of `steps`. Raises what they raise."""
-        resume: Callable[[Any], Step] = steps.send
-        answer: Any = None
-        while True:
-            try:
-                step = resume(answer)
-            except StopIteration as end:
-                result: _Result = end.value
-                return result
-            try:
-                resume, answer = steps.send, await self._answer(step)
-            except BaseException as error:
-                resume, answer = steps.throw, error
-
-    def _answer(self, step: Step) -> Awaitable[Any]:
-        if isinstance(step, Tokens):
-            reader = self.readers.get(step.request.model)
-            return reader.read(step.request) if reader is not None else _nothing()
-        if isinstance(step, Ticket):
-            assert self.queues is not None
-            return self.queues.wait(step)
-        if isinstance(step, Locate):
-            return self.responses.locate(step.response_id, step.param, step.owner)
-        if isinstance(step, QuotaExchange):
-            assert self.next_exchange is not None
-            return self.next_exchange()
-        return self.uuids.removed(step.body)
-
-
-async def _nothing() -> None:
-    """The tokens of a prompt that nobody reads."""
 
 
 class Forwarder:

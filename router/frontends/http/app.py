@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
-from router.api.http_edge import HttpEdge
-from router.api.probes import probe_answer
-from router.api.request_target import shown
-from router.api.views import model_cards
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
+from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.model_cards import model_cards
+from router.frontends.http.probes import probe_answer
+from router.frontends.http.request_target import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
 
 MAX_ECHOED_CHARACTERS = 200

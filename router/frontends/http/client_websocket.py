@@ -8,10 +8,10 @@ from urllib.parse import parse_qs
 
 import httptools
 
-from router.api.cors import CorsPolicy
-from router.api.request_head import check_head
 from router.errors import AccessDenied, RouterError
-from router.proxy.websockets import BUFFER_BYTES, WebSocketClient
+from router.frontends.http.cors import CorsPolicy
+from router.frontends.http.request_head import check_head
+from router.frontends.http.websockets import BUFFER_BYTES, WebSocketClient
 from router.request.inbound import HeaderList, first_values
 
 OnLost = Callable[[Exception | None], None]

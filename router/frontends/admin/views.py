@@ -25,7 +25,7 @@ from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.policy.term import Picker
 from router.stores.prefix_store import PrefixStore
-from router.types import PodId, PodState, PodStatus
+from router.types import PodId, PodState
 
 
 def kv_events_state(pod_id: PodId, store: PrefixStore, kv_streams: KvStreams) -> str:
@@ -105,22 +105,6 @@ def describe_readiness(
 def explained_json(kept: RecordedDecision) -> bytes:
     """A decision with its costs and the outcome, as JSON."""
     return msgspec.json.encode(explained(kept))
-
-
-def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
-    """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
-    cards: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        pod = status.pod
-        for name in (*pod.models, *pod.adapters):
-            card = cards.setdefault(
-                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
-            )
-            if name in pod.adapters:
-                card["parent"] = pod.base_model or None
-            if pod.max_model_len_tokens is not None:
-                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
-    return cards
 
 
 @dataclass(frozen=True, slots=True)

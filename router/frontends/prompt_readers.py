@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -20,6 +20,7 @@ import msgspec
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import ClientError, UpstreamError
+from router.frontends.prompt_check import PromptCheck
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
@@ -31,8 +32,6 @@ from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
-from router.proxy.prompt_check import PromptCheck
-from router.proxy.upstream import UpstreamPool
 from router.types import CONVERTED, READ_AS_CHATS, TEXTS, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
@@ -81,6 +80,13 @@ class FleetLookups:
     """How they make a chat of the body."""
     identities: Callable[[InferenceRequest], PictureIdentities | None] = lambda _: None
     """How they identify pictures."""
+
+
+class PodFetch(Protocol):
+    """A pod's HTTP API."""
+
+    def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> Awaitable[bytes]:
+        """The body of the 200 response to a POST of `json`. Raises `UpstreamError`."""
 
 
 class PromptReader(Protocol):
@@ -267,7 +273,7 @@ class EngineReader:
     def __init__(
         self,
         generation: Generation,
-        pool_of: Callable[[Pod], UpstreamPool],
+        pool_of: Callable[[Pod], PodFetch],
         pods: Callable[[str], list[Pod]],
         unread: Unread,
         *,

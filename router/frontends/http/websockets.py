@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
-from router.proxy.headers import HeaderRules
-from router.proxy.upstream import UpstreamPool, UpstreamSender
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.upstream import UpstreamPool, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from router.api.cors import CorsPolicy
-from router.api.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.config.schema import Limits
 from router.errors import RouterError
-from router.proxy.websockets import WebSocketClient
+from router.frontends.http.cors import CorsPolicy
+from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers, response_for
 
 

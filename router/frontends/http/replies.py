@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
-from router.proxy.connection import Ready, Sink
-from router.proxy.relay import AnyReply, is_stream
+from router.frontends.http.connection import Ready, Sink
+from router.frontends.http.relay import AnyReply, is_stream
 from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
 

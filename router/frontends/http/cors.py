@@ -1,15 +1,15 @@
 """Which web pages may read the router's responses (CORS)?
 
 `edge.cors_origins` names their origins. The router answers preflights itself and adds its own headers to responses.
-CORS headers of pods never pass (`proxy/headers.py`). "Credentials" of CORS are cookies, which the router does not use;
-API keys are plain headers.
+CORS headers of pods never pass (`headers.py`). "Credentials" of CORS are cookies, which the router does not use; API
+keys are plain headers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from router.api.exchange import Exchange
+from router.frontends.http.exchange import Exchange
 from router.request.inbound import HeaderList
 
 _STANDING = (b"limit", b"remaining", b"reset")

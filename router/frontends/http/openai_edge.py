@@ -16,12 +16,6 @@ from random import getrandbits
 import structlog
 
 from router.admission.tenant import Tenant
-from router.api.client_websocket import model_in_query
-from router.api.cors import CorsPolicy
-from router.api.exchange import Exchange, ReceivedRequest
-from router.api.form_fields import Forms, declares_form
-from router.api.http_edge import HttpEdge, send_error, whole_error
-from router.api.large_bodies import LargeBodies
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.engines.forwarded_paths import ForwardedPaths
@@ -34,13 +28,19 @@ from router.errors import (
     Stopping,
     UpstreamError,
 )
+from router.frontends.http.client_websocket import model_in_query
+from router.frontends.http.cors import CorsPolicy
+from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.form_fields import Forms, declares_form
+from router.frontends.http.forward import Forwarder
+from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
+from router.frontends.http.large_bodies import LargeBodies
+from router.frontends.http.relay import end_broken_stream
+from router.frontends.http.websockets import WebSocketClient
+from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import RequestTrace, Tracing
 from router.phases import Phases
-from router.proxy.forward import Forwarder
-from router.proxy.relay import end_broken_stream
-from router.proxy.response_locator import ResponseLocator
-from router.proxy.websockets import WebSocketClient
 from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import headers_too_large, stream_error_body

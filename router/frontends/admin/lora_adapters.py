@@ -16,8 +16,8 @@ import structlog
 from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest, UnknownModel, UpstreamError, shortened
 from router.fleet.fleet import Fleet
-from router.proxy.relay import read_all
-from router.proxy.upstream import UpstreamPool
+from router.frontends.http.relay import read_all
+from router.frontends.http.upstream import UpstreamPool
 from router.types import MAX_NAME_CHARACTERS, Pod, PodId, PodState, PodStatus
 
 TIMEOUT_S = 120.0

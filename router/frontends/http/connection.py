@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection to a pod.
 
 A protocol class around `httptools`: a request is one write, a piece of body one callback. Closing is immediate, because
-engines stop generating when the socket closes. Pools and retries are in `proxy/upstream.py`.
+engines stop generating when the socket closes. Pools and retries are in `frontends/http/upstream.py`.
 """
 
 from __future__ import annotations
