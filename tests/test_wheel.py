@@ -52,6 +52,8 @@ def test_the_installed_commands_find_what_is_shipped_from_any_folder(installed: 
     defaults = run("router.cli", "config", "show", folder=tmp_path, installed=installed)
     (tmp_path / "router.yaml").write_text(defaults)
     assert "valid" in run("router.cli", "config", "check", "router.yaml", folder=tmp_path, installed=installed)
-    simulated = run("router.cli", "simulate", "one_offs", "--policies", "random", folder=tmp_path, installed=installed)
+    simulated = run(
+        "router.cli", "simulate", "long_context", "--policies", "random", folder=tmp_path, installed=installed
+    )
     assert "load 1; 16 pods" in simulated and "random" in simulated
     assert sorted(path.name for path in tmp_path.iterdir()) == ["router.yaml"]
