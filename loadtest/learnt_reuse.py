@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loadtest.policy_cases import AGENTS, CONVERSATION, OURS, Case, experiment_of
 from router.cli.simulate import map_in_processes
 from router.cli.simulate_setup import shipped_prior, simulated_policies
-from router.index.evicted import EvictedBlocks
+from router.index.evicted import EvictedBlocks, EvictedByModel
 from router.sim.virtual.outcome import cached_share
 from router.sim.virtual.world import World
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId
@@ -84,6 +84,14 @@ class UnlimitedGhosts(EvictedBlocks):
         return found / larger / max(sum(self.missed[start:]), 1)
 
 
+class OfOneModel(EvictedByModel):
+    """These blocks for this model."""
+
+    def __init__(self, model: str, blocks: EvictedBlocks) -> None:
+        super().__init__()
+        self._models[model] = blocks
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What one run shows. `size` multiplies the pods' caches."""
@@ -117,7 +125,8 @@ class Play:
             block_size_tokens=traffic.block_size_tokens,
             seed=seed,
         )
-        ghosts = world.views[0].evicted = UnlimitedGhosts()
+        ghosts = UnlimitedGhosts()
+        world.views[0].store.evicted = OfOneModel(spec.model, ghosts)
         run = world.run(traffic)
         start = int(len(run.outcomes) * WARM_UP_SHARE)
         hits = cached_share(one for one in run.outcomes[start:] if not one.refused)

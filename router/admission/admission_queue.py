@@ -181,7 +181,7 @@ class AdmissionQueue:
 
     def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
         """Queue a new request, or refuse it because it would be late or the queue is full. `places` are of any number
-        of its model's `pods`; at least one. Who waits is found by `next_to_send`, at once if a pod is open."""
+        of its model's `pods`; at least one. A pod may be open at once."""
         late_ms = self._late_ms(request, places, now_s, pods, own=True)
         if late_ms > 0:
             is_own_work = self._late_ms(request, places, now_s, pods, own=False) <= 0
@@ -221,21 +221,6 @@ class AdmissionQueue:
         """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
         self._order.remove(one)
         self._bytes -= one.body_bytes
-
-    def next_to_send(
-        self, now_s: float, places_of: Callable[[Waiting], Sequence[Place]]
-    ) -> tuple[Waiting, Place] | float:
-        """The first request in order whose best place is open, and that place; or the milliseconds until it is worth
-        asking again, if there is none. `places_of` is called for some requests, and returns at least one place."""
-        soonest_ms = math.inf
-        for one in self.first():
-            found = self.try_send(one, places_of(one), now_s)
-            if isinstance(found, Place):
-                return one, found
-            soonest_ms = min(soonest_ms, found.wait_ms)
-            if found.all_closed:
-                break
-        return max(soonest_ms, MIN_RECHECK_MS)
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""

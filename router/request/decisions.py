@@ -42,8 +42,10 @@ _SNAPSHOTS = 256
 class DecisionRecorder(Protocol):
     """Keeps decisions for explanations; `Journal` does."""
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
-        """Record a decision. `workload` is the class of the request."""
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""
+    ) -> RecordedDecision | None:
+        """Record a decision; None where decisions are not kept. `workload` is the class of the request."""
 
 
 class RequestDecisions:

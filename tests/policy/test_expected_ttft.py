@@ -20,7 +20,7 @@ from router.policy.decide import decide, expected_ttft_ms
 from router.policy.prefill_clock import ConcurrentDecode, PrefillClock
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, StepRun
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig, current_steps
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
 from tests.policy.scenes import BLOCK, MODEL, POLICIES, pod, ready, scene
 
@@ -65,10 +65,18 @@ class Router:
 
     def scene(self, prompt_tokens: int, held: dict[str, int], now_ms: float, pods: dict[str, NoisyPod]) -> Scene:
         known = [pod(name, speed=self.calibration.speed("class", name, self.prior)) for name in PODS]
-        steps = current_steps(pods, self.ledger.steps(), now_ms)
+        for name, decoding in pods.items():  # their tokens show each step
+            began_s = decoding.step_began_ms(now_ms) / 1000
+            if self._beside(name).requests and began_s > self.ledger.decoding(name)[2]:
+                self.ledger.stepped(name, began_s)
         prompt = PromptPrefix(GENERATION, range(prompt_tokens), range(prompt_tokens // BLOCK))
         match = PrefixMatch({name: (blocks, 0, 0, 0) for name, blocks in held.items()})
-        facts: dict[str, Any] = {"prompt": prompt, "match": match, "inflight": self.ledger.inflight(), "steps": steps}
+        facts: dict[str, Any] = {
+            "prompt": prompt,
+            "match": match,
+            "inflight": self.ledger.inflight(),
+            "steps": self.ledger.steps(),
+        }
         return scene(*ready(*known), now_s=now_ms / 1000, **facts)
 
     def sent(self, to: Pod, prompt_tokens: int, cached_tokens: int, now_ms: float, step_s: float) -> Lease:

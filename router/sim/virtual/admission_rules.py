@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,15 +10,14 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from router.admission.admission_queue import MIN_RECHECK_MS, AdmissionQueue, Offer, Place, QueueLimits, Refusal
-from router.admission.fair_order import Waiting
-from router.admission.places import places_of
+from router.admission.admission_queue import QueueLimits
+from router.admission.places import place_of
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.decision import RouteDecision
-from router.errors import RouterError
+from router.errors import Overloaded, RouterError
 from router.policy.decide import expected_ttft_ms
+from router.request.queues import QueueSettings
 from router.sim.virtual.session_turn import SessionTurn
-from router.types import PodLoad, Scene
+from router.types import PodLoad
 
 
 class Rule(StrEnum):
@@ -51,55 +49,50 @@ class Admission:
         tenant = self.tenants.get(kind, OPEN_TENANT)
         return replace(tenant, slo=self.slo) if tenant.slo == OPEN_TENANT.slo else tenant
 
-    @property
-    def strictest_tpot_ms(self) -> float:
-        """The lowest limit of all tenants."""
-        return min(self.slo.tpot_ms, *(tenant.slo.tpot_ms for tenant in self.tenants.values()), math.inf)
+    def queue_settings(self, routers: int) -> QueueSettings | None:
+        """The queue of one of `routers` equal routers; None without one."""
+        return QueueSettings(self.queue, self.slo, lambda: routers) if self.rule is Rule.QUEUE else None
 
 
 @dataclass(frozen=True, slots=True)
 class FleetActions:
-    """What a rule reads and does. `decide` is called again, with False, for a request that waits."""
+    """What a rule reads and does. `prepare` calls back when the router would send the request."""
 
-    decide: Callable[[SessionTurn, bool], tuple[Scene, RouteDecision]]
-    dispatch: Callable[[SessionTurn, RouteDecision], None]
-    refuse: Callable[[SessionTurn, str], None]
+    prepare: Callable[[SessionTurn, Callable[[SessionTurn], None]], None]
+    dispatch: Callable[[SessionTurn], None]
+    refuse: Callable[[SessionTurn, RouterError], None]
     call_in: Callable[[float, Callable[[], None]], None]
     loads: Callable[[], Sequence[PodLoad]]
     now_ms: Callable[[], float]
 
 
 class AdmitAll:
-    """All requests go at once."""
+    """All requests go when the router has prepared them."""
 
     def __init__(self, fleet: FleetActions) -> None:
         self._fleet = fleet
 
     def arrive(self, turn: SessionTurn) -> None:
-        """Dispatch a request or refuse it, now or later."""
-        try:
-            scene, decision = self._fleet.decide(turn, True)
-        except RouterError as error:
-            self._fleet.refuse(turn, error.code)
-            return
-        self._admit(turn, scene, decision)
+        """Prepare a request, now or later, or refuse it."""
+        self._fleet.prepare(turn, self._prepared)
 
-    def _admit(self, turn: SessionTurn, scene: Scene, decision: RouteDecision) -> None:
-        self._fleet.dispatch(turn, decision)
-
-    def answered(self, turn: SessionTurn) -> None:
-        """A request has its last token."""
+    def _prepared(self, turn: SessionTurn) -> None:
+        """Dispatch a decided request, or refuse it."""
+        self._fleet.dispatch(turn)
 
 
 class EarlyRejection(AdmitAll):
     """Mooncake's rule (2407.00079), with the predicted load of the decoding pod."""
 
-    def _admit(self, turn: SessionTurn, scene: Scene, decision: RouteDecision) -> None:
-        place = _places(turn, scene, decision)[0]
-        if place.ttft_ms > turn.ttft_limit_ms or place.step_ms > turn.tenant.slo.tpot_ms:
-            self._fleet.refuse(turn, "too long to wait")
+    def _prepared(self, turn: SessionTurn) -> None:
+        context, core = turn.context, turn.core
+        assert context.decision is not None
+        best, inflight = context.decision.candidates[0], core.state.ledger.inflight()
+        place = place_of(best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost))
+        if place.ttft_ms > turn.ttft_limit_ms or place.step_ms > context.tenant.slo.tpot_ms:
+            self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
         else:
-            self._fleet.dispatch(turn, decision)
+            self._fleet.dispatch(turn)
 
 
 class SaturationRule(AdmitAll):
@@ -124,7 +117,7 @@ class SaturationRule(AdmitAll):
             until_ms, turn = self._waiting[0]
             if self._fleet.now_ms() > until_ms:
                 self._waiting.popleft()
-                self._fleet.refuse(turn, "expired")
+                self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
             elif self._is_saturated():
                 self._fleet.call_in(self.recheck_ms, self._send)
                 return
@@ -136,62 +129,7 @@ class SaturationRule(AdmitAll):
         return all(one.waiting > self.max_waiting or one.kv_usage > self.max_kv_usage for one in self._fleet.loads())
 
 
-class QueueRule(AdmitAll):
-    """The router's own queue."""
-
-    def __init__(self, fleet: FleetActions, limits: QueueLimits, tpot_ms: float, routers: int) -> None:
-        super().__init__(fleet)
-        self._queue = AdmissionQueue(limits, tpot_ms, lambda: routers)
-        self._turns: dict[int, SessionTurn] = {}
-        self._next_ms = math.inf
-        self._latest: RouteDecision
-
-    def _admit(self, turn: SessionTurn, scene: Scene, decision: RouteDecision) -> None:
-        places, now_s = _places(turn, scene, decision), scene.now_s
-        request, pods = Offer(turn.tenant, turn.ttft_limit_ms), len(scene.fleet.pods)
-        if self._queue.send_at_once(request, places[0], now_s, pods):
-            self._fleet.dispatch(turn, decision)
-            return
-        found = self._queue.offer(request, places, now_s, pods)
-        if isinstance(found, Refusal):
-            self._fleet.refuse(turn, found.reason)
-            return
-        self._turns[found.number] = turn
-        while (dropped := self._queue.overflow()) is not None:
-            self._fleet.refuse(self._turns.pop(dropped.number), "queue full")
-        self._send()
-
-    def answered(self, turn: SessionTurn) -> None:
-        self._queue.answered(turn.outcome.ttft_ms > turn.ttft_limit_ms, turn.outcome.tpot_ms)
-
-    def _send(self) -> None:
-        now_ms = self._fleet.now_ms()
-        while isinstance(expired := self._queue.expire(now_ms / 1000), Waiting):
-            self._fleet.refuse(self._turns.pop(expired.number), "expired")
-        while len(self._queue):
-            found = self._queue.next_to_send(now_ms / 1000, self._places_of)
-            if isinstance(found, float):
-                found = min(found, max(expired, MIN_RECHECK_MS))
-                if not now_ms < self._next_ms <= now_ms + found:
-                    self._next_ms = now_ms + found
-                    self._fleet.call_in(found, self._send)
-                return
-            one, place = found
-            self._fleet.dispatch(self._turns.pop(one.number), place.first_in(self._latest))
-
-    def _places_of(self, one: Waiting) -> list[Place]:
-        turn = self._turns[one.number]
-        scene, self._latest = self._fleet.decide(turn, False)
-        return _places(turn, scene, self._latest)
-
-
-def _places(turn: SessionTurn, scene: Scene, decision: RouteDecision) -> list[Place]:
-    return places_of(decision, scene.inflight, scene.now_s, turn.request.prompt_tokens, expected_ttft_ms)
-
-
-def rule_of(admission: Admission, fleet: FleetActions, routers: int) -> AdmitAll:
-    """The rule of one of `routers` equal routers."""
-    if admission.rule is Rule.QUEUE:
-        return QueueRule(fleet, admission.queue, admission.strictest_tpot_ms, routers)
-    others = {Rule.NONE: AdmitAll, Rule.LLM_D: SaturationRule, Rule.EARLY_REJECTION: EarlyRejection}
-    return others[admission.rule](fleet)
+def rule_of(rule: Rule, fleet: FleetActions) -> AdmitAll:
+    """What one router does besides its own queue."""
+    others = {Rule.LLM_D: SaturationRule, Rule.EARLY_REJECTION: EarlyRejection}
+    return others.get(rule, AdmitAll)(fleet)

@@ -17,6 +17,7 @@ import numpy as np
 from router.policy.spec import Policy
 from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.outcome import Run, RunFigures, figures
+from router.sim.virtual.router_view import RouterSettings
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
 from router.sim.virtual.world import OnProgress, World, ignore_progress
@@ -81,7 +82,7 @@ class Experiment:
             spec.build(self.prior, believed_compute=setting.compute, believed_bandwidth=setting.bandwidth),
             self.policies[setting.policy],
             spec.conditions,
-            knowledge=spec.knowledge,
+            routers=RouterSettings(knowledge=spec.knowledge),
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
             admission=admission,

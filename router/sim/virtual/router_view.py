@@ -1,48 +1,49 @@
-"""One replica of the router in the simulation: its view of the pods, and its decisions.
+"""One replica of the router in the simulation: its core, and what it knows of the pods.
 
-It uses the router's own parts (index, predicted index, ledger, shared prefixes, `decide()`), fed by the simulation
-instead of by sockets. Its view may be late, incomplete or lost; the pods hold the true state.
+Requests are prepared, booked, predicted, queued and settled by `request/`, as behind any front. The simulation replaces
+the feeds: it applies loads, KV events and the work of other replicas. The view may be late, incomplete or lost; the
+pods hold the true state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from router.decision import Lease, RouteDecision
+from router.config.policy_files import load_classes
+from router.config.schema import Limits
+from router.decision import RouteDecision
+from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.output_lengths import OutputLengths
-from router.index.evicted import EvictedBlocks
 from router.index.masks import HolderMasks
-from router.index.predicted import PredictedIndex
-from router.index.shared import HEAVY_SHARE, SharedPrefixes
-from router.policy.decide import decide
+from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
+from router.policy.retry import RetryBudget
 from router.policy.spec import Policy
-from router.sim.virtual.traffic import TrafficRequest
-from router.types import (
-    BlockChange,
-    BlockHash,
-    BlocksByTier,
-    Endpoint,
-    FleetSnapshot,
-    Generation,
-    InferenceRequest,
-    InFlight,
-    Links,
-    Pod,
-    PodId,
-    PodLoad,
-    PodState,
-    PodStatus,
-    PrefixMatch,
-    PromptPrefix,
-    Scene,
-    StepBegan,
-    Tier,
-)
+from router.request.attempt_rules import AttemptRules
+from router.request.clock import Clock
+from router.request.core import CoreSettings, Observers, Routing, build_core
+from router.request.counters import NoCounters
+from router.request.fleet_state import FleetState
+from router.request.predictions import PredictionLimits
+from router.request.queues import QueueSettings
+from router.sim.virtual.queue_calls import QueueCalls
+from router.sim.virtual.virtual_clock import VirtualClock
+from router.stores.prefix_store import LocalStore
+from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
+
+NEVER_EJECT = EjectionRules(failures_to_eject=sys.maxsize, late_to_eject=0)
+"""No probe readmits a simulated pod."""
+_LIMITS = Limits()
+_shipped_classes = cache(load_classes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,116 +60,125 @@ class Knowledge:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
+class Unrecorded:
+    """Keeps no decisions and counts no speeds."""
+
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None: ...
+    def observe_transfer(self, kind: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None: ...
+    def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None: ...
+    def observe_regret(self, model: str, regret_ms: float) -> None: ...
+
+
+UNOBSERVED = Observers(Unrecorded(), NoCounters())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """What the routers of a simulation have in common, apart from their policy. `observers` record their requests."""
+
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    observers: Observers = UNOBSERVED
+
+
+class HashStore(LocalStore):
+    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__()
+        self._model = model
+        self._masks = HolderMasks()
+
+    def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
+        """Apply a KV event."""
+        self._masks.apply(pod, change)
+        if not change.held:
+            self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
+
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+        return PrefixMatch(self.blocks(prefix, now_s, self._masks.walk(prefix.hashes)))
+
+
 class RouterView:
-    """One replica. All pods serve the model of `generation`."""
+    """One replica. All pods serve one model. `refresh` is called before waiting requests are decided again."""
 
     def __init__(
-        self, pods: Sequence[Pod], generation: Generation, policy: Policy, knowledge: Knowledge, links: Links
+        self,
+        pods: Sequence[Pod],
+        links: Links,
+        policy: Policy,
+        settings: RouterSettings,
+        queue: QueueSettings | None,
+        clock: VirtualClock,
+        refresh: Callable[[RouterView], None],
     ) -> None:
-        self._generation = generation
-        self._policy = policy
-        self._knowledge = knowledge
+        self._pods = pods
         self._links = links
-        self.pods = {pod.id: pod for pod in pods}
-        self._turn = 0
+        self._policies = PolicySet(policy)
+        self._settings = settings
+        self._queue = queue
+        self._clock = clock
+        self._refresh = refresh
         self.restart()
-        self._snapshot = FleetSnapshot()
-        self.apply_loads({}, 0.0)
-
-    def apply_blocks(self, pod: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
-        """Apply a KV event of a pod."""
-        change = BlockChange(tier, held, blocks)
-        self._announced.apply(pod, change)
-        if not held:
-            self.evicted.evicted(pod, change, self._announced.held(pod))
-
-    def apply_loads(self, loads: Mapping[PodId, PodLoad], now_s: float) -> None:
-        """Apply a scrape of the pods. A missing pod counts as idle."""
-        statuses = []
-        for pod_id, pod in sorted(self.pods.items()):
-            load = replace(loads.get(pod_id, PodLoad()), our_prompts=self.ledger.on(pod_id).prefill_requests)
-            statuses.append(PodStatus(pod, PodState.READY, load))
-        self._snapshot = FleetSnapshot(self._snapshot.version + 1, tuple(statuses), self._links)
 
     def restart(self) -> None:
-        """Start without state, as a new process does."""
-        self._announced, self._predicted, self._shared = HolderMasks(), PredictedIndex(), SharedPrefixes()
-        self.evicted = EvictedBlocks()
-        self._predicted.on_evict = self._on_evict
-        self.ledger = Ledger()
-        self.output_lengths = OutputLengths()
-
-    def decide(self, scene: Scene) -> RouteDecision:
-        """All plans for a scene, best first. Raises as `decide()` does."""
-        return decide(scene, self._policy)
-
-    def scene(
-        self,
-        request_id: str,
-        traffic: TrafficRequest,
-        now_s: float,
-        steps: Mapping[PodId, StepBegan],
-        session: str = "",
-        *,
-        counted: bool = True,
-    ) -> Scene:
-        """What the router knows now. `counted`: count the prompt as requested."""
-        self._turn += counted
-        hashes = traffic.prompt_hashes
-        prompt = PromptPrefix(self._generation, range(traffic.prompt_tokens), hashes)
-        match = self._held(hashes, now_s)
-        if counted:
-            self.evicted.requested(hashes, match)
-        shared_blocks = self._shared.observe if counted else self._shared.shared
-        request = InferenceRequest(
-            id=request_id,
-            endpoint=Endpoint.COMPLETIONS,
-            model=self._generation.model,
-            body=b"",
-            session=session,
+        """Start without state, as a new process does. Requests in flight stay with the core that they have."""
+        fleet, self.store = _fleet_of(self._pods, self._links), HashStore(self._pods[0].base_model)
+        state = FleetState(
+            fleet=fleet,
+            ledger=Ledger(),
+            breaker=Breaker(fleet, NEVER_EJECT),
+            store=self.store,
+            calibrator=Calibrator(Calibration(), Unrecorded(), self._links),
         )
-        return Scene(
-            request=request,
-            prompt=prompt,
-            match=PrefixMatch(match),
-            fleet=self._snapshot,
-            inflight=self.ledger.inflight(),
-            congestion=self.ledger.congestion(self._snapshot, self._generation.model, now_s),
-            learnt_reuse=self.evicted.reuse,
-            expected_output_tokens=self.output_lengths.expected_tokens(request),
-            steps=steps,
-            now_s=now_s,
-            turn=self._turn,
-            shared_blocks=shared_blocks(hashes, threshold=HEAVY_SHARE / len(self.pods)),
-        )
+        clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
+        routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)))
+        settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
+        self.core = build_core(state, settings, routing, self._settings.observers, clock)
+        if self.core.queues is not None:
+            QueueCalls(self.core.queues, self._clock, lambda: self._refresh(self))
 
-    def record_send(
-        self, pod: PodId, traffic: TrafficRequest, cached_tokens: int, now_s: float, *, prefills: bool = True
-    ) -> Lease:
-        """Book a prompt that is sent to a pod. `prefills` is False if only its KV is sent."""
-        knowledge = self._knowledge
-        capacity = (
-            None if knowledge.events else knowledge.no_events_capacity_tokens // self._generation.block_size_tokens
-        )
-        ttl_s = knowledge.predicted_ttl_s if knowledge.events else knowledge.no_events_ttl_s
-        self._predicted.record(pod, traffic.prompt_hashes, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
-        return self.ledger.book(self.pods[pod], traffic.prompt_tokens, cached_tokens, now_s, prefills=prefills)
+    @property
+    def ledger(self) -> Ledger:
+        """The work in flight."""
+        return self.core.state.ledger
 
-    def answered(self, output_tokens: int) -> None:
-        """Learn from a finished answer."""
-        self.output_lengths.answered(self._generation.model, output_tokens)
+    def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
+        """Apply a KV event."""
+        self.store.apply_blocks(pod, change)
 
-    def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
-        """Apply the work in flight of the other replicas."""
-        self.ledger.apply_replicas(replicas, now_s)
+    def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
+        """Apply a scrape of the pods."""
+        for pod_id, load in loads.items():
+            scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
+            self.core.state.fleet.observe_load(pod_id, scraped)
 
-    def _on_evict(self, pod: PodId, blocks: list[BlockHash], held: int) -> None:
-        self.evicted.evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
+    def apply_step(self, pod: PodId, began_s: float) -> None:
+        """Tokens of requests in flight have arrived: the pod's current step began then."""
+        self.ledger.stepped(pod, began_s)
 
-    def _held(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """By pod, the longer of the announced and the predicted match, as in `stores/prefix_store.py`."""
-        blocks = self._announced.walk(hashes)
-        for pod, found in self._predicted.match(hashes, now_s).items():
-            if sum(found) > sum(blocks.get(pod, (0,))):
-                blocks[pod] = found
-        return blocks
+
+def _rules(knowledge: Knowledge) -> AttemptRules:
+    """Those of a new process: its retry budget is full."""
+    predictions = PredictionLimits(
+        predicted_ttl_s=knowledge.predicted_ttl_s,
+        no_events_ttl_s=knowledge.no_events_ttl_s,
+        no_events_capacity_tokens=knowledge.no_events_capacity_tokens,
+        publishes_events=lambda _pod: knowledge.events,
+    )
+    return AttemptRules(
+        retries=_LIMITS.retries,
+        route_headers=False,
+        budget=RetryBudget(_LIMITS.retry_budget),
+        predictions=predictions,
+        handoff_facts=lambda _pod, _dialect: {},
+    )
+
+
+def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
+    """These pods, ready and trusted as they are described."""
+    fleet = Fleet(links)
+    fleet.sync(pods)
+    for pod in pods:
+        fleet.trust(pod.id, pod.trust, "")
+        fleet.event(pod.id, PodEvent.PROBE_OK)
+    return fleet

@@ -1,34 +1,67 @@
-"""One request of a session, while it is served."""
+"""One request of a session in the core of a router: the front of the simulation, which moves no bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from router.admission.tenant import Tenant
-from router.decision import Lease
-from router.fleet.ledger import Ledger
+from router.decision import Candidate, Split
+from router.errors import HandoffFailed, RouterError
+from router.phases import Phases
+from router.request.context import RequestContext
+from router.request.core import Core
+from router.request.inbound import Inbound
+from router.request.steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
-from router.sim.virtual.router_view import RouterView
 from router.sim.virtual.traffic import Session, TrafficRequest
+from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
+
+_PROMPT = {"prompt": ""}
+"""Its tokens are asked of the front."""
+_FIRST_TOKEN = b'data: {"choices":[{"index":0,"text":"."}]}\n\n'
+_END = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,'
+    b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\ndata: [DONE]\n\n'
+)
+_REFUSED = 400
 
 
-@dataclass(slots=True)
+def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s: float) -> RequestContext:
+    """A streamed completion. Neither its prompt nor the length of its answer is in it."""
+    request = InferenceRequest(
+        id=request_id,
+        endpoint=Endpoint.COMPLETIONS,
+        model=model,
+        body=b"{}",
+        stream=True,
+        tenant=tenant.name,
+        session=session,
+        prompt=_PROMPT,
+    )
+    return RequestContext(request, Inbound(request_id, "POST", b"/v1/completions", []), Phases(now_s), tenant)
+
+
 class SessionTurn:
-    """A request with its leases in the ledger of the router that sends it.
+    """Drives one request through `core`, which stays the same if its router restarts."""
 
-    Without a `decode` lease, the `prefill` pod serves it completely."""
+    __slots__ = ("_steps", "_tracker", "context", "core", "generation", "number", "outcome", "session")
 
-    id: str
-    session: Session
-    number: int
-    tenant: Tenant
-    outcome: RequestOutcome
-    view: RouterView
-    ledger: Ledger
-    answered: Callable[[SessionTurn], None]
-    prefill: Lease | None = None
-    decode: Lease | None = None
+    def __init__(
+        self,
+        core: Core,
+        context: RequestContext,
+        session: Session,
+        number: int,
+        generation: Generation,
+        outcome: RequestOutcome,
+    ) -> None:
+        self.core = core
+        self.context = context
+        self.session = session
+        self.number = number
+        self.generation = generation
+        self.outcome = outcome
+        self._steps = core.requests.prepare(context)
+        self._tracker = core.requests.tracker(context)
+        core.requests.endings.begin()
 
     @property
     def request(self) -> TrafficRequest:
@@ -37,4 +70,68 @@ class SessionTurn:
     @property
     def ttft_limit_ms(self) -> float:
         """The latest first token that meets the SLO."""
-        return self.tenant.slo.ttft_limit_ms(self.outcome.idle_prefill_ms)
+        return self.context.tenant.slo.ttft_limit_ms(self.outcome.idle_prefill_ms)
+
+    def prepare(self, error: RouterError | None = None) -> Ticket | None:
+        """The ticket that the request waits for; None: it may be attempted. To be called again when the ticket is
+        settled, with its error. Raises `RouterError`."""
+        try:
+            step = self._steps.throw(error) if error else next(self._steps)
+            while isinstance(step, Tokens):
+                hashes = self.request.prompt_hashes
+                step = self._steps.send(PromptPrefix(self.generation, range(self.request.prompt_tokens), hashes))
+        except StopIteration:
+            return None
+        assert isinstance(step, Ticket)
+        return step
+
+    def attempt(self) -> Candidate:
+        """Book the first candidate. Raises `RouterError`."""
+        now_s = self.core.clock.now_s()
+        candidate = self._tracker.first(now_s)
+        self._tracker.begin(candidate, now_s)
+        return candidate
+
+    def awaits_handoff(self, pod: PodId) -> bool:
+        """Whether another pod decodes after that pod's prefill. The prefill pod sends an answer of one token itself."""
+        return self.request.output_tokens > 1 and pod == self.context.prefill_pod
+
+    def computed(self, cached_tokens: int) -> None:
+        """The prefill pod of a split has responded."""
+        self.context.handed_over_cached_tokens = cached_tokens
+        self._tracker.handed_over(self.core.clock.now_s())
+
+    def first_token(self, pod: PodId) -> None:
+        now_s = self.core.clock.now_s()
+        self._tracker.head(pod, 200, now_s, is_stream=True)
+        self._tracker.piece(_FIRST_TOKEN, now_s)
+
+    def refused(self, pod: PodId) -> Candidate | None:
+        """A pod has refused the request. Returns the candidate that is booked instead, as after a body that the router
+        changed; None where the client receives the refusal."""
+        tracker, now_s = self._tracker, self.core.clock.now_s()
+        assert self.context.candidate is not None
+        plan = self.context.candidate.plan
+        if (isinstance(plan, Split) or plan.pull) and not tracker.is_last:
+            candidate = tracker.failed(HandoffFailed(f"pod {pod}: status {_REFUSED}"), now_s)
+            tracker.begin(candidate, now_s)
+            return candidate
+        tracker.head(pod, _REFUSED, now_s, is_stream=False)
+        tracker.rest(now_s)
+        self.end()
+        return None
+
+    def complete(self, cached_tokens: int) -> None:
+        """The response is complete."""
+        now_s, request = self.core.clock.now_s(), self.request
+        self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)
+        self._tracker.rest(now_s)
+        self.end()
+
+    def end(self, error: RouterError | None = None) -> None:
+        """Settle the request. `error`: why the router refuses it."""
+        endings = self.core.requests.endings
+        if error is not None:
+            endings.failed(self.context, error, has_answered=False)
+        self._tracker.end(self.core.clock.now_s())
+        endings.end(self.context)

@@ -14,7 +14,7 @@ from router.sim.virtual.router_view import RouterView
 from router.sim.virtual.scenario import Conditions
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_pod import VirtualPod
-from router.types import BlockHash, PodId, Tier
+from router.types import BlockChange, PodId, PodLoad, Tier
 
 
 class ViewUpdates:
@@ -38,7 +38,7 @@ class ViewUpdates:
         self._goes_on = goes_on
         self._has_events = has_events
         self._random = Random(seed)
-        self._events: deque[tuple[float, PodId, Tier, bool, list[BlockHash]]] = deque()
+        self._events: deque[tuple[float, PodId, BlockChange]] = deque()
         """KV events on their way to the routers."""
 
     def start(self) -> None:
@@ -50,44 +50,53 @@ class ViewUpdates:
         for replica, at_s, blind_s in self._conditions.restarts:
             self._clock.call_at(at_s * 1000, self._restart, replica, blind_s)
 
-    def publish(self, pod_id: PodId, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+    def publish(self, pod_id: PodId, change: BlockChange) -> None:
         """Send a KV event."""
         lost = self._conditions.event_loss > 0 and self._random.random() < self._conditions.event_loss
         if self._has_events and not lost:
-            self._events.append((self._clock.now_ms + self._conditions.event_delay_ms, pod_id, tier, held, blocks))
+            self._events.append((self._clock.now_ms + self._conditions.event_delay_ms, pod_id, change))
 
-    def deliver_events(self) -> None:
-        """Deliver all KV events that have arrived by now."""
-        events = self._events
-        while events and events[0][0] <= self._clock.now_ms:
-            _, pod_id, tier, held, blocks = events.popleft()
-            for view in self._views:
-                view.apply_blocks(pod_id, tier, held, blocks)
+    def refresh(self, view: RouterView) -> None:
+        """What has arrived by now, to be called before a decision of `view`: KV events, and the steps that the tokens
+        of its own requests show. Pods skip steps that only decode."""
+        events, now_ms, ledger = self._events, self._clock.now_ms, view.ledger
+        while events and events[0][0] <= now_ms:
+            _, pod_id, change = events.popleft()
+            for each in self._views:
+                each.apply_blocks(pod_id, change)
+        for pod_id, work in ledger.own().items():
+            if work.decode_requests:
+                began_s = self._pods[pod_id].step_began_ms(now_ms) / 1000
+                if began_s > ledger.decoding(pod_id)[2]:
+                    view.apply_step(pod_id, began_s)
 
     def _scrape(self) -> None:
         """Give all routers the current load of every pod. They keep it until the next scrape."""
-        loads = {pod_id: pod.load for pod_id, pod in self._pods.items()}
+        loads = self._loads()
         for view in self._views:
-            view.apply_loads(loads, self._clock.now_s)
+            view.apply_loads(loads)
+
+    def _loads(self) -> dict[PodId, PodLoad]:
+        return {pod_id: pod.load for pod_id, pod in self._pods.items()}
 
     def _exchange(self) -> None:
         own = [view.ledger.own() for view in self._views]
         for at, view in enumerate(self._views):
-            view.apply_replicas([one for other, one in enumerate(own) if other != at], self._clock.now_s)
+            view.ledger.apply_replicas([one for other, one in enumerate(own) if other != at], self._clock.now_s)
 
     def _restart(self, replica: int, blind_s: float) -> None:
         self._views[replica].restart()
+        self._views[replica].apply_loads(self._loads())
         if self._has_events:
             self._clock.call_in(blind_s * 1000, self._read_index, replica)
 
     def _read_index(self, replica: int) -> None:
         """Give a restarted router all blocks that the pods hold now."""
         view = self._views[replica]
-        for pod_id in view.pods:
-            pod = self._pods[pod_id]
-            view.apply_blocks(pod_id, Tier.GPU, True, list(pod.cache.blocks))
+        for pod_id, pod in self._pods.items():
+            view.apply_blocks(pod_id, BlockChange(Tier.GPU, True, list(pod.cache.blocks)))
             if pod.cpu is not None:
-                view.apply_blocks(pod_id, Tier.CPU, True, list(pod.cpu.blocks))
+                view.apply_blocks(pod_id, BlockChange(Tier.CPU, True, list(pod.cpu.blocks)))
 
     def _repeat(self, update: Callable[[], None], every_ms: float, *, first_ms: float) -> None:
         """Call at this interval until the simulation is complete."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -20,7 +19,7 @@ from router.sim.block_cache import BlockCache, TierCache
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress, StepGaps, StepRun
-from router.types import BlockHash, PodId, PodLoad, StepBegan, Tier
+from router.types import BlockHash, PodLoad, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +29,6 @@ class VirtualPodConfig(SchedulerConfig):
     kv_tokens: int
     cpu_kv_tokens: int = 0
     engine_block_tokens: int = 16
-
-
-def current_steps(
-    pods: Mapping[PodId, VirtualPod], observed: Mapping[PodId, StepBegan], now_ms: float
-) -> dict[PodId, StepBegan]:
-    """The router's `observed` steps, and the current decode-only steps: its streams show the end of each."""
-    steps = dict(observed)
-    for pod_id, pod in pods.items():
-        known = steps.get(pod_id, StepBegan())
-        began_s = pod.step_began_ms(now_ms) / 1000
-        if not known.prefill_ms and began_s > known.at_s:
-            steps[pod_id] = StepBegan(began_s)
-    return steps
 
 
 class VirtualPod(Scheduler[Job]):

@@ -11,25 +11,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from router.decision import Pull, RouteDecision, Split
-from router.errors import ConfigError
+from router.decision import Candidate, Pull, Split
+from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.sim.virtual.admission_rules import Admission, FleetActions, rule_of
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
-from router.sim.virtual.router_view import Knowledge, RouterView
+from router.sim.virtual.router_view import RouterSettings, RouterView
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
-from router.sim.virtual.session_turn import SessionTurn
+from router.sim.virtual.session_turn import SessionTurn, new_context
 from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequest
 from router.sim.virtual.view_updates import ViewUpdates
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_job import Job, Progress
-from router.sim.virtual.virtual_pod import VirtualPod, current_steps
-from router.types import Generation, PodId, PodLoad, Scene
+from router.sim.virtual.virtual_pod import VirtualPod
+from router.types import BlockChange, Generation, PodId, PodLoad
 
+DEFAULT_ROUTERS = RouterSettings()
 OnProgress: TypeAlias = Callable[[int], None]
 """Called with the number of requests that have ended."""
 
@@ -41,39 +42,42 @@ def ignore_progress(_: int) -> None:
 class World:
     """One fleet, one policy and some routers. `run` may be called once."""
 
+    view_class: ClassVar[type[RouterView]] = RouterView
+
     def __init__(
         self,
         fleet: SimulatedFleet,
         policy: Policy,
         conditions: Conditions,
         *,
-        knowledge: Knowledge | None = None,
+        routers: RouterSettings = DEFAULT_ROUTERS,
         block_size_tokens: int,
         seed: int = 0,
         admission: Admission | None = None,
     ) -> None:
         _check(fleet, policy, conditions)
-        knowledge = knowledge or Knowledge()
-        generation = Generation(model=fleet.pods[0].known.models[0], block_size_tokens=block_size_tokens)
+        admission = admission or Admission()
+        self._generation = Generation(model=fleet.pods[0].known.models[0], block_size_tokens=block_size_tokens)
         # an engine reports its capacity, so a router knows it
         known = [replace(pod.known, capacity_tokens=pod.true.kv_tokens) for pod in fleet.pods]
-        links = fleet.believed_links
         self._conditions = conditions
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._speeds = {pod.true.speed for pod in fleet.pods}
         self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
-        self.views = [RouterView(known, generation, policy, knowledge, links) for _ in range(conditions.routers)]
-        self._next_router = cycle(range(conditions.routers))
         self._clock = clock = VirtualClock()
+        self.views = list[RouterView]()
+        has_events = routers.knowledge.events
         self._updates = ViewUpdates(
-            self.views, self._pods, conditions, clock, self._goes_on, has_events=knowledge.events, seed=seed
+            self.views, self._pods, conditions, clock, self._goes_on, has_events=has_events, seed=seed
         )
-        self._admission = admission or Admission()
-        actions = FleetActions(
-            *(self._decide, self._dispatch, self._refuse, clock.call_in, self._loads, lambda: clock.now_ms)
-        )
-        self._rules = [rule_of(self._admission, actions, conditions.routers) for _ in self.views]
+        queue, refresh = admission.queue_settings(conditions.routers), self._updates.refresh
+        for _ in range(conditions.routers):
+            view = self.view_class(known, fleet.believed_links, policy, routers, queue, clock, refresh)
+            self.views.append(view)
+        self._admission = admission
+        rules = [rule_of(admission.rule, self._actions(view)) for view in self.views]
+        self._next_router = cycle(zip(self.views, rules, strict=True))
         self._transfers = LinkSharing(self._bandwidths())
         self._versions = dict.fromkeys(self._pods, 0)
         self._last_start_ms = 0.0
@@ -118,8 +122,14 @@ class World:
             self._unsent,
         )
 
-    def _loads(self) -> list[PodLoad]:
-        return [pod.load for pod in self._pods.values()]
+    def _actions(self, view: RouterView) -> FleetActions:
+        clock = self._clock
+
+        def loads() -> list[PodLoad]:
+            return [pod.load for pod in self._pods.values()]
+
+        prepare = partial(self._prepare, view)
+        return FleetActions(prepare, self._dispatch, self._refuse, clock.call_in, loads, lambda: clock.now_ms)
 
     def _bandwidths(self) -> dict[Any, float]:
         places: dict[Any, float] = {("pcie", pod_id): pod.pcie_bytes_per_ms for pod_id, pod in self._fleet.items()}
@@ -148,48 +158,62 @@ class World:
         outcome = RequestOutcome(session.kind, self._clock.now_ms, request.prompt_tokens, request.output_tokens)
         outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
         self._outcomes.append(outcome)
-        router = next(self._next_router)
-        view, tenant = self.views[router], self._admission.tenant_of(session.kind)
+        view, rule = next(self._next_router)
         self._running += 1
-        rule, request_id = self._rules[router], str(len(self._outcomes))
-        rule.arrive(SessionTurn(request_id, session, number, tenant, outcome, view, view.ledger, rule.answered))
+        request_id, tenant = str(len(self._outcomes)), self._admission.tenant_of(session.kind)
+        context = new_context(request_id, repr(session.start_s), tenant, self._generation.model, self._clock.now_s)
+        rule.arrive(SessionTurn(view.core, context, session, number, self._generation, outcome))
 
-    def _decide(self, turn: SessionTurn, counted: bool) -> tuple[Scene, RouteDecision]:
-        """What the router knows, and its decision. `counted`: count the prompt as requested."""
-        self._updates.deliver_events()
-        view, now_s = turn.view, self._clock.now_s
-        turn.ledger = view.ledger  # a router that restarts has a new one
-        steps = current_steps(self._pods, view.ledger.steps(), self._clock.now_ms)
-        scene = view.scene(turn.id, turn.request, now_s, steps, repr(turn.session.start_s), counted=counted)
-        return scene, view.decide(scene)
+    def _prepare(self, view: RouterView, turn: SessionTurn, prepared: Callable[[SessionTurn], None]) -> None:
+        self._updates.refresh(view)
+        self._proceed(turn, prepared, None)
 
-    def _refuse(self, turn: SessionTurn, reason: str) -> None:
+    def _proceed(self, turn: SessionTurn, prepared: Callable[[SessionTurn], None], error: RouterError | None) -> None:
+        """Go on with its preparation. `error` refuses it."""
+        try:
+            ticket = turn.prepare(error)
+        except RouterError as refusal:
+            self._refuse(turn, refusal.with_traceback(None))  # its frames would refer to it
+            return
+        if ticket is None:
+            prepared(turn)
+        else:
+            ticket.settle = partial(self._proceed, turn, prepared)
+
+    def _refuse(self, turn: SessionTurn, error: RouterError) -> None:
+        turn.end(error)
+        self._refused(turn, error.code)
+
+    def _refused(self, turn: SessionTurn, reason: str) -> None:
         turn.outcome.refused = reason
         turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
         self._end(turn)
 
-    def _dispatch(self, turn: SessionTurn, decision: RouteDecision) -> None:
+    def _dispatch(self, turn: SessionTurn) -> None:
+        try:
+            best = turn.attempt()
+        except RouterError as error:
+            self._refuse(turn, error)
+            return
         self._ideal_cached_tokens += self._ideal.serve(turn.request)
-        best, outcome, view = decision.candidates[0], turn.outcome, turn.view
-        outcome.waited_ms = self._clock.now_ms - outcome.arrived_ms
-        outcome.pod, outcome.predicted_ms = best.pod.id, expected_ttft_ms(best.cost)
-        outcome.predicted_cached_tokens = best.cached_tokens
+        turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
         every = self._conditions.regret_every
         if every and len(self._outcomes) % every == 0:
-            outcome.regret_ms = self._regret_ms(turn.request, best.pod.id)
-        plan = best.plan
-        first = plan.prefill if isinstance(plan, Split) else best.pod
-        now_s = self._clock.now_s
-        turn.prefill = view.record_send(first.id, turn.request, best.cached_tokens, now_s)
-        if isinstance(plan, Split) and turn.request.output_tokens > 1:
-            turn.decode = view.record_send(plan.decode.id, turn.request, 0, now_s, prefills=False)
-        self._clock.call_in(self._conditions.route_ms, self._send, turn, first.id, plan.pull)
+            turn.outcome.regret_ms = self._regret_ms(turn.request, best.pod.id)
+        self._send_in(turn, best)
+
+    def _send_in(self, turn: SessionTurn, candidate: Candidate) -> None:
+        """Send a booked request when the router has handled it."""
+        plan, outcome = candidate.plan, turn.outcome
+        outcome.pod, outcome.predicted_ms = candidate.pod.id, expected_ttft_ms(candidate.cost)
+        outcome.predicted_cached_tokens = candidate.cached_tokens
+        pod, pull = (plan.prefill, None) if isinstance(plan, Split) else (plan.pod, plan.pull)
+        self._clock.call_in(self._conditions.route_ms, self._send, turn, pod.id, pull)
 
     def _regret_ms(self, request: TrafficRequest, chosen: PodId) -> float:
         """Computed from the true cache and queue of each pod, without pulls."""
         expected: dict[PodId, float] = {}
-        for pod_id in self.views[0].pods:
-            pod = self._pods[pod_id]
+        for pod_id, pod in self._pods.items():
             prefill_ms = pod.config.speed.prefill_ms(request.prompt_tokens, pod.held_tokens(request))
             expected[pod_id] = pod.backlog_ms() + prefill_ms
         return expected[chosen] - min(expected.values())
@@ -218,24 +242,22 @@ class World:
     ) -> None:
         """Move KV between pods, then submit the request to the receiver."""
         assert self._link is not None
-        turn.ledger.pull_began(sender)
-
-        def on_arrival() -> None:
-            turn.ledger.pull_ended(sender)
-            self._submit(turn, receiver, arrived_tokens)
-
+        on_arrival = partial(self._submit, turn, receiver, arrived_tokens)
         places = (("send", sender), ("receive", receiver))
         self._transfers.start(on_arrival, places, kv_bytes, self._link.t0_ms, self._clock.now_ms)
 
     def _submit(self, turn: SessionTurn, pod_id: PodId, arrived_tokens: int) -> None:
         request = turn.request
-        if self._awaits_handoff(turn, pod_id):
+        if turn.awaits_handoff(pod_id):
             request = TrafficRequest(request.prompt_tokens, 1, request.blocks, request.prompt_blocks)
         try:
             self._pods[pod_id].submit(Job(turn, request, arrived_tokens), self._clock.now_ms)
         except ValueError:
-            self._release(turn)
-            self._refuse(turn, "does not fit")
+            candidate = turn.refused(pod_id)
+            if candidate is None:
+                self._refused(turn, "does not fit")
+            else:
+                self._send_in(turn, candidate)
             return
         self._schedule_wake(pod_id)
 
@@ -255,15 +277,13 @@ class World:
 
     def _apply(self, pod_id: PodId, progress: Progress) -> None:
         for tier, held, blocks in progress.block_changes:
-            self._updates.publish(pod_id, tier, held, blocks)
+            self._updates.publish(pod_id, BlockChange(tier, held, blocks))
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
             on_arrival = partial(self._on_load, pod_id, job)
             self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._clock.now_ms)
         for job in progress.started:
             self._on_first_token(job, pod_id)
-        for view in self.views:
-            view.ledger.stepped(pod_id, self._clock.now_s)
         for job in progress.finished:
             self._on_finish(job, pod_id)
 
@@ -273,42 +293,47 @@ class World:
 
     def _on_first_token(self, job: Job, pod_id: PodId) -> None:
         turn: SessionTurn = job.tag
-        assert turn.prefill is not None
-        turn.ledger.first_token(turn.prefill, self._clock.now_s)
-        if pod_id == turn.prefill.pod:
+        if pod_id == (turn.context.prefill_pod or turn.outcome.pod):
             turn.outcome.cached_tokens = job.cached_tokens or 0
-        turn.outcome.ttft_ms = self._clock.now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
+        if not turn.awaits_handoff(pod_id):
+            self._after_overhead(self._stream, turn, pod_id)
 
     def _on_finish(self, job: Job, pod_id: PodId) -> None:
         turn: SessionTurn = job.tag
-        if self._awaits_handoff(turn, pod_id):
-            self._hand_off(turn)
+        if turn.awaits_handoff(pod_id):
+            self._hand_off(turn, pod_id)
             return
-        turn.outcome.e2e_ms = self._clock.now_ms - turn.outcome.arrived_ms + self._conditions.overhead_ms
         turn.outcome.worst_gap_ms = job.worst_gap_ms
-        turn.answered(turn)
-        self._release(turn)
-        turn.view.answered(turn.request.output_tokens)
+        self._after_overhead(self._complete, turn)
+
+    def _after_overhead(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call when the router receives what a pod sends now."""
+        if self._conditions.overhead_ms:
+            self._clock.call_in(self._conditions.overhead_ms, callback, *args)
+        else:
+            callback(*args)
+
+    def _stream(self, turn: SessionTurn, pod_id: PodId) -> None:
+        """The router receives the first token."""
+        turn.outcome.ttft_ms = self._clock.now_ms - turn.outcome.arrived_ms
+        if pod_id == turn.context.prefill_pod:
+            turn.computed(turn.outcome.cached_tokens)
+        turn.first_token(pod_id)
+
+    def _complete(self, turn: SessionTurn) -> None:
+        """The router receives the last token."""
+        turn.outcome.e2e_ms = self._clock.now_ms - turn.outcome.arrived_ms
+        turn.complete(turn.outcome.cached_tokens)
         self._end(turn)
 
-    def _awaits_handoff(self, turn: SessionTurn, pod_id: PodId) -> bool:
-        """Whether another pod decodes the answer after that pod's prefill."""
-        return turn.decode is not None and turn.decode.pod != pod_id
-
-    def _hand_off(self, turn: SessionTurn) -> None:
+    def _hand_off(self, turn: SessionTurn, prefill: PodId) -> None:
         """Move the KV of the computed prompt to the decode pod."""
-        first, second = turn.prefill, turn.decode
-        assert first is not None and second is not None
-        turn.ledger.release(first, self._clock.now_s)
-        self._uses[second.pod] += 1
-        missing = turn.request.prompt_tokens - self._pods[second.pod].held_tokens(turn.request)
-        kv_bytes = missing * self._fleet[first.pod].known.kv_bytes_per_token / self._conditions.handoff_layers
-        self._transfer(turn, first.pod, second.pod, kv_bytes, turn.request.prompt_tokens - 1)
-
-    def _release(self, turn: SessionTurn) -> None:
-        for lease in (turn.prefill, turn.decode):
-            if lease is not None:
-                turn.ledger.release(lease, self._clock.now_s)
+        turn.computed(turn.outcome.cached_tokens)
+        decode = turn.outcome.pod
+        self._uses[decode] += 1
+        missing = turn.request.prompt_tokens - self._pods[decode].held_tokens(turn.request)
+        kv_bytes = missing * self._fleet[prefill].known.kv_bytes_per_token / self._conditions.handoff_layers
+        self._transfer(turn, prefill, decode, kv_bytes, turn.request.prompt_tokens - 1)
 
     def _end(self, turn: SessionTurn) -> None:
         self._running -= 1
@@ -317,8 +342,7 @@ class World:
         if turn.outcome.refused:
             self._unsent += len(session.requests) - number
         elif number < len(session.requests):
-            answered_ms = self._clock.now_ms + self._conditions.overhead_ms
-            self._schedule_turn(answered_ms + session.requests[number].think_s * 1000, session, number)
+            self._schedule_turn(self._clock.now_ms + session.requests[number].think_s * 1000, session, number)
 
     def _goes_on(self) -> bool:
         """Whether a request is served, or will arrive."""

@@ -7,160 +7,171 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from router.admission.tenant import OPEN_TENANT
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.sim.virtual.router_view import Knowledge, RouterView
-from router.sim.virtual.traffic import TrafficRequest
-from router.types import PRIOR_OUTPUT_TOKENS, Generation, InFlight, Links, PodLoad, Tier
+from router.request.core import Observers
+from router.request.counters import NoCounters
+from router.sim.virtual.outcome import RequestOutcome
+from router.sim.virtual.router_view import Knowledge, RouterSettings, RouterView
+from router.sim.virtual.session_turn import SessionTurn, new_context
+from router.sim.virtual.traffic import Session, TrafficRequest
+from router.sim.virtual.virtual_clock import VirtualClock
+from router.types import PRIOR_OUTPUT_TOKENS, BlockChange, BlockHash, Generation, Links, PodLoad, Scene, Tier
 from tests.policy.test_recording import read, written
 from tests.sim.virtual.conftest import equal_pods, small_pod
 
 PROMPT = [1, 2, 3, 4]
 A, B = "pod-000", "pod-001"
+GENERATION = Generation(model="m", block_size_tokens=16)
 
 
-def view(policy: Policy, knowledge: Knowledge) -> RouterView:
+class Scenes(list[tuple[Scene, RouteDecision]]):
+    """Records decisions."""
+
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None:
+        self.append((scene, decision))
+
+
+class OneRouter:
     """A router with two pods and blocks of 16 tokens."""
-    pods = [pod.known for pod in equal_pods(2, small_pod()).pods]
-    return RouterView(pods, Generation(model="m", block_size_tokens=16), policy, knowledge, Links())
+
+    def __init__(self, policy: Policy, knowledge: Knowledge) -> None:
+        pods = [pod.known for pod in equal_pods(2, small_pod(1000)).pods]
+        self.clock, self.scenes = VirtualClock(), Scenes()
+        settings = RouterSettings(knowledge=knowledge, observers=Observers(self.scenes, NoCounters()))
+        self.view = RouterView(pods, Links(), policy, settings, None, self.clock, lambda _: None)
+
+    def holds(self, pod: str, blocks: Sequence[BlockHash], tier: Tier = Tier.GPU, *, held: bool = True) -> None:
+        self.view.apply_blocks(pod, BlockChange(tier, held, blocks))
+
+    def decided(self, request: TrafficRequest, at_s: float | None = None) -> SessionTurn:
+        """A request that has a decision, at the latest time or at another one."""
+        if at_s is not None:
+            self.clock.now_ms = at_s * 1000
+        context = new_context(str(len(self.scenes)), "s", OPEN_TENANT, "m", self.clock.now_s)
+        outcome = RequestOutcome("any", 0.0, request.prompt_tokens, request.output_tokens)
+        turn = SessionTurn(self.view.core, context, Session(0.0, (request,)), 0, GENERATION, outcome)
+        assert turn.prepare() is None
+        return turn
+
+    def sent(self, request: TrafficRequest, at_s: float | None = None) -> SessionTurn:
+        """A request that was sent to its best pod."""
+        turn = self.decided(request, at_s)
+        turn.attempt()
+        return turn
+
+    def by_pod(self, at_s: float | None = None) -> dict[str, Candidate]:
+        """The candidates of `PROMPT`."""
+        decision = self.decided(prompt(70, PROMPT), at_s).context.decision
+        assert decision is not None
+        return {one.pod.id: one for one in decision.candidates}
+
+    def best(self, at_s: float | None = None) -> str:
+        return next(iter(self.by_pod(at_s)))
+
+    def cached(self, at_s: float | None = None) -> dict[str, int]:
+        """The cached tokens of `PROMPT`."""
+        return {pod: one.cached_tokens for pod, one in self.by_pod(at_s).items()}
 
 
 @pytest.fixture
-def router(policies: dict[str, Policy]) -> RouterView:
+def router(policies: dict[str, Policy]) -> OneRouter:
     """With events."""
-    return view(policies["cost_aware"], Knowledge(predicted_ttl_s=5.0))
+    return OneRouter(policies["cost_aware"], Knowledge(predicted_ttl_s=5.0))
 
 
-@pytest.fixture
-def no_events(policies: dict[str, Policy]) -> RouterView:
-    """Without events; assumes 3 cached blocks per pod."""
-    return view(policies["cost_aware"], Knowledge(events=False, no_events_ttl_s=60.0, no_events_capacity_tokens=50))
+def prompt(tokens: int, blocks: Sequence[int], output_tokens: int = 10) -> TrafficRequest:
+    return TrafficRequest(tokens, output_tokens, blocks, len(blocks))
 
 
-def prompt(tokens: int, blocks: Sequence[int]) -> TrafficRequest:
-    return TrafficRequest(tokens, 10, blocks, len(blocks))
-
-
-def decision(router: RouterView, now_s: float = 0.0) -> RouteDecision:
-    return router.decide(router.scene("r", prompt(70, PROMPT), now_s, {}))
-
-
-def cached_by_pod(router: RouterView, now_s: float = 0.0) -> dict[str, int]:
-    return {candidate.pod.id: candidate.cached_tokens for candidate in decision(router, now_s).candidates}
-
-
-def by_pod(router: RouterView) -> dict[str, Candidate]:
-    return {candidate.pod.id: candidate for candidate in decision(router).candidates}
-
-
-def test_lengths_are_learnt_from_finished_answers_and_not_told(router: RouterView) -> None:
+def test_lengths_are_learnt_from_finished_answers_and_not_told(router: OneRouter) -> None:
     """The traffic's own length of this answer is unknown to the router. A restart forgets."""
-    asked = TrafficRequest(70, 9, PROMPT, len(PROMPT))
-    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == PRIOR_OUTPUT_TOKENS
-    for _ in range(300):
-        router.answered(2000)
-    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == pytest.approx(2000, rel=0.05)
-    router.restart()
-    assert router.scene("r", asked, 0.0, {}).expected_output_tokens == PRIOR_OUTPUT_TOKENS
+    for number in range(300):
+        turn = router.sent(prompt(70, PROMPT, 2000), float(number))
+        turn.first_token(A)
+        turn.complete(0)
+    router.decided(prompt(70, PROMPT, 9))
+    first, *_, last = [scene.expected_output_tokens for scene, _ in router.scenes]
+    assert (first, last) == (PRIOR_OUTPUT_TOKENS, pytest.approx(2000, rel=0.05))
+    router.view.restart()
+    router.decided(prompt(70, PROMPT, 9))
+    assert router.scenes[-1][0].expected_output_tokens == PRIOR_OUTPUT_TOKENS
 
 
-def test_announced_blocks_are_expected(router: RouterView) -> None:
+def test_announced_blocks_are_expected(router: OneRouter) -> None:
     """The request goes to their holder."""
-    router.apply_blocks(B, Tier.GPU, True, [1, 2])
-    assert cached_by_pod(router) == {A: 0, B: 32}
-    assert decision(router).candidates[0].pod.id == B
+    router.holds(B, [1, 2])
+    assert router.cached() == {A: 0, B: 32}
+    assert router.best() == B
 
 
-def test_removed_blocks_are_no_more_expected(router: RouterView) -> None:
+def test_removed_blocks_are_no_more_expected(router: OneRouter) -> None:
     """Block by block and tier by tier."""
-    router.apply_blocks(B, Tier.GPU, True, [1, 2])
-    router.apply_blocks(B, Tier.CPU, True, [1, 2])
-    router.apply_blocks(B, Tier.GPU, False, [1, 2])
-    assert cached_by_pod(router)[B] == 32
-    router.apply_blocks(B, Tier.CPU, False, [2])
-    assert cached_by_pod(router)[B] == 16
+    router.holds(B, [1, 2])
+    router.holds(B, [1, 2], Tier.CPU)
+    router.holds(B, [1, 2], held=False)
+    assert router.cached()[B] == 32
+    router.holds(B, [2], Tier.CPU, held=False)
+    assert router.cached()[B] == 16
 
 
-def test_a_sent_prompt_is_predicted_until_its_ttl(router: RouterView) -> None:
-    """For `predicted_ttl_s`, 5 s here."""
-    router.record_send(A, prompt(70, PROMPT), 0, now_s=10.0)
-    assert cached_by_pod(router, now_s=14.9)[A] == 64
-    assert cached_by_pod(router, now_s=15.1)[A] == 0
+def test_a_computed_prompt_is_predicted_until_its_ttl(router: OneRouter) -> None:
+    """For `predicted_ttl_s`, 5 s here; and while it is computed."""
+    turn = router.sent(prompt(70, PROMPT), at_s=10.0)
+    pod = turn.context.decision.candidates[0].pod.id if turn.context.decision else ""
+    assert router.cached(at_s=19.0)[pod] == 64
+    turn.first_token(pod)
+    assert router.cached(at_s=23.9)[pod] == 64
+    assert router.cached(at_s=24.1)[pod] == 0
 
 
-def test_the_longer_of_predicted_and_announced_match_counts(router: RouterView) -> None:
-    """In both orders."""
-    router.record_send(A, prompt(32, PROMPT[:2]), 0, now_s=0.0)
-    router.apply_blocks(A, Tier.GPU, True, [1])
-    assert cached_by_pod(router)[A] == 32
-    router.apply_blocks(A, Tier.GPU, True, [2, 3])
-    assert cached_by_pod(router)[A] == 48
-
-
-def test_without_events_predictions_last_longer_up_to_a_capacity(no_events: RouterView) -> None:
+def test_without_events_predictions_last_longer_up_to_the_capacity(policies: dict[str, Policy]) -> None:
     """A minute and three blocks here."""
-    no_events.record_send(A, prompt(32, PROMPT[:2]), 0, now_s=0.0)
-    assert cached_by_pod(no_events, now_s=59.0)[A] == 32
-    no_events.record_send(A, prompt(32, [7, 8]), 0, now_s=59.0)
-    assert cached_by_pod(no_events, now_s=59.5)[A] <= 16
-    assert cached_by_pod(no_events, now_s=120.0)[A] == 0
-
-
-def test_work_in_flight_raises_the_price_until_it_is_released(router: RouterView) -> None:
-    """The own requests and those of other replicas."""
-    idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.record_send(A, prompt(5000, [99]), 0, now_s=0.0)
-    booked = router.ledger.own()
-    assert by_pod(router)[A].cost.total_ms > idle_ms + 400
-    router.ledger.release(lease, 0.0)
-    assert by_pod(router)[A].cost.total_ms == idle_ms
-    router.apply_replicas([booked], 0.0)
-    assert by_pod(router)[A].cost.total_ms > idle_ms + 400
-
-
-def test_kv_from_a_prefill_pod_adds_no_prefill_work(router: RouterView) -> None:
-    """The decode pod will hold the blocks, and no request waits for their compute."""
-    router.record_send(A, prompt(70, PROMPT), 0, now_s=0.0, prefills=False)
-    assert router.ledger.own() == {A: InFlight(1, 0, 0, 0.0, 70, decode_tokens=70)}
-    assert cached_by_pod(router)[A] == 64
+    knowledge = Knowledge(events=False, no_events_ttl_s=60.0, no_events_capacity_tokens=50)
+    router = OneRouter(policies["round_robin"], knowledge)
+    for blocks in (PROMPT[:2], [5, 6], [7, 8]):
+        turn = router.sent(prompt(32, blocks), at_s=0.0 if blocks == PROMPT[:2] else 59.0)
+        turn.first_token(turn.context.candidate.pod.id if turn.context.candidate else "")
+    assert sorted(router.cached(at_s=59.5).values()) == [0, 16]
+    assert set(router.cached(at_s=120.0).values()) == {0}
 
 
 def test_load_is_as_old_as_the_last_scrape(policies: dict[str, Policy]) -> None:
     """`least_load` uses the scraped load."""
-    router = view(policies["least_load"], Knowledge())
-    router.apply_loads(
-        {A: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=1.0), B: PodLoad(scraped_at_s=1.0)}, 1.0
-    )
-    assert decision(router, 1.0).candidates[0].pod.id == B
-    router.apply_loads(
-        {B: PodLoad(running=9, waiting=9, kv_usage=0.9, scraped_at_s=2.0), A: PodLoad(scraped_at_s=2.0)}, 2.0
-    )
-    assert decision(router, 2.0).candidates[0].pod.id == A
+    router = OneRouter(policies["least_load"], Knowledge())
+    busy, idle = PodLoad(running=9, waiting=9, kv_usage=0.9), PodLoad()
+    router.view.apply_loads({A: busy, B: idle})
+    assert router.best() == B
+    router.view.apply_loads({A: idle, B: busy})
+    assert router.best() == A
 
 
-def test_our_own_queued_prompt_is_not_counted_twice(router: RouterView) -> None:
+def test_our_own_queued_prompt_is_not_counted_twice(router: OneRouter) -> None:
     """After its answer, a pod that reported it costs no more than an idle pod."""
-    idle_ms = by_pod(router)[A].cost.total_ms
-    lease = router.record_send(A, prompt(5000, [99]), 0, now_s=0.0)
-    router.apply_loads({A: PodLoad(waiting=1)}, 0.0)
-    router.ledger.release(lease, 0.1)
-    assert by_pod(router)[A].cost.total_ms == idle_ms
-    router.apply_loads({A: PodLoad(waiting=1)}, 0.2)
-    assert by_pod(router)[A].cost.total_ms > idle_ms
+    idle_ms = router.by_pod()[A].cost.total_ms
+    turn = router.sent(prompt(5000, [99]))
+    assert turn.context.candidate is not None and turn.context.candidate.pod.id == A
+    router.view.apply_loads({A: PodLoad(waiting=1)})
+    turn.end()
+    assert router.by_pod()[A].cost.total_ms == idle_ms
+    router.view.apply_loads({A: PodLoad(waiting=1)})
+    assert router.by_pod()[A].cost.total_ms > idle_ms
 
 
-def test_a_restart_drops_all_state(router: RouterView) -> None:
-    """Earlier leases can still be released."""
-    before = by_pod(router)[A].cost.total_ms
-    router.apply_blocks(A, Tier.GPU, True, PROMPT)
-    ledger, lease = router.ledger, router.record_send(A, prompt(70, PROMPT), 0, now_s=0.0)
-    router.restart()
-    assert cached_by_pod(router) == {A: 0, B: 0}
-    assert by_pod(router)[A].cost.total_ms == before
-    ledger.release(lease, 0.0)
+def test_a_restart_drops_all_state(router: OneRouter) -> None:
+    """Earlier requests still end in the process that has them."""
+    before = router.by_pod()[A].cost.total_ms
+    router.holds(A, PROMPT)
+    ledger, turn = router.view.ledger, router.sent(prompt(70, PROMPT))
+    router.view.restart()
+    assert router.cached() == {A: 0, B: 0}
+    assert router.by_pod()[A].cost.total_ms == before
+    assert ledger.own()
+    turn.end()
     assert not ledger.own()
 
 
@@ -174,23 +185,20 @@ def test_the_defaults_are_those_of_the_router() -> None:
 def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[str, Policy]) -> None:
     """A minute of prompts at twice what the pods compute, which evict what later prompts ask for. Each scene is decided
     again from its lines by the default: the same candidates, prices and order."""
-    router = view(policies["cost_aware"], Knowledge())
+    router = OneRouter(policies["cost_aware"], Knowledge())
     recorded: list[tuple[bytes, tuple[bytes, bytes]]] = []
-    learnt, backlogs_ms = set[float](), []
     for number in range(600):
-        now_s, head = number / 10, number % 7 * 1000
+        head = number % 7 * 1000
         asked = prompt(4000, [*range(head, head + 100), *range(number << 20, (number << 20) + 150)])
-        scene = router.scene(str(number), asked, now_s, {})
-        decided = decide(scene, policies["cost_aware"])
+        turn = router.sent(asked, number / 10)
+        scene, decided = router.scenes[-1]
         pod = decided.candidates[0].pod.id
         recorded.append((msgspec.json.encode(decided), written(record(scene))))
-        learnt.add(scene.learnt_reuse)
-        backlogs_ms.append(scene.congestion.backlog_ms)
-        lease = router.record_send(pod, asked, decided.candidates[0].cached_tokens, now_s)
         if number % 2:
-            router.ledger.first_token(lease, now_s)
-        router.apply_blocks(pod, Tier.GPU, True, list(asked.prompt_hashes))
-        router.apply_blocks(pod, Tier.GPU, False, list(asked.prompt_hashes[number % 5 * 20 :]))
-    assert len(learnt) > 5 and max(backlogs_ms) > 10_000
+            turn.first_token(pod)
+        router.holds(pod, list(asked.prompt_hashes))
+        router.holds(pod, list(asked.prompt_hashes[number % 5 * 20 :]), held=False)
+    assert len({scene.learnt_reuse for scene, _ in router.scenes}) > 5
+    assert max(scene.congestion.backlog_ms for scene, _ in router.scenes) > 10_000
     for before, lines in recorded:
         assert msgspec.json.encode(decide(read(lines).scene(), policies["cost_aware"])) == before

@@ -18,7 +18,7 @@ from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.compare import Setting, summarize
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, figures
-from router.sim.virtual.router_view import Knowledge
+from router.sim.virtual.router_view import Knowledge, RouterSettings
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import Session, Traffic
 from router.sim.virtual.world import World
@@ -151,7 +151,7 @@ def exact_share(policy: Policy, conditions: Conditions, kv_tokens: int = 100_000
     """The share of exact predictions, with one request per second."""
     sessions = [replace(one, start_s=float(second)) for second, one in enumerate(SPACED.traffic().sessions)]
     knowledge = Knowledge(predicted_ttl_s=2.0)
-    asked = world(fleet(3, small_pod(kv_tokens)), policy, conditions, knowledge=knowledge)
+    asked = world(fleet(3, small_pod(kv_tokens)), policy, conditions, routers=RouterSettings(knowledge=knowledge))
     run = asked.run(Traffic(BLOCK, sessions))
     assert_all_ended(asked, run, len(sessions))
     return figures(run, Slo()).predictions_exact_share
@@ -197,7 +197,7 @@ def test_a_router_without_events_loses_its_predictions_in_a_restart(policies: di
     """Its predictions came from what it had sent."""
     conditions, no_events = replace(AT_ONCE, restarts=((0, 5.0, 1.0),)), Knowledge(events=False)
     sessions = traffic(at(0.0, prompt(1, 1601)), at(4.0, prompt(1, 1601)), at(9.0, prompt(1, 1601)))
-    run = world(fleet(1), policies["cost_aware"], conditions, knowledge=no_events).run(sessions)
+    run = world(fleet(1), policies["cost_aware"], conditions, routers=RouterSettings(knowledge=no_events)).run(sessions)
     assert [one.predicted_cached_tokens for one in run.outcomes] == [0, 1600, 0]
     assert [one.cached_tokens for one in run.outcomes] == [0, 1600, 1600]
 
@@ -260,7 +260,7 @@ def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> N
     asked = world(fleet(1), policy("queue", "prefill"), admission=admission)
     run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
     assert_all_ended(asked, run, 5)
-    assert [one.refused for one in run.outcomes] == ["", "", "too long to wait", "too long to wait", ""]
+    assert [one.refused for one in run.outcomes] == ["", "", "overloaded", "overloaded", ""]
     found = figures(run, Slo())
     assert (found.refused, found.slo_share, found.ideal_cached_tokens) == (2, 0.6, 0)
 
@@ -382,7 +382,7 @@ def pull(policy: Policy, kv_tokens: int) -> RequestOutcome:
     conditions = replace(AT_ONCE, event_delay_ms=1e9)
     sessions = [at(0.0, prompt(1, 2001)), at(10.0, prompt(2, 4300)), at(10.0, prompt(3, 4300))]
     sessions += [at(20.0, prompt(1, 4300)), at(20.1, prompt(1, 2050))]
-    asked = world(fleet(2, small_pod(kv_tokens), LINK), policy, conditions, knowledge=long_ttl)
+    asked = world(fleet(2, small_pod(kv_tokens), LINK), policy, conditions, routers=RouterSettings(knowledge=long_ttl))
     run = asked.run(traffic(*sessions))
     assert_all_ended(asked, run, 5)
     return run.outcomes[-1]
