@@ -131,13 +131,13 @@ class Quotas:
         return Hold(applied, second)
 
     def spent(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Short | None:
-        """The limit of all of a tenant's requests that is reached, if no other process has something left of it: none
-        of its requests needs to be read. Counts nothing."""
+        """The limit of all of a tenant's requests a minute that is reached, if no other process has something left of
+        it: none of its requests needs to be read. Counts nothing."""
         applied = self._applied.get((tenant, "", ""))
         if applied is None or applied.quotas is not quotas:
             applied = self._apply(tenant, quotas, "", "")
         second = int(now_s)
-        for meter in applied.counted:
+        for meter in applied.requests:
             if not (meter.admits(second, 1) or self._admits_away(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
         return None

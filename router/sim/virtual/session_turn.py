@@ -9,7 +9,7 @@ from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.core import Core
 from router.request.inbound import Inbound
-from router.request.steps import Ticket, Tokens
+from router.request.preparation_steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
 from router.sim.virtual.traffic import Session, TrafficRequest
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
