@@ -1,12 +1,9 @@
-"""A second front: it drives a core by bytes from memory, without sockets, tasks or threads.
-
-A request is received whole. Its pod's answer, its client's leaving and the time are calls of the test; what the client
-gets and what pods are sent is kept in lists.
-"""
+"""A second front: it drives a core by bytes from memory, without sockets, tasks or threads. The answers of pods, the
+client's leaving and the time are calls of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +22,8 @@ from router.request.reading import ENDPOINTS, RequestReader
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
+
+Steps = Generator[Step, Any, Iterator[bytes] | None]
 
 
 @dataclass
@@ -57,24 +56,22 @@ class MemoryExchange:
         """The response is complete."""
         assert self.tracker is not None
         self.received += self.tracker.rest(self.core.clock.now_s())
-        self.finish()
+        self._finish()
 
     def fail(self, error: UpstreamError) -> None:
         """The pod fails."""
         assert self.tracker is not None
-        now_s = self.core.clock.now_s()
         try:
-            self.send(self.tracker.failed(error, now_s))
+            self.send(self.tracker.failed(error, self.core.clock.now_s()))
         except RouterError as last:
             self.refuse(last)
 
     def leave(self) -> None:
         """The client disconnects."""
-        assert self.context is not None
+        assert self.context is not None and self.tracker is not None
         self.core.requests.endings.interrupted(self.context, by_client=True)
-        if self.tracker is not None:
-            self.tracker.left(self.core.clock.now_s())
-        self.finish()
+        self.tracker.left(self.core.clock.now_s())
+        self._finish()
 
     def send(self, candidate: Candidate) -> None:
         """Send the request to a pod, which is booked first."""
@@ -89,12 +86,9 @@ class MemoryExchange:
             self.core.requests.endings.failed(self.context, error, has_answered=has_answered)
         if not has_answered:
             self.status, self.received = response_for(error).status, error_body(error)
-        self.finish()
+        self._finish()
 
-    def finish(self) -> None:
-        """Settle the request. Idempotent."""
-        if self.is_over:
-            return
+    def _finish(self) -> None:
         self.is_over = True
         if self.tracker is not None:
             self.tracker.end(self.core.clock.now_s())
@@ -113,23 +107,20 @@ class MemoryFront:
         if core.queues is not None:
             core.queues.on_change = self.waiting.append
 
-    def receive(
-        self, path: str, body: bytes, named: Mapping[bytes, bytes] | None = None, tenant: Tenant = OPEN_TENANT
-    ) -> MemoryExchange:
+    def receive(self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT) -> MemoryExchange:
         """Take one request, and send it to a pod unless it is refused or waits."""
-        exchange, named, endpoint = MemoryExchange(self._core), named or {}, ENDPOINTS.get(path, Endpoint.OTHER)
+        exchange, endpoint = MemoryExchange(self._core), ENDPOINTS.get(path, Endpoint.OTHER)
         endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
         try:
-            request = self._reader.read(endpoint, named, body, request_id, tenant)
+            request = self._reader.read(endpoint, {}, body, request_id, tenant)
         except RouterError as error:
             endings.refused(endpoint, error, request_id)
             exchange.refuse(error)
             return exchange
-        inbound, phases = Inbound(request_id, "POST", path.encode(), [*named.items()]), Phases(self._core.clock.now_s())
+        inbound, phases = Inbound(request_id, "POST", path.encode(), []), Phases(self._core.clock.now_s())
         exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
         endings.begin()
-        steps = self._core.requests.prepare(exchange.context)
-        self._prepare(exchange, steps, steps.send, None)
+        self._prepare(exchange, steps := self._core.requests.prepare(exchange.context), steps.send, None)
         return exchange
 
     def send_waiting(self) -> None:
@@ -138,13 +129,7 @@ class MemoryFront:
             while queue and not queue.send_next(self._core.clock.now_s()):
                 pass
 
-    def _prepare(
-        self,
-        exchange: MemoryExchange,
-        steps: Generator[Step, Any, Iterator[bytes] | None],
-        resume: Callable[[Any], Step],
-        answer: Any,
-    ) -> None:
+    def _prepare(self, exchange: MemoryExchange, steps: Steps, resume: Callable[[Any], Step], answer: Any) -> None:
         """Do what the request needs until it can be sent; a request that waits goes on when its ticket is settled."""
         try:
             while not isinstance(step := resume(answer), Ticket):
