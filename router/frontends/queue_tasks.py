@@ -8,11 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from router.errors import RouterError
 from router.request.preparation_steps import Ticket
 from router.request.queues import ModelQueue, RequestQueues
-
-Settle = Callable[[RouterError | None], None]
 
 
 class QueueTasks:
@@ -21,7 +18,6 @@ class QueueTasks:
     def __init__(self, queues: RequestQueues, on_change: Callable[[float], None]) -> None:
         self._queues = queues
         self._on_change = on_change
-        self._tickets: set[asyncio.Future[None]] = set()
         self._changed: dict[ModelQueue, asyncio.Event] = {}
         """Of each queue that has a task."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -31,11 +27,7 @@ class QueueTasks:
         """Wait until the request may be sent. Raises the error that refuses it."""
         place = asyncio.get_running_loop().create_future()
         ticket.settle = partial(_settle, place)
-        self._tickets.add(place)
-        try:
-            await place
-        finally:
-            self._tickets.discard(place)
+        await place
 
     def _wake(self, queue: ModelQueue) -> None:
         self._on_change(self._queues.waiting)
@@ -61,15 +53,13 @@ class QueueTasks:
                     async with asyncio.timeout(wait_ms / 1000):
                         await changed.wait()
         except Exception as error:
-            for place in list(self._tickets):
-                if not place.done():
-                    place.set_exception(error)
+            queue.fail(error)
             raise
         finally:
             del self._changed[queue]
 
 
-def _settle(place: asyncio.Future[None], error: RouterError | None) -> None:
+def _settle(place: asyncio.Future[None], error: Exception | None) -> None:
     if place.done():
         return
     if error is None:

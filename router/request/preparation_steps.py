@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from router.admission.fair_order import Waiting
-from router.errors import RouterError
 from router.request.context import RequestContext
 from router.types import InferenceRequest
 
@@ -48,8 +47,8 @@ class Ticket(msgspec.Struct, eq=False):
 
     context: RequestContext
     waiting: Waiting
-    settle: Callable[[RouterError | None], None] = lambda _error: None
-    """Set by the front; called once, with the reason if the request is refused."""
+    settle: Callable[[Exception | None], None] = lambda _error: None
+    """Set by the front; called once, with the error if the request is refused."""
 
 
 Step: TypeAlias = Locate | Tokens | WithoutUuids | QuotaExchange | Ticket

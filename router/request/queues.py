@@ -186,6 +186,12 @@ class ModelQueue:
                 break
         return max(soonest_ms, MIN_RECHECK_MS)
 
+    def fail(self, error: Exception) -> None:
+        """End the wait of all requests with this error."""
+        for ticket in list(self._tickets.values()):
+            self.leave(ticket)
+            ticket.settle(error)
+
     def answered(self, is_late: bool, tpot_ms: float | None) -> None:
         """Learn from a request that was answered."""
         queue = self._queue
