@@ -8,6 +8,7 @@ pods hold the true state.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -99,7 +100,8 @@ class HashStore(LocalStore):
 
 
 class RouterView:
-    """One replica. All pods serve one model. `refresh` is called before waiting requests are decided again."""
+    """One replica. All pods serve one model. `refresh` is called before waiting requests are decided again; `streams`
+    are its responses in progress, by pod."""
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class RouterView:
 
     def restart(self) -> None:
         """Start without state, as a new process does. Requests in flight stay with the core that they have."""
+        self.streams = Counter[PodId]()
         fleet, self.store = _fleet_of(self._pods, self._links), HashStore(self._pods[0].base_model)
         state = FleetState(
             fleet=fleet,

@@ -7,10 +7,10 @@ from router.decision import Candidate, Split
 from router.errors import HandoffFailed, RouterError
 from router.phases import Phases
 from router.request.context import RequestContext
-from router.request.core import Core
 from router.request.inbound import Inbound
 from router.request.preparation_steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
+from router.sim.virtual.router_view import RouterView
 from router.sim.virtual.traffic import Session, TrafficRequest
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
 
@@ -40,20 +40,21 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
 
 
 class SessionTurn:
-    """Drives one request through `core`, which stays the same if its router restarts."""
+    """Drives one request through the core that its router has now; a restart changes nothing for it."""
 
-    __slots__ = ("_steps", "_tracker", "context", "core", "generation", "number", "outcome", "session")
+    __slots__ = ("_steps", "_streams", "_tracker", "context", "core", "generation", "number", "outcome", "session")
 
     def __init__(
         self,
-        core: Core,
+        router: RouterView,
         context: RequestContext,
         session: Session,
         number: int,
         generation: Generation,
         outcome: RequestOutcome,
     ) -> None:
-        self.core = core
+        self.core = core = router.core
+        self._streams = router.streams
         self.context = context
         self.session = session
         self.number = number
@@ -102,6 +103,8 @@ class SessionTurn:
         self._tracker.handed_over(self.core.clock.now_s())
 
     def first_token(self, pod: PodId) -> None:
+        """The response has begun."""
+        self._streams[pod] += 1
         now_s = self.core.clock.now_s()
         self._tracker.head(pod, 200, now_s, is_stream=True)
         self._tracker.piece(_FIRST_TOKEN, now_s)
@@ -121,8 +124,9 @@ class SessionTurn:
         self.end()
         return None
 
-    def complete(self, cached_tokens: int) -> None:
+    def complete(self, pod: PodId, cached_tokens: int) -> None:
         """The response is complete."""
+        self._streams[pod] -= 1
         now_s, request = self.core.clock.now_s(), self.request
         self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)
         self._tracker.rest(now_s)

@@ -59,15 +59,15 @@ class ViewUpdates:
     def refresh(self, view: RouterView) -> None:
         """What has arrived by now, to be called before a decision of `view`: KV events, and the steps that the tokens
         of its own requests show. Pods skip steps that only decode."""
-        events, now_ms, ledger = self._events, self._clock.now_ms, view.ledger
+        events, now_ms = self._events, self._clock.now_ms
         while events and events[0][0] <= now_ms:
             _, pod_id, change = events.popleft()
             for each in self._views:
                 each.apply_blocks(pod_id, change)
-        for pod_id, work in ledger.own().items():
-            if work.decode_requests:
+        for pod_id, streams in view.streams.items():
+            if streams:
                 began_s = self._pods[pod_id].step_began_ms(now_ms) / 1000
-                if began_s > ledger.decoding(pod_id)[2]:
+                if began_s > view.ledger.decoding(pod_id)[2]:
                     view.apply_step(pod_id, began_s)
 
     def _scrape(self) -> None:

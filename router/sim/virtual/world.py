@@ -162,7 +162,7 @@ class World:
         self._running += 1
         request_id, tenant = str(len(self._outcomes)), self._admission.tenant_of(session.kind)
         context = new_context(request_id, repr(session.start_s), tenant, self._generation.model, self._clock.now_s)
-        rule.arrive(SessionTurn(view.core, context, session, number, self._generation, outcome))
+        rule.arrive(SessionTurn(view, context, session, number, self._generation, outcome))
 
     def _prepare(self, view: RouterView, turn: SessionTurn, prepared: Callable[[SessionTurn], None]) -> None:
         self._updates.refresh(view)
@@ -304,7 +304,7 @@ class World:
             self._hand_off(turn, pod_id)
             return
         turn.outcome.worst_gap_ms = job.worst_gap_ms
-        self._after_overhead(self._complete, turn)
+        self._after_overhead(self._complete, turn, pod_id)
 
     def _after_overhead(self, callback: Callable[..., None], *args: Any) -> None:
         """Call when the router receives what a pod sends now."""
@@ -320,10 +320,10 @@ class World:
             turn.computed(turn.outcome.cached_tokens)
         turn.first_token(pod_id)
 
-    def _complete(self, turn: SessionTurn) -> None:
+    def _complete(self, turn: SessionTurn, pod_id: PodId) -> None:
         """The router receives the last token."""
         turn.outcome.e2e_ms = self._clock.now_ms - turn.outcome.arrived_ms
-        turn.complete(turn.outcome.cached_tokens)
+        turn.complete(pod_id, turn.outcome.cached_tokens)
         self._end(turn)
 
     def _hand_off(self, turn: SessionTurn, prefill: PodId) -> None:

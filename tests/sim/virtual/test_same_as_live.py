@@ -1,0 +1,319 @@
+"""A simulated request is decided, predicted, queued and recorded as a live one.
+
+Some minutes of traffic are simulated. Then the same requests go through a core that is built as `serve` builds it, with
+the shipped policies, real metrics and a journal, by a front in memory. It receives the loads, KV events, steps and
+tokens of the simulated pods at the same virtual times, and nothing of what the simulated router decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, cast
+
+import msgspec
+import pytest
+from router.request.steps import Step, Ticket, Tokens
+
+from router.admission.tenant import Slo
+from router.config.admission_schema import AdmissionConfig, SloConfig
+from router.config.load import shipped
+from router.config.policy_files import PolicyFolder, load_classes
+from router.config.schema import RouterConfig
+from router.decision import RouteDecision, Split
+from router.errors import RouterError
+from router.fleet.breaker import Breaker
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.observe.ended import EndedRequest
+from router.observe.journal import Journal
+from router.observe.log import RequestLog
+from router.observe.metrics import Metrics
+from router.observe.receipts import RecordedDecision
+from router.phases import Phases
+from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
+from router.policy.recording import record
+from router.policy.spec import Policy
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.core import Core, Observers, Routing, build_core
+from router.request.counters import NoCounters
+from router.request.fleet_state import FleetState
+from router.request.queues import ModelQueue
+from router.request.requests import Requests
+from router.request.tracker import Tracker
+from router.sim.virtual.admission_rules import Admission, Rule
+from router.sim.virtual.router_view import HashStore, RouterSettings, RouterView
+from router.sim.virtual.scenario import Conditions, SimulatedFleet
+from router.sim.virtual.virtual_clock import VirtualClock
+from router.sim.virtual.world import World
+from router.types import BlockChange, PodId, PodLoad, PromptPrefix, Scene
+from router.wiring.core_parts import PodLookups, core_settings, observers
+from tests.policy.test_recording import written
+from tests.sim.virtual.conftest import small_mix, small_pod
+from tests.sim.virtual.worlds import BLOCK, LINK, apart, fleet
+
+SLO = Slo(ttft_ms=700.0, tpot_ms=50.0, idle_prefills=3.0)
+
+
+@dataclass(slots=True)
+class Records:
+    """What a core did: its decisions and what they were based on, and how its requests ended."""
+
+    scenes: list[Scene] = field(default_factory=list)
+    decisions: list[RouteDecision] = field(default_factory=list)
+    ended: list[EndedRequest] = field(default_factory=list)
+    journal: Journal | None = None
+
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""
+    ) -> RecordedDecision | None:
+        self.scenes.append(scene)
+        self.decisions.append(decision)
+        return self.journal.record(scene, decision, policy, workload) if self.journal else None
+
+
+# --- the simulated router, and what reaches it ---
+
+Event = tuple[float, str, tuple[Any, ...]]
+
+
+class TapedTracker:
+    """Records what a pod sends."""
+
+    def __init__(self, tracker: Tracker, tape: Callable[..., None]) -> None:
+        self._tracker = tracker
+        self._tape = tape
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracker, name)
+
+    def handed_over(self, now_s: float) -> None:
+        self._tape("handed_over", self._tracker.context.handed_over_cached_tokens)
+        self._tracker.handed_over(now_s)
+
+    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
+        self._tape("head", pod, status)
+        self._tracker.head(pod, status, now_s, is_stream=is_stream)
+
+    def piece(self, piece: bytes, now_s: float) -> bytes:
+        self._tape("piece", piece)
+        return self._tracker.piece(piece, now_s)
+
+    def rest(self, now_s: float) -> bytes:
+        self._tape("rest")
+        return self._tracker.rest(now_s)
+
+
+class TapedRequests:
+    """Records arrivals."""
+
+    def __init__(self, requests: Requests, tape: Callable[..., None]) -> None:
+        self.endings = requests.endings
+        self._requests = requests
+        self._tape = tape
+
+    def prepare(self, context: RequestContext) -> Generator[Step, Any, Any]:
+        self._tape("arrive", context.request, context)
+        return (yield from self._requests.prepare(context))
+
+    def tracker(self, context: RequestContext) -> Tracker:
+        return cast(Tracker, TapedTracker(self._requests.tracker(context), partial(self._tape_of, context.request.id)))
+
+    def _tape_of(self, request_id: str, name: str, *values: object) -> None:
+        self._tape(name, request_id, *values)
+
+
+class TapedView(RouterView):
+    """Records what reaches a simulated router."""
+
+    tape: list[Event]
+
+    def restart(self) -> None:
+        super().restart()
+        self.tape = []
+        self.core = replace(self.core, requests=cast(Requests, TapedRequests(self.core.requests, self._record)))
+
+    def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
+        self._record("blocks", pod, change)
+        super().apply_blocks(pod, change)
+
+    def apply_loads(self, loads: dict[PodId, PodLoad]) -> None:  # type: ignore[override]
+        self._record("loads", loads)
+        super().apply_loads(loads)
+
+    def apply_step(self, pod: PodId, began_s: float) -> None:
+        self._record("step", pod, began_s)
+        super().apply_step(pod, began_s)
+
+    def _record(self, name: str, *values: object) -> None:
+        self.tape.append((self._clock.now_ms, name, values))
+
+
+class TapedWorld(World):
+    """A simulation with a tape."""
+
+    view_class = TapedView
+
+
+def simulated(of: SimulatedFleet, policy: Policy, load: float) -> tuple[Records, list[Event]]:
+    """Traffic beyond what the fleet can serve, and the tape of its only router."""
+    records = Records()
+    settings = RouterSettings(observers=Observers(records, NoCounters(), (records.ended.append,)))
+    admission = Admission(rule=Rule.QUEUE, slo=SLO)
+    world = TapedWorld(of, policy, Conditions(), routers=settings, block_size_tokens=BLOCK, admission=admission)
+    world.run(small_mix(200.0).traffic(speedup=load))
+    view = world.views[0]
+    assert isinstance(view, TapedView)
+    return records, view.tape
+
+
+# --- a live core, and a front in memory ---
+
+
+def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Records) -> Core:
+    """The core as `serve` builds it, with a store of hashes: simulated prompts have no tokens."""
+    metrics, live = Metrics(), Fleet(of.believed_links)
+    pods = [replace(pod.known, capacity_tokens=pod.true.kv_tokens) for pod in of.pods]
+    live.sync(pods)
+    for pod in pods:
+        live.trust(pod.id, pod.trust, "")
+        live.event(pod.id, PodEvent.PROBE_OK)
+    state = FleetState(
+        fleet=live,
+        ledger=Ledger(),
+        breaker=Breaker(live),
+        store=HashStore(pods[0].base_model),
+        calibrator=Calibrator(Calibration(), metrics, of.believed_links),
+    )
+    slo = SloConfig(ttft_ms=SLO.ttft_ms, tpot_ms=SLO.tpot_ms, idle_prefills=SLO.idle_prefills)
+    config = RouterConfig(admission=AdmissionConfig(slo=slo))
+    records.journal = Journal()
+    recording = observers(metrics, records.journal, RequestLog("json", write=lambda _line: None))
+    recording = Observers(records, recording.counters, (*recording.sinks, records.ended.append))
+    lookups = PodLookups(handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
+    routing = Routing(lambda: policies, Classes(load_classes(None)))
+    return build_core(state, core_settings(config, lookups), routing, recording, clock)
+
+
+class TapeFront:
+    """Plays a tape to a core."""
+
+    def __init__(self, core: Core, clock: VirtualClock) -> None:
+        self._core = core
+        self._clock = clock
+        self._contexts: dict[str, RequestContext] = {}
+        self._trackers: dict[str, Tracker] = {}
+        self._call = 0
+        assert core.queues is not None
+        core.queues.on_change = self._send_in
+
+    def play(self, tape: list[Event]) -> None:
+        for at_ms, name, values in tape:
+            self._clock.call_at(at_ms, getattr(self, f"_{name}"), *values)
+        while self._clock.next_ms < float("inf"):
+            self._clock.run_next()
+
+    def _send_in(self, queue: ModelQueue, wait_ms: float = 0.0) -> None:
+        self._call += 1
+        if wait_ms < float("inf"):
+            self._clock.call_in(wait_ms, self._send_next, queue, self._call)
+
+    def _send_next(self, queue: ModelQueue, call: int) -> None:
+        if call == self._call and queue:
+            self._send_in(queue, queue.send_next(self._clock.now_s))
+
+    # --- feeds ---
+
+    def _blocks(self, pod: PodId, change: BlockChange) -> None:
+        store = self._core.state.store
+        assert isinstance(store, HashStore)
+        store.apply_blocks(pod, change)
+
+    def _loads(self, loads: dict[PodId, PodLoad]) -> None:
+        for pod, load in loads.items():
+            ours = self._core.state.ledger.on(pod).prefill_requests
+            self._core.state.fleet.observe_load(pod, replace(load, our_prompts=ours))
+
+    def _step(self, pod: PodId, began_s: float) -> None:
+        self._core.state.ledger.stepped(pod, began_s)
+
+    # --- requests ---
+
+    def _arrive(self, request: Any, simulated: RequestContext) -> None:
+        context = RequestContext(request, simulated.inbound, Phases(self._clock.now_s), simulated.tenant)
+        self._contexts[request.id] = context
+        self._core.requests.endings.begin()
+        assert simulated.prompt is not None
+        self._advance(context, simulated.prompt, self._core.requests.prepare(context))
+
+    def _advance(
+        self,
+        context: RequestContext,
+        prompt: PromptPrefix,
+        steps: Generator[Step, Any, Any],
+        error: RouterError | None = None,
+    ) -> None:
+        """Do what the core asks for, until the request may be attempted."""
+        endings, now_s = self._core.requests.endings, self._clock.now_s
+        try:
+            step = steps.throw(error) if error else next(steps)
+            if isinstance(step, Tokens):
+                step = steps.send(prompt)
+            assert isinstance(step, Ticket)
+            step.settle = partial(self._advance, context, prompt, steps)
+        except StopIteration:
+            tracker = self._trackers[context.request.id] = self._core.requests.tracker(context)
+            tracker.begin(tracker.first(now_s), now_s)
+        except RouterError as refusal:
+            endings.failed(context, refusal, has_answered=False)
+            endings.end(context)
+
+    def _handed_over(self, request_id: str, cached_tokens: int) -> None:
+        self._contexts[request_id].handed_over_cached_tokens = cached_tokens
+        self._trackers[request_id].handed_over(self._clock.now_s)
+
+    def _head(self, request_id: str, pod: PodId, status: int) -> None:
+        self._trackers[request_id].head(pod, status, self._clock.now_s, is_stream=True)
+
+    def _piece(self, request_id: str, piece: bytes) -> None:
+        self._trackers[request_id].piece(piece, self._clock.now_s)
+
+    def _rest(self, request_id: str) -> None:
+        tracker = self._trackers.pop(request_id)
+        tracker.rest(self._clock.now_s)
+        tracker.end(self._clock.now_s)
+        self._core.requests.endings.end(self._contexts.pop(request_id))
+
+
+@pytest.mark.parametrize(
+    ("of", "load"),
+    [(fleet(3, small_pod(20_000, 40_000), LINK), 2.5), (apart(1, 2), 6.0)],
+    ids=["pods that do both, with pulls and a CPU tier", "prefill and decode pods"],
+)
+def test_a_live_core_decides_predicts_and_records_what_was_simulated(of: SimulatedFleet, load: float) -> None:
+    """All of about a thousand requests: what was known, candidates, prices, cached tokens, times, refusals, usage."""
+    policies = PolicyFolder(shipped("policies"), "cost_aware", load_classes(None).names).read()
+    expected, tape = simulated(of, policies.default, load)
+    found, clock = Records(), VirtualClock()
+    core = live_core(of, policies, Clock(lambda: clock.now_s, lambda: clock.now_s), found)
+    TapeFront(core, clock).play(tape)
+
+    assert len(expected.ended) > 800
+    results = {one.outcome.result for one in expected.ended}
+    assert results == {"ok", "overloaded"}
+    served = [one.outcome.served for one in expected.ended if one.outcome.served]
+    assert any(one.cached_tokens for one in served)
+    assert any(isinstance(one.plan, Split) or one.plan.pull for one in served)
+    assert len(expected.scenes) > len(expected.ended) + 50, "some waited, and were decided again"
+
+    for before, now in zip(expected.scenes, found.scenes, strict=True):
+        assert written(record(now)) == written(record(before))
+    assert msgspec.json.encode(found.decisions) == msgspec.json.encode(expected.decisions)
+    unrecorded = [msgspec.structs.replace(one, recorded=None) for one in found.ended]
+    assert unrecorded == expected.ended
+    assert not core.state.ledger.own()
