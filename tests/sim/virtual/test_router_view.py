@@ -96,12 +96,8 @@ def test_lengths_are_learnt_from_finished_answers_and_not_told(router: OneRouter
         turn.complete(A, 0)
     router.decided(prompt(70, PROMPT, 9))
     first, *_, last = [scene.expected_output_tokens for scene, _ in router.scenes]
-<<<<<<< HEAD
     assert first == PRIOR_OUTPUT_TOKENS
     assert last == pytest.approx(2000, rel=0.05)
-=======
-    assert first == PRIOR_OUTPUT_TOKENS and last == pytest.approx(2000, rel=0.05)
->>>>>>> sim
     router.view.restart()
     router.decided(prompt(70, PROMPT, 9))
     assert router.scenes[-1][0].expected_output_tokens == PRIOR_OUTPUT_TOKENS

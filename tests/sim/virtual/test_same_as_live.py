@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from router.request.steps import Step, Ticket, Tokens
 
 from router.admission.tenant import Slo
 from router.config.admission_schema import AdmissionConfig, SloConfig
@@ -43,6 +42,7 @@ from router.request.context import RequestContext
 from router.request.core import Core, Observers, Routing, build_core
 from router.request.counters import NoCounters
 from router.request.fleet_state import FleetState
+from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
 from router.request.requests import Requests
 from router.request.tracker import Tracker
