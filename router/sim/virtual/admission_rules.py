@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -17,7 +17,8 @@ from router.errors import Overloaded, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.request.queues import QueueSettings
 from router.sim.virtual.session_turn import SessionTurn
-from router.types import PodLoad
+from router.sim.virtual.virtual_clock import VirtualClock
+from router.sim.virtual.virtual_pod import VirtualPod
 
 
 class Rule(StrEnum):
@@ -61,9 +62,8 @@ class FleetActions:
     prepare: Callable[[SessionTurn, Callable[[SessionTurn], None]], None]
     dispatch: Callable[[SessionTurn], None]
     refuse: Callable[[SessionTurn, RouterError], None]
-    call_in: Callable[[float, Callable[[], None]], None]
-    loads: Callable[[], Sequence[PodLoad]]
-    now_ms: Callable[[], float]
+    clock: VirtualClock
+    pods: Collection[VirtualPod]
 
 
 class AdmitAll:
@@ -108,25 +108,26 @@ class SaturationRule(AdmitAll):
         self._waiting: deque[tuple[float, SessionTurn]] = deque()
 
     def arrive(self, turn: SessionTurn) -> None:
-        self._waiting.append((self._fleet.now_ms() + turn.ttft_limit_ms, turn))
+        self._waiting.append((self._fleet.clock.now_ms + turn.ttft_limit_ms, turn))
         if len(self._waiting) == 1:
             self._send()
 
     def _send(self) -> None:
         while self._waiting:
             until_ms, turn = self._waiting[0]
-            if self._fleet.now_ms() > until_ms:
+            if self._fleet.clock.now_ms > until_ms:
                 self._waiting.popleft()
                 self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
             elif self._is_saturated():
-                self._fleet.call_in(self.recheck_ms, self._send)
+                self._fleet.clock.call_in(self.recheck_ms, self._send)
                 return
             else:
                 self._waiting.popleft()
                 super().arrive(turn)
 
     def _is_saturated(self) -> bool:
-        return all(one.waiting > self.max_waiting or one.kv_usage > self.max_kv_usage for one in self._fleet.loads())
+        loads = (pod.load for pod in self._fleet.pods)
+        return all(one.waiting > self.max_waiting or one.kv_usage > self.max_kv_usage for one in loads)
 
 
 def rule_of(rule: Rule, fleet: FleetActions) -> AdmitAll:

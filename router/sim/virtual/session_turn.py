@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import InitVar, dataclass
+
 from router.admission.tenant import Tenant
 from router.decision import Candidate, Split
 from router.errors import HandoffFailed, RouterError
@@ -39,30 +41,22 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
     return RequestContext(request, Inbound(request_id, "POST", b"/v1/completions", []), Phases(now_s), tenant)
 
 
+@dataclass(eq=False)
 class SessionTurn:
     """Drives one request through the core that its router has now; a restart changes nothing for it."""
 
-    __slots__ = ("_steps", "_streams", "_tracker", "context", "core", "generation", "number", "outcome", "session")
+    router: InitVar[RouterView]
+    context: RequestContext
+    session: Session
+    number: int
+    generation: Generation
+    outcome: RequestOutcome
 
-    def __init__(
-        self,
-        router: RouterView,
-        context: RequestContext,
-        session: Session,
-        number: int,
-        generation: Generation,
-        outcome: RequestOutcome,
-    ) -> None:
-        self.core = core = router.core
-        self._streams = router.streams
-        self.context = context
-        self.session = session
-        self.number = number
-        self.generation = generation
-        self.outcome = outcome
-        self._steps = core.requests.prepare(context)
-        self._tracker = core.requests.tracker(context)
-        core.requests.endings.begin()
+    def __post_init__(self, router: RouterView) -> None:
+        self.core, self._streams = router.core, router.streams
+        self._steps = self.core.requests.prepare(self.context)
+        self._tracker = self.core.requests.tracker(self.context)
+        self.core.requests.endings.begin()
 
     @property
     def request(self) -> TrafficRequest:

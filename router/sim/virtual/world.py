@@ -28,7 +28,7 @@ from router.sim.virtual.view_updates import ViewUpdates
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_job import Job, Progress
 from router.sim.virtual.virtual_pod import VirtualPod
-from router.types import BlockChange, Generation, PodId, PodLoad
+from router.types import BlockChange, Generation, PodId
 
 DEFAULT_ROUTERS = RouterSettings()
 OnProgress: TypeAlias = Callable[[int], None]
@@ -123,13 +123,8 @@ class World:
         )
 
     def _actions(self, view: RouterView) -> FleetActions:
-        clock = self._clock
-
-        def loads() -> list[PodLoad]:
-            return [pod.load for pod in self._pods.values()]
-
         prepare = partial(self._prepare, view)
-        return FleetActions(prepare, self._dispatch, self._refuse, clock.call_in, loads, lambda: clock.now_ms)
+        return FleetActions(prepare, self._dispatch, self._refuse, self._clock, self._pods.values())
 
     def _bandwidths(self) -> dict[Any, float]:
         places: dict[Any, float] = {("pcie", pod_id): pod.pcie_bytes_per_ms for pod_id, pod in self._fleet.items()}
