@@ -16,6 +16,7 @@ from hypothesis import settings
 
 settings.register_profile("no clock", deadline=None)  # timings are benchmarks, never tests
 settings.register_profile("quick", deadline=None, max_examples=15)  # `make quick`
+settings.register_profile("thorough", deadline=None, max_examples=1000)  # pytest --hypothesis-profile thorough
 settings.load_profile("no clock")
 
 

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.shares import Grants, ShareBook, ShareReport, local_share
 from router.admission.sharing import TOLERANCE, MeterSharing
+from tests.examples import examples
 
 MEMBERS = 3
 
@@ -101,7 +102,7 @@ class SharedLimits(RuleBasedStateMachine):
 
 
 TestSharedLimits = SharedLimits.TestCase
-TestSharedLimits.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSharedLimits.settings = settings(examples(60), stateful_step_count=40)
 
 
 def exchange(book: ShareBook, *members: Member, now_s: float = 0.0) -> None:

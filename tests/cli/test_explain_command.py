@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import StringIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -17,6 +17,7 @@ from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.types import PodLoad, PodStatus, Scene
+from tests.examples import examples
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
@@ -38,7 +39,7 @@ def cells(lines: list[str], label: str) -> list[float]:
     return [float(cell.replace(",", "")) for cell in row.split(", ms", 1)[1].split()]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenes(linked=False), st.sampled_from([POLICIES["cost_aware"], POLICIES["ring_bounded_load"]]))
 def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> None:
     """In every column, to the last digit."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from router.engines.prometheus import LoadGauges, read_load, samples
 from router.types import PodLoad
+from tests.examples import examples
 
 GAUGES = LoadGauges(running=("run", "old_run"), waiting=("wait",), kv_usage=("usage",), rank_label="rank")
 
@@ -39,7 +40,7 @@ def test_a_malformed_line_is_skipped(line: bytes) -> None:
     assert values == [1.0, 2.0]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(labels=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(max_size=20), max_size=3))
 @example(labels={"a": 'x"} 9\n\\"', "b": "\\n{}"})
 def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
@@ -51,7 +52,7 @@ def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
     assert [(s.labels, s.value) for s in samples(generate_latest(registry), "vllm:run")] == [(labels, 2.5)]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(noise=st.binary(max_size=60))
 def test_garbage_never_raises(noise: bytes) -> None:
     """Also around a searched name."""

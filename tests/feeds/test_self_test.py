@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -29,6 +29,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
+from tests.examples import examples
 
 TOKENS = list(range(100, 200))
 AGREED = ParityReport(Parity.OK, Parity.UNKNOWN, "tokens agree")
@@ -78,7 +79,7 @@ def test_a_prefix_of_the_tokens_is_a_mismatch(engine: list[int]) -> None:
     assert f"token {min(len(engine), len(TOKENS))} differs" in report.reason
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(ours=st.lists(st.integers(0, 9), max_size=12), engine=st.lists(st.integers(0, 9), max_size=12))
 def test_tokens_pass_exactly_if_they_are_equal(ours: list[int], engine: list[int]) -> None:
     """For all pairs of sequences."""

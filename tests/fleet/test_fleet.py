@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.fleet import TRANSITIONS, Fleet, PodEvent, transition
 from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
+from tests.examples import examples
 
 MakePod = Callable[..., Pod]
 Change = tuple[str, PodState, PodState]
@@ -202,7 +203,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(history=events)
 def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[tuple[str, str]]) -> None:
     """A mirror built from the notifications alone always equals the snapshot."""

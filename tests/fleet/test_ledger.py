@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.types import InFlight, Pod, StepBegan
+from tests.examples import examples
 
 MakePod = Callable[..., Pod]
 
@@ -222,7 +223,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(steps=steps, prompts=st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
 def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     make_pod: MakePod, steps: list[tuple[str, int]], prompts: list[int]
@@ -266,7 +267,7 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
 _CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "pull", "pulled", "worker", "replica"]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 2)), max_size=30), st.integers(1, 30))
 def test_sums_do_not_depend_on_when_they_are_read(
     make_pod: MakePod, changes: list[tuple[str, int]], every: int

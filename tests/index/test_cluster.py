@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts, HolderId, KnownHolder, holder_name
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, Pod, PodSpeed, PromptPrefix, Tier
+from tests.examples import examples
 
 GENERATION = Generation(model="m")
 HOLDER_TTL_S = 10.0
@@ -384,7 +385,7 @@ writes = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     happening=st.lists(st.tuples(writes, st.sampled_from([1, 1, 1, 0, 2]), st.integers(0, 3)), max_size=40),
     last=st.integers(0, 1),
@@ -417,7 +418,7 @@ def test_the_replica_converges_despite_lost_and_repeated_entries(
     assert_equal(index, writers.rows)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(writes, max_size=30))
 def test_a_complete_log_never_requires_reading_again(history: list[tuple[EntryKind, HolderId, Held, bool]]) -> None:
     """The replica is exact after each entry, except for holders whose reload is not sealed."""

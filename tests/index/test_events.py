@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import KvBatch, UndecodableBatch, decode_batch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from tests.examples import examples
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -217,7 +218,7 @@ broken_events = st.dictionaries(st.sampled_from([name for name in STORED if name
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(broken_events | junk, max_size=3) | junk, st.binary(max_size=3))
 def test_any_bytes_decode_or_raise_undecodable_batch(events: Any, noise: bytes) -> None:
     blocks = BlockMap()

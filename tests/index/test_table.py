@@ -6,11 +6,12 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index.table import MAX_LOAD, SCATTER, BlockTable, as_hashes
 from router.types import BlockHash
+from tests.examples import examples
 
 ROWS = 1 << 10
 MANY = 300
@@ -126,7 +127,7 @@ batches = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(batches, st.sampled_from([1, SCATTER]))
 def test_a_table_finds_what_a_dict_finds(batches: list[list[BlockHash]], scatter: int) -> None:
     """For batches of any size, with clusters at both ends of the table."""

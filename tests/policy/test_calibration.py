@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy.calibration import VERSION, Calibration, CalibrationRow, UnreadableCalibration
@@ -25,6 +25,7 @@ from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Link, PodSpeed
+from tests.examples import examples
 
 TRUE = PodSpeed(20.0, 0.05, 8e-7)
 LLAMA_70B = PodSpeed(3.755, 0.06176, 5.004e-7, 15.18, 0.03277, 2.652e-5)
@@ -207,7 +208,7 @@ def test_a_prompt_with_fewer_cached_tokens_than_expected_is_corrected() -> None:
     assert believed and believed.corrected(800, 96) == known
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("sfg"), st.floats(0, 2)), max_size=60))
 def test_in_any_order_of_events_windows_hold_what_ended_and_no_more_time_than_passed(
     events: list[tuple[int, str, float]],
@@ -563,7 +564,7 @@ def test_what_is_not_a_dump_of_this_version_is_refused_and_changes_nothing(value
     assert calibration.dump() == before
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_garbage_raises_nothing_else(patch: bytes, at: int) -> None:
     """With any bytes overwritten, the result is a speed."""

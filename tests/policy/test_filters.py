@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from router.policy.eligible import LeftOut, left_out
 from router.policy.explain import explain
 from router.policy.recording import record
 from router.types import PodLoad, PodState, PodStatus, Role, Scene
+from tests.examples import examples
 from tests.policy.scenes import pod, policy, ready, scene, scenes
 
 FACTS = {
@@ -72,7 +73,7 @@ def test_a_policy_that_insists_on_a_prefill_pod_keeps_one() -> None:
     assert decide(scene(*pods), insists).candidates[0].plan.pod.id == "d"
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(scenes(), st.integers(0, 50), st.floats(0, 1))
 def test_filters_only_remove_candidates_and_refuse_no_request(seen: Scene, requests: int, share: float) -> None:
     """In any fleet; the candidates that stay cost what they did, and a recorded scene is decided alike."""

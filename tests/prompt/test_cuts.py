@@ -12,8 +12,9 @@ from router.prompt.cuts import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cu
 from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.examples import examples
 
-SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def texts_with(added: list[str]) -> st.SearchStrategy[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
@@ -21,6 +21,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", revision="r", block_size_tokens=BLOCK)
@@ -69,7 +70,7 @@ _CROWDED: list[Fingerprinter] = []
 
 
 @given(chats=st.lists(st.tuples(MESSAGES, st.sampled_from(["", "a", "b"])), min_size=1, max_size=5))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_hashes_from_the_cache_are_those_of_the_whole(
     deepseek: Tokenizer,
     template: ChatTemplate,

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.examples import examples
 
 DROPPING = ("byte level, NFKC", "unigram, metaspace first", "word piece", "awkward added tokens")
 """Tokenizers that may drop or merge characters."""
 
 
 @given(text=st.text(max_size=40).map(lambda text: text * 5) | st.sampled_from([*TEXTS, " " * 2000, "e\u0301" * 99]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_text_never_has_fewer_tokens_than_its_length_allows(tokenizer: Tokenizer, text: str) -> None:
     if tokenizer.longest_token is not None:
         assert len(tokenizer.encode(text)) * tokenizer.longest_token >= len(text)

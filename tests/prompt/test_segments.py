@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
@@ -20,6 +20,7 @@ from router.prompt.samples import TEXTS
 from router.prompt.segments import Segment, SegmentCache
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.examples import examples
 
 PLENTY = 1 << 24
 
@@ -49,7 +50,7 @@ _CACHES: dict[str, SegmentCache] = {}
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """For every tokenizer, with a filled cache, framed or not."""
     if tokenizer.fingerprint not in _CACHES:

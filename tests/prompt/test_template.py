@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.conversation import Unrenderable
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from tests.examples import examples
 
 USER = {"role": "user", "content": "hi"}
 
@@ -220,7 +221,7 @@ BODY = st.fixed_dictionaries(
 
 
 @given(body=BODY)
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_any_json_is_rendered_or_refused_as_malformed(template: ChatTemplate, body: dict[str, Any]) -> None:
     """No other error is raised."""
     try:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
 from router.prompt.samples import TEXTS, samples
 from router.prompt.tokenizer import Tokenizer, encode_fast, encode_reference, fast_equal_to
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.examples import examples
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def place(zoo: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @given(text=st.text(max_size=60))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_backend_in_use_agrees_with_the_reference(tokenizer: Tokenizer, text: str) -> None:
     """On any text, for every tokenizer."""
     assert tokenizer.encode(text) == tokenizer.encode_slowly(text)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.publisher.changes import PendingChanges, TierExpiry, split_held
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
+from tests.examples import examples
 
 GPU, CPU = Tier.GPU, Tier.CPU
 ALL = 1000
@@ -80,7 +81,7 @@ def test_nothing_is_pending_after_clear() -> None:
 flips = st.tuples(st.sampled_from([GPU, CPU]), st.booleans(), st.sets(st.integers(1, 12), min_size=1))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.sets(st.tuples(st.sampled_from([GPU, CPU]), st.integers(1, 12))), st.lists(flips | st.integers(0, 6)))
 def test_taken_changes_add_up_to_all_changes(
     before: Held, happening: list[tuple[Tier, bool, set[BlockHash]] | int]
@@ -102,7 +103,7 @@ def test_taken_changes_add_up_to_all_changes(
     assert copy == actual
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.dictionaries(st.sampled_from(Tier), st.lists(st.integers(1, 50), unique=True)), st.integers(1, 7))
 def test_split_held_returns_all_blocks_in_bounded_pieces(held: dict[Tier, list[BlockHash]], most: int) -> None:
     """As few pieces as possible."""
@@ -193,7 +194,7 @@ steps = st.tuples(
 )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(steps, max_size=40))
 def test_exactly_the_copies_without_recent_events_expire(
     happening: list[tuple[int, str, int, Tier]],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.block_cache import BlockCache, TierCache
+from tests.examples import examples
 
 CAPACITY = 30
 PROMPTS = [[0, 1, 2, 3], [0, 1, 12, 13], [0, 21, 22], [30, 31, 32, 33, 34]]
@@ -104,7 +105,7 @@ class Both:
 steps = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit", "end"]), st.integers(0, 99)))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(steps)
 def test_it_equals_a_naive_cache(script: list[tuple[str, int]]) -> None:
     """Blocks, memory and evictions in their order, under any pins, commits and releases; never beyond its capacity."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.hashing import token_array
 from router.sim.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
+from tests.examples import examples
 
 BLOCK = 4
 
@@ -194,7 +195,7 @@ def test_growth_without_room_changes_nothing() -> None:
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.sampled_from(["serve", "open", "close", "clear"]), PROMPTS), max_size=30))
 def test_replayed_events_match_the_cache_and_no_block_is_lost(script: list[tuple[str, list[int]]]) -> None:
     """For any script: free + used == pool, the naive index equals the cache, and hits equal a naive model's."""

@@ -6,17 +6,18 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.chat_workload import MIX, ChatSession, SessionShape, Shared, Turn, mixed_sessions, poisson, sessions
+from tests.examples import examples
 
 
 def long_run() -> list[ChatSession]:
     return sessions(7, duration_s=100.0, sessions_per_s=4.0)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(0, 2**32))
 def test_the_same_seed_gives_the_same_sessions(seed: int) -> None:
     """Two runs with one seed send the same requests."""

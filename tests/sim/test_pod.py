@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.hashing import token_array
 from router.sim.pod import SimPod, SimPodConfig, SimRequest, Step
 from router.sim.scheduler import step_ms
 from router.types import BlocksRemoved, BlocksStored, PodLoad, PodSpeed
+from tests.examples import examples
 
 SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
 
@@ -36,7 +37,7 @@ def drain(pod: SimPod, limit: int = 500) -> list[Step]:
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_lone_prefill_takes_exactly_prefill_ms(first_tokens: int, tokens: int) -> None:
     """T_prefill(n, p), where p tokens of the previous prompt are cached."""
     pod = pod_of(256)
@@ -194,7 +195,7 @@ WORKLOAD = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(WORKLOAD)
 def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     workload: list[tuple[list[int], int, bool]],
@@ -226,7 +227,7 @@ def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     assert pod.cache.free_blocks == 10
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=16), max_size=12))
 def test_cached_tokens_come_from_earlier_prompts(prompts: list[list[int]]) -> None:
     """As in a naive model: the longest common run of blocks with an earlier prompt, without the last token."""

@@ -23,6 +23,7 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
+from tests.examples import examples
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -211,7 +212,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=14))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_any_history_converges_to_the_naive_model(
     server: RedisProcess, history: list[tuple[str, *tuple[object, ...]]]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.adapter import host, host_before_port
@@ -16,6 +16,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusa
 from router.engines.steering import HANDOFF_FIELDS
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
+from tests.examples import examples
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 ANSWER = answer(
@@ -137,7 +138,7 @@ def test_an_ipv6_pod_has_an_unambiguous_address(dialect: Dialect) -> None:
 
 
 @EVERY
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     fields=st.dictionaries(
         st.sampled_from(["max_tokens", "stop", "n", "stream", "kv_transfer_params", "min_tokens", "r\u00e9", "\ud800"]),

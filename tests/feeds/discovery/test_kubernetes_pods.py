@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -20,6 +20,7 @@ from router.feeds.discovery.kube_watch import LATE_S, WATCH_S
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
+from tests.examples import examples
 from tests.feeds.discovery.fake_kubernetes import SLICES, FakeKubernetes, Faults, endpoint
 from tests.virtual_time import run_virtually
 
@@ -431,7 +432,7 @@ def step(cluster: FakeKubernetes, kind: str, name: str, on: bool) -> None:
         faults.status = 500 if on else 0
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(st.tuples(st.one_of(TRUE_CHANGES, HARMLESS, HARMFUL), st.sampled_from([0, 0.3, 5, 90])), max_size=25))
 def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tuple[str, str, bool], float]]) -> None:
     """Within `CONVERGED_S` after the faults are over."""
@@ -449,7 +450,7 @@ def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tup
     virtually(three_pods(), story)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.one_of(TRUE_CHANGES, HARMLESS), max_size=25))
 def test_while_the_watch_works_a_change_takes_less_than_a_second(history: list[tuple[str, str, bool]]) -> None:
     """Also if events are repeated in another order, and watches end. No other pod is chosen, and none is missing."""

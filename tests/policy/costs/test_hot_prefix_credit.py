@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy.costs.hot_prefix_credit import HotPrefixCreditTerm
 from router.policy.costs.prefill import PrefillTerm
+from tests.examples import examples
 from tests.policy.costs.placements import at
 from tests.policy.scenes import speeds
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(data=st.data(), credit=st.floats(0, 1), speed=speeds, prompt_tokens=st.integers(1, 100_000))
 def test_it_never_gives_back_more_than_prefill_took(
     data: st.DataObject, credit: float, speed: object, prompt_tokens: int

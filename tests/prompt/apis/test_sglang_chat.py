@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.apis.sglang_chat import SglangChat
@@ -18,6 +18,7 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
+from tests.examples import examples
 
 DUMP = "{{ messages | tojson }}{{ tools | tojson }}"
 STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -138,7 +139,7 @@ PLAIN = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(PLAIN, min_size=1, max_size=5), st.sampled_from([STRINGS, PARTS]))
 def test_chats_that_are_continued_have_the_tokens_of_whole_ones(
     deepseek: Tokenizer, messages: list[dict[str, Any]], template: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.engine_catalog import ENGINES
@@ -19,6 +19,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest
+from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -184,7 +185,7 @@ def both(chat_template: ChatTemplate, deepseek: Tokenizer) -> tuple[Fingerprinte
 
 @pytest.mark.parametrize("api", APIS)
 @given(turns=TURNS, other=TURNS)
-@settings(max_examples=12, deadline=None)
+@examples(12)
 def test_a_continued_prompt_is_the_prompt_of_the_whole(
     both: tuple[Fingerprinter, Fingerprinter], api: str, turns: list[Turn], other: list[Turn]
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
@@ -18,6 +18,7 @@ from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
+from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -68,7 +69,7 @@ def fingerprinter(deepseek: Tokenizer, template: ChatTemplate) -> Fingerprinter:
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=14))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_an_incremental_prompt_is_the_prompt_of_the_whole(
     chat_template: ChatTemplate, deepseek: Tokenizer, steps: list[tuple[int, list[Any], str]]
 ) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from tests.examples import examples
 
 
 def each(text: str) -> str:
@@ -119,7 +120,7 @@ def test_a_template_that_depends_on_contents_is_not_used(skeletons: Any, name: s
 
 
 @given(name=st.sampled_from([*REPEATING, *DOING_MORE]), roles=ROLES, data=st.data())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_a_filled_skeleton_is_the_rendered_prompt(
     skeletons: Any, name: str, roles: list[str], data: st.DataObject
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import AddedToken
@@ -28,6 +28,7 @@ from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlocksStored, Endpoint, Generation, InferenceRequest, PromptPrefix
+from tests.examples import examples
 from tests.prompt.conftest import ZOO
 
 BLOCK = 4
@@ -109,7 +110,7 @@ CONTENTS = st.lists(
 
 
 @given(content=CONTENTS)
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_the_hashes_are_those_of_the_engines_events(tokenizer: Tokenizer, make_request: Make, content: Any) -> None:
     """To the last full block, wherever the pictures begin and end; again from the caches."""
     fingerprinter = reading(tokenizer)
@@ -127,7 +128,7 @@ def test_the_hashes_are_those_of_the_engines_events(tokenizer: Tokenizer, make_r
 
 
 @given(before=CONTENTS, after=CONTENTS)
-@settings(deadline=None, max_examples=40)
+@examples(40)
 def test_different_pictures_share_only_the_blocks_in_front(
     tokenizer: Tokenizer, make_request: Make, before: Any, after: Any
 ) -> None:

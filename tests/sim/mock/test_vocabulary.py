@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
@@ -16,6 +16,7 @@ from router.errors import ConfigError
 from router.hashing import token_array
 from router.sim.mock.mock_config import TextEncoder
 from router.sim.mock.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
+from tests.examples import examples
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
 
@@ -53,7 +54,7 @@ def vocabulary(tokenizer: TextEncoder) -> Vocabulary:
     return Vocabulary(tokenizer)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(PROMPTS)
 def test_equal_prompts_get_equal_outputs(vocabulary: Vocabulary, prompt: array[int]) -> None:
     """Without a limit, the prompt decides the length, and the output stops by itself."""
@@ -69,7 +70,7 @@ def test_different_prompts_get_different_outputs(vocabulary: Vocabulary) -> None
     assert len(answers) == 50
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(PROMPTS, st.integers(1, 200))
 def test_the_output_has_exactly_max_tokens(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
     """Load generators rely on exact output lengths."""
@@ -110,7 +111,7 @@ def test_a_tokenizer_without_whole_words_is_refused() -> None:
 
 
 @given(PROMPTS)
-@settings(max_examples=30)
+@examples(30)
 def test_a_garbled_output_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
     """It is deterministic as well."""
     vocabulary = Vocabulary(ShortWordTokenizer())

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.peers.peer_pickers import DualMap, KubeaiChwbl
 from router.types import InFlight, Scene
+from tests.examples import examples
 from tests.policy.scenes import prompt, works
 from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 
@@ -25,7 +26,7 @@ def with_requests(requests: list[int], salt: int = 0) -> Scene:
     return fleet(busy(**dict(zip(EIGHT, requests, strict=False))), prompt=prompt(TOKENS, salt * 10_000))
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(requests=loads, salt=st.integers(0, 20))
 def test_the_bound_holds_if_any_pod_is_within_it(requests: list[int], salt: int) -> None:
     """1.25 times the mean, this request included; the first such pod on the ring of an idle fleet takes it."""
@@ -52,7 +53,7 @@ def test_at_low_load_no_pod_is_within_the_bound() -> None:
     assert chosen(with_requests([each + 6 * alone[at] for at, each in enumerate(alone)]), KUBEAI) != ring
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(salt=st.integers(0, 200), pods=st.integers(1, 7))
 def test_a_new_pod_takes_keys_only_for_itself(salt: int, pods: int) -> None:
     """No other key moves."""
@@ -93,7 +94,7 @@ def with_work(salt: int, inflight: dict[str, InFlight], held: dict[str, int]) ->
     return fleet(dict.fromkeys(SIX, IDLE) | inflight, held, prompt=prompt(TOKENS, salt * 10_000))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     salt=st.integers(0, 30),
     work=st.lists(works, min_size=6, max_size=6),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from router.decision import Candidate, Direct, Pull
 from router.sim.peers.peer_pickers import MooncakeConductor
 from router.types import InFlight, Link, Links, Scene
+from tests.examples import examples
 from tests.policy.scenes import SPEED, pod, works
 from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
 
@@ -88,7 +89,7 @@ def test_unknown_kv_bytes_prevent_a_pull() -> None:
     )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(seen=fleets)
 def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
     """Candidate for candidate."""
@@ -96,7 +97,7 @@ def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
     assert decided(unlinked, NAME).candidates == decided(unlinked, "mooncake_local").candidates
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(seen=fleets, threshold=st.sampled_from([1.0, 2.0, 8.0]))
 def test_every_pull_brings_more_from_another_pod(seen: Scene, threshold: float) -> None:
     """By more than the threshold; and every explanation sums to its price."""

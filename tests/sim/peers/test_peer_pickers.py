@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
 from router.sim.peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
 from router.types import InFlight, PodLoad
+from tests.examples import examples
 from tests.policy.scenes import SPEED, pod, request
 from tests.sim.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 
@@ -31,7 +32,7 @@ def test_neither_load_nor_cache_changes_the_choice() -> None:
 matches = st.lists(st.integers(0, BLOCKS), min_size=1, max_size=6)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(held=matches, requests=st.lists(st.integers(0, 500), min_size=6, max_size=6))
 def test_the_longest_match_wins_under_any_load(held: list[int], requests: list[int]) -> None:
     """A retry tries the next longest."""
@@ -201,7 +202,7 @@ def test_of_equal_matches_the_one_with_fewer_requests_wins(name: str) -> None:
     assert chosen(fleet(there, request=request(name)), "aibrix_prefix_cache") == "b"
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(requests=st.lists(st.integers(0, 40), min_size=1, max_size=6), held=st.lists(st.integers(0, 100), min_size=6))
 def test_no_pod_far_above_the_mean_is_chosen(requests: list[int], held: list[int]) -> None:
     """The bound holds, and an imbalance leaves the least loaded only."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -29,6 +29,7 @@ from router.sim.peers.peer_pickers import (
     uncached_tokens,
 )
 from router.types import InFlight, Link, Links, PrefixTrust, Scene
+from tests.examples import examples
 from tests.policy.scenes import POLICIES, pod, prompt_of, request, scene, scenes
 from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 
@@ -59,7 +60,7 @@ def test_the_file_spells_out_the_peers_defaults(name: str) -> None:
     assert picker == type(picker)()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(seen=scenes(linked=False), name=st.sampled_from(PEERS))
 def test_prices_and_plans_are_unchanged_without_pulls(seen: Scene, name: str) -> None:
     """A peer only orders candidates; a candidate's price stays the expected time to first token."""
@@ -141,7 +142,7 @@ def test_a_pod_without_an_entry_is_idle() -> None:
     assert inflight_of(seen, b).requests == 4
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scores=st.lists(st.integers(0, 3), min_size=1, max_size=8), name=st.text(min_size=1, max_size=8))
 def test_the_lowest_comes_first_and_the_rest_ascends(scores: list[int], name: str) -> None:
     """Each candidate stays in the list."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.tenant import Slo
@@ -27,6 +27,7 @@ from router.sim.virtual.compare import (
 )
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
 from router.sim.virtual.scenario import FleetSpec, PodsSpec
+from tests.examples import examples
 from tests.sim.virtual.conftest import prior, small_mix
 
 
@@ -85,7 +86,7 @@ def test_an_interval_is_that_of_student() -> None:
     assert spread_of(seeds("a", 90.0), mean_ms).margin == math.inf
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(count=st.integers(2, 40), seed=st.integers(0, 1000))
 def test_the_interval_covers_the_mean_of_normal_values(count: int, seed: int) -> None:
     """In 95 % of 2,000 samples, give or take three standard errors; also beyond the tabulated quantiles."""

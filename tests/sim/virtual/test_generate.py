@@ -6,12 +6,13 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from router.sim.virtual.generate import Bursts, Kind, TrafficMix
 from router.sim.virtual.traffic import Session
+from tests.examples import examples
 
 BLOCK = 16
 
@@ -69,7 +70,7 @@ shapes = st.builds(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(shapes, st.integers(0, 9))
 def test_each_prompt_of_a_session_extends_the_previous_answer(kind: Kind, seed: int) -> None:
     """Lengths grow, and full blocks stay the same and are unique."""
@@ -85,7 +86,7 @@ def test_each_prompt_of_a_session_extends_the_previous_answer(kind: Kind, seed: 
             assert len(set(ask.blocks)) == len(ask.blocks)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(0, 100), st.integers(0, 9))
 def test_sessions_share_exactly_the_whole_blocks_of_their_prefix(prefix_tokens: int, seed: int) -> None:
     """Blocks after it, including the one that it fills partly, belong to one session."""

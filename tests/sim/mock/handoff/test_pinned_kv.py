@@ -7,10 +7,11 @@ from collections import Counter
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
+from tests.examples import examples
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 HOURS_S = 9999.0
@@ -82,7 +83,7 @@ async def test_a_reused_key_drops_its_older_kv() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["keep", "take", "free", "drop", "expire"]), st.sampled_from("ab"))))
-@settings(max_examples=40)
+@examples(40)
 def test_every_block_is_released_exactly_once(acts: list[tuple[str, str]]) -> None:
     """In any order of add, take, free, drop and clear."""
     released = Counter[int]()
