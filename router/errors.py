@@ -31,7 +31,7 @@
     |   +-- HandoffFailed           502  the KV of a split did not arrive; the next candidate works without it
     +-- ConfigError                 a config or policy file is wrong; names file, line and key
 
-`api/error_responses.py` maps them to responses; a test proves its table complete.
+`request/error_responses.py` maps them to responses; a test proves its table complete.
 """
 
 from __future__ import annotations

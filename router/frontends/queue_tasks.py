@@ -27,7 +27,11 @@ class QueueTasks:
         """Wait until the request may be sent. Raises the error that refuses it."""
         place = asyncio.get_running_loop().create_future()
         ticket.settle = partial(_settle, place)
-        await place
+        try:
+            await place
+        finally:  # its error refers to this frame: a cycle that would keep the body in memory
+            ticket.settle = _nothing
+            del place, ticket
 
     def _wake(self, queue: ModelQueue) -> None:
         self._on_change(self._queues.waiting)
@@ -57,6 +61,11 @@ class QueueTasks:
             raise
         finally:
             del self._changed[queue]
+            self._on_change(self._queues.waiting)
+
+
+def _nothing(_error: Exception | None) -> None:
+    """The ticket is settled."""
 
 
 def _settle(place: asyncio.Future[None], error: Exception | None) -> None:

@@ -30,16 +30,20 @@ class StepExecutor:
         """The result of `steps`. Raises what they raise."""
         resume: Callable[[Any], Step] = steps.send
         answer: Any = None
-        while True:
-            try:
-                step = resume(answer)
-            except StopIteration as end:
-                result: _Result = end.value
-                return result
-            try:
-                resume, answer = steps.send, await self._answer(step)
-            except BaseException as error:
-                resume, answer = steps.throw, error
+        step: Step | None = None
+        try:
+            while True:
+                try:
+                    step = resume(answer)
+                except StopIteration as end:
+                    result: _Result = end.value
+                    return result
+                try:
+                    resume, answer = steps.send, await self._answer(step)
+                except BaseException as error:
+                    resume, answer = steps.throw, error
+        finally:  # an error refers to this frame: a cycle that would keep the body in memory
+            del resume, answer, step, steps
 
     def _answer(self, step: Step) -> Awaitable[Any]:
         if isinstance(step, Tokens):
@@ -57,4 +61,4 @@ class StepExecutor:
 
 
 async def _nothing() -> None:
-    """The tokens of a prompt that nobody reads."""
+    """No tokens: the model has no reader."""

@@ -155,7 +155,7 @@ class RequestLog:
         self._write = write or sys.stderr.write
         self._later = later
         self._credit = 0.0
-        self._waiting: list[RequestLine] = []
+        self._waiting: list[str] = []
 
     def ended(self, ended: EndedRequest) -> None:
         """Log one request, if it is in the sample."""
@@ -167,7 +167,7 @@ class RequestLog:
     def log(self, line: RequestLine) -> None:
         """Log a line."""
         line.worker, line.level, line.timestamp = self._worker, "info", datetime.now(UTC)
-        self._waiting.append(line)
+        self._waiting.append(self._format(line))
         if self._later is None or len(self._waiting) >= MAX_WAITING_LINES:
             self._flush()
         elif len(self._waiting) == 1:
@@ -182,7 +182,7 @@ class RequestLog:
         """Write the lines that wait, in pieces that a pipe takes at once: lines of two workers do not mix."""
         waiting, self._waiting = self._waiting, []
         piece, piece_bytes = "", 0
-        for text in map(self._format, waiting):
+        for text in waiting:
             text_bytes = len(text.encode())
             if piece and piece_bytes + text_bytes > PIPE_BUF:
                 self._write(piece)

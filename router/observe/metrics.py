@@ -231,7 +231,10 @@ class Metrics:
             self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
             return
         self.phase_s.add(outcome.phases_s)
-        self.observe_request(outcome, ended.workload, recorded.policy.name if recorded is not None else "")
+        if recorded is None:
+            self.observe_request(outcome)
+        else:
+            self.observe_request(outcome, ended.workload, recorded.policy.name)
         if recorded is not None:
             self.by_class.settle(outcome, recorded.scene, recorded.policy, ended.prompt)
         if ended.used is not None:

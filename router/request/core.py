@@ -1,4 +1,4 @@
-"""Builds everything that serves a request and is no front: the HTTP front, others and the simulator drive the same."""
+"""Builds what serves requests, independent of any front: the HTTP front, others and the simulator drive the same."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def build_core(state: FleetState, settings: CoreSettings, routing: Routing, obse
     counters, charges, queues = observers.counters, None, None
     if (shared := settings.quotas) is not None:
         charges = QuotaCharges(shared.quotas, clock, has_others=shared.has_others, on_refusal=shared.on_refusal)
-    decisions = RequestDecisions(state, routing.policies, routing.classes, observers.recorder, counters)
+    decisions = RequestDecisions(state, routing.policies, routing.classes, observers.recorder, counters, clock)
     if settings.queue is not None:
         queues = RequestQueues(settings.queue, state, decisions, counters, clock)
     records_usage = settings.records_usage
@@ -86,5 +86,5 @@ def build_core(state: FleetState, settings: CoreSettings, routing: Routing, obse
     endings = Endings(
         state, counters, observers.sinks, clock, charges=charges, queues=queues, records_usage=records_usage
     )
-    requests = Requests(state, decisions, preparation, settings.rules, counters, endings, clock)
+    requests = Requests(state, decisions, preparation, settings.rules, counters, endings)
     return Core(state=state, decisions=decisions, requests=requests, queues=queues, clock=clock)

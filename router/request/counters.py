@@ -29,7 +29,7 @@ class Counters(Protocol):
         """The time between two pieces of a stream, of a sample of the streams."""
 
     def queue_left(self, model: str, waited_s: float) -> None:
-        """A request waited for a place, and waits no more."""
+        """A request has left its queue."""
 
     def queue_refused(self, model: str, reason: str) -> None:
         """A request was refused because it would be late."""

@@ -58,12 +58,14 @@ class RequestDecisions:
         classes: Classes,
         recorder: DecisionRecorder,
         counters: Counters,
+        clock: Clock,
     ) -> None:
         self._state = state
         self._policies = policies
         self._classes = classes
         self._recorder = recorder
         self._counters = counters
+        self._clock = clock
         self._turns: Counter[str] = Counter()
         self._traffic = TrafficPrefixes(state.fleet)
 
@@ -74,7 +76,7 @@ class RequestDecisions:
         match = self._match(context.prompt, now_s)
         if match.degraded:
             self._counters.match_degraded(context.request.model)
-        context.phases.enter("decide", now_s)
+        context.phases.enter("decide", self._clock.now_s())
         scene = self.scene(context.request, context.prompt, match, now_s, stored_pod=context.stored_pod)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         self.redecided(context, scene, decide(scene, context.policy))
@@ -99,14 +101,13 @@ class RequestDecisions:
         headers: HeaderList,
         prompt: PromptPrefix | None,
         stored_pod: PodId,
-        clock: Clock,
     ) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        now_s = clock.now_s()
+        now_s = self._clock.now_s()
         match = self._match(prompt, now_s)
         scene = self.scene(request, prompt, match, now_s, counted=False, stored_pod=stored_pod)
         workload, policy = self._policy_for(scene, headers, counted=False)
-        return record_decision(record(scene, workload), decide(scene, policy), policy, clock.unix_s())
+        return record_decision(record(scene, workload), decide(scene, policy), policy, self._clock.unix_s())
 
     def scene(
         self,

@@ -70,7 +70,7 @@ class Endings:
         if used is not None and context.hold is not None and self._charges is not None:
             output_tokens = None if context.is_in_background else used.output_tokens
             self._charges.end(context.hold, used.computed_tokens, output_tokens)
-        self._learn(context, outcome, now_s, was_slow=was_slow)
+        self._observe(context, outcome, now_s, was_slow=was_slow)
         context.phases.end(self._clock.now_s())
         self._pass_on(
             EndedRequest(
@@ -122,7 +122,7 @@ class Endings:
         for sink in self._sinks:
             sink(ended)
 
-    def _learn(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
+    def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
         """Compare what was expected with what happened."""
         state, decision, chosen = self._state, context.decision, ended.served
         if chosen is not None and decision is not None and context.prompt is not None and ended.ttft_ms is not None:

@@ -69,9 +69,10 @@ class Preparation:
         if request.endpoint in ABOUT_TOKENS:
             answer, context.prompt = token_answer(request, context.prompt, self._fleet.snapshot), None
             if answer is not None:
+                context.phases.enter("relay", self._clock.now_s())
                 return answer
         if not self._trusts_uuids and _may_have_uuids(context):
-            context.request = replace(request, body=(yield WithoutUuids(request.body)))
+            context.request = replace(context.request, body=(yield WithoutUuids(context.request.body)))
         self._decisions.decide(context, self._clock.now_s())
         if context.hold is not None and self._charges is not None:
             expected_tokens = self._output_lengths.expected_tokens(context.request, context.tenant.name)

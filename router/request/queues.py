@@ -80,7 +80,7 @@ class RequestQueues:
                 self.on_change(queue)  # the next one may have been skipped for it
 
     def answered(self, context: RequestContext, now_s: float) -> None:
-        """Learn whether a request met its SLO, from a complete response that its client has read as fast as it came.
+        """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
         Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed."""
         first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
         if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
@@ -193,7 +193,7 @@ class ModelQueue:
             ticket.settle(error)
 
     def answered(self, is_late: bool, tpot_ms: float | None) -> None:
-        """Learn from a request that was answered."""
+        """Update the margins by a request that was answered."""
         queue = self._queue
         queue.answered(is_late, tpot_ms)
         self._counters.queue_learnt(self.model, queue.error_share, queue.rest_ms)

@@ -12,7 +12,6 @@ from typing import Any
 
 from router.observe.receipts import RecordedDecision
 from router.request.attempt_rules import AttemptRules
-from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.counters import Counters
 from router.request.decisions import RequestDecisions
@@ -36,13 +35,11 @@ class Requests:
         rules: AttemptRules,
         counters: Counters,
         endings: Endings,
-        clock: Clock,
     ) -> None:
         self._state = state
         self._decisions = decisions
         self._rules = rules
         self._counters = counters
-        self._clock = clock
         self.endings = endings
         self.prepare = preparation.prepare
         self.prepare_tunnel = preparation.prepare_tunnel
@@ -57,4 +54,4 @@ class Requests:
         if previous:
             stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
         prompt = (yield Tokens(request)) if request.prompt else None
-        return self._decisions.preview(request, headers, prompt, stored_pod, self._clock)
+        return self._decisions.preview(request, headers, prompt, stored_pod)

@@ -4,8 +4,9 @@
     begin(candidate, now_s)        books its leases and predictions
     head(pod, status, ...)         the response has begun; raises where another candidate should be tried instead
     piece(bytes, now_s)            returns what goes to the client now
-    rest(now_s)                    the response is complete; returns what was held until then
-    failed(error, now_s)           returns the next candidate, or raises
+    rest(now_s)                    the pod has sent all; returns what was held until then
+    complete(now_s)                the client has been sent all: counts the result
+    failed(error, now_s)           returns the next candidate, or None
     left(now_s)                    the client is gone
     release(now_s)                 ends the attempt in any case; idempotent
 
@@ -94,8 +95,10 @@ class Tracker:
         candidate, decision = self._next(), self.context.decision
         if candidate is None:
             assert decision is not None
-            reason = self._rules.unusable_reason(self.context, decision.candidates[0].plan)
-            raise reason or NoReadyPod("No pod may serve this request.")
+            # A variable for the error would be a cycle with its traceback, which would keep the body in memory.
+            raise self._rules.unusable_reason(self.context, decision.candidates[0].plan) or NoReadyPod(
+                "No pod may serve this request."
+            )
         self._rules.budget.count_request(now_s)
         return candidate
 
@@ -204,21 +207,17 @@ class Tracker:
         return piece
 
     def rest(self, now_s: float) -> bytes:
-        """The response is complete: what was held until now, for the client."""
-        rest = b"" if self._held is None else self._release_held(now_s)
-        self._record_result(now_s)
-        return rest
+        """The pod has sent all: what was held until now, for the client."""
+        return b"" if self._held is None else self._release_held(now_s)
 
-    def failed(self, error: UpstreamError, now_s: float) -> Candidate:
-        """The attempt failed. Returns the next candidate, or raises the error where none may be tried."""
+    def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
+        """The attempt failed. Returns the next candidate; None where none may be tried."""
         candidate = self.context.candidate
         assert candidate is not None
         self.release(now_s)
         self._record_failure(candidate, error, now_s)
         following = self._next()
-        if following is None or not self._may_retry(error, now_s):
-            raise error
-        return following
+        return following if following is not None and self._may_retry(error, now_s) else None
 
     def left(self, now_s: float) -> None:
         """The client is gone, or the router stops."""
@@ -232,6 +231,7 @@ class Tracker:
         if booking is None or predictions is None:
             return
         self._booking = self._predictions = None
+        self._held = []
         if booking.has_handed_over:
             predictions.computed(self.context.prefill_pod, now_s)
         predictions.withdraw()
@@ -283,7 +283,7 @@ class Tracker:
             context.drop_prompt()
 
     def _store(self, now_s: float) -> None:
-        """Record which pod has the response, before the client learns its id."""
+        """Record which pod has the response, before the client receives its id."""
         request, owner = self.context.request, self.context.tenant.name
         model = request.adapter or request.model
         self._state.stored.learn(StoredResponse(self.context.reader.response_id, self._pod, model, now_s, owner), now_s)
@@ -303,8 +303,8 @@ class Tracker:
         if not self.has_sent:
             context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
 
-    def _record_result(self, now_s: float) -> None:
-        """Count a relayed response."""
+    def complete(self, now_s: float) -> None:
+        """The client has been sent the whole response. Counts its result."""
         context, status = self.context, self.context.status
         assert context.candidate is not None
         context.result = result_of_status(status)

@@ -1,4 +1,4 @@
-"""Builds the core of a router from its configuration: everything that serves requests and is no HTTP."""
+"""Builds what serves requests from the configuration, independent of any front."""
 
 from __future__ import annotations
 

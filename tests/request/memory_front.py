@@ -56,15 +56,17 @@ class MemoryExchange:
         """The response is complete."""
         assert self.tracker is not None
         self.received += self.tracker.rest(self.core.clock.now_s())
+        self.tracker.complete(self.core.clock.now_s())
         self._finish()
 
     def fail(self, error: UpstreamError) -> None:
         """The pod fails."""
         assert self.tracker is not None
-        try:
-            self.send(self.tracker.failed(error, self.core.clock.now_s()))
-        except RouterError as last:
-            self.refuse(last)
+        candidate = self.tracker.failed(error, self.core.clock.now_s())
+        if candidate is None:
+            self.refuse(error)
+        else:
+            self.send(candidate)
 
     def leave(self) -> None:
         """The client disconnects."""

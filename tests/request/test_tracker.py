@@ -83,6 +83,7 @@ class Served:
     def _end(self, tracker: Tracker, number: int) -> None:
         if self.has_head:
             self.received += tracker.rest(self.now_s)
+            tracker.complete(self.now_s)
             self._finish()
 
     def _plan(self) -> Plan:
@@ -96,10 +97,11 @@ class Served:
 
     def _fail(self, error: UpstreamError) -> None:
         assert self.tracker is not None
-        try:
-            self._begin(self.tracker.failed(error, self.now_s))
-        except UpstreamError as last:
-            self._refuse(last)
+        candidate = self.tracker.failed(error, self.now_s)
+        if candidate is None:
+            self._refuse(error)
+        else:
+            self._begin(candidate)
 
     def _refuse(self, error: RouterError) -> None:
         self.core.core.requests.endings.failed(self.context, error, has_answered=bool(self.received))
@@ -153,6 +155,14 @@ def started(core: CoreOfPods, *names: str, stream: bool = True) -> Tracker:
     return tracker
 
 
+def replaced(tracker: Tracker, error: UpstreamError, now_s: float) -> str:
+    """The pod that is tried after this failure."""
+    candidate = tracker.failed(error, now_s)
+    assert candidate is not None
+    tracker.begin(candidate, now_s)
+    return candidate.pod.id
+
+
 def test_a_request_is_booked_from_its_begin_to_its_release() -> None:
     core = core_of()
     tracker = started(core, "direct a")
@@ -182,8 +192,8 @@ def test_a_busy_pod_is_replaced_before_its_answer_is_passed_on(status: int) -> N
     tracker = started(core, "direct a", "direct b")
     with pytest.raises(UpstreamBroken) as failure:
         tracker.head("a", status, 0.1, is_stream=False)
-    assert tracker.failed(failure.value, 0.1).pod.id == "b"
-    assert not core.ledger.inflight()
+    assert replaced(tracker, failure.value, 0.1) == "b"
+    assert set(core.ledger.inflight()) == {"b"}
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
@@ -200,7 +210,7 @@ def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     tracker = started(core, "direct a", "direct b", stream=False)
     tracker.head("a", 200, 0.1, is_stream=False)
     assert tracker.piece(b'{"a":', 0.2) == b""
-    tracker.begin(tracker.failed(UpstreamBroken("cut", pod="a"), 0.3), 0.3)
+    assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.3) == "b"
     tracker.head("b", 200, 0.4, is_stream=False)
     assert (tracker.piece(b'{"b":', 0.5), tracker.piece(b"1}", 0.5)) == (b"", b"")
     assert tracker.rest(0.6) == b'{"b":1}'
@@ -212,8 +222,7 @@ def test_a_response_too_large_to_hold_is_passed_on() -> None:
     tracker.head("a", 200, 0.1, is_stream=False)
     assert len(tracker.piece(b"x" * MAX_HELD_BYTES, 0.2)) == MAX_HELD_BYTES
     assert tracker.piece(b"y", 0.3) == b"y"
-    with pytest.raises(UpstreamBroken):
-        tracker.failed(UpstreamBroken("cut", pod="a"), 0.4)
+    assert tracker.failed(UpstreamBroken("cut", pod="a"), 0.4) is None
 
 
 def test_events_before_the_prefill_are_held_until_the_next_event() -> None:
@@ -232,7 +241,7 @@ def test_a_prediction_begins_with_the_attempt_and_is_confirmed_by_the_first_toke
     core = core_of()
     tracker = started(core, "direct a", "direct b")
     assert core.store.match(PROMPT, 0.0).blocks.keys() == {"a"}
-    tracker.begin(tracker.failed(UpstreamBroken("cut", pod="a"), 0.1), 0.1)
+    assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.1) == "b"
     assert core.store.match(PROMPT, 0.1).blocks.keys() == {"b"}
     tracker.head("b", 200, 0.2, is_stream=True)
     tracker.piece(TOKEN, 0.2)
@@ -255,9 +264,8 @@ def test_at_most_two_attempts_fail_after_a_pod_received_the_request() -> None:
     """The request itself may be the cause."""
     core = core_of(retries=3)
     tracker = started(core, "direct a", "direct b", "pull", "split")
-    tracker.begin(tracker.failed(UpstreamBroken("gone", pod="a"), 0.1), 0.1)
-    with pytest.raises(UpstreamBroken):
-        tracker.failed(UpstreamBroken("gone", pod="b"), 0.2)
+    assert replaced(tracker, UpstreamBroken("gone", pod="a"), 0.1) == "b"
+    assert tracker.failed(UpstreamBroken("gone", pod="b"), 0.2) is None
     tracker.end(0.3)
     assert (core.doubts("a"), core.doubts("b"), core.failures("a")) == (1, 1, 0)
 
@@ -266,7 +274,7 @@ def test_a_pod_that_cannot_be_reached_fails_whoever_serves_the_request() -> None
     """Nothing was sent to it."""
     core = core_of()
     tracker = started(core, "direct a", "direct b")
-    assert tracker.failed(ConnectFailed("refused", pod="a"), 0.1).pod.id == "b"
+    assert replaced(tracker, ConnectFailed("refused", pod="a"), 0.1) == "b"
     assert core.failures("a") == 1
 
 
@@ -274,7 +282,7 @@ def test_the_pod_that_another_one_replaced_has_failed() -> None:
     """From the first token on."""
     core = core_of()
     tracker = started(core, "direct a", "direct b")
-    tracker.begin(tracker.failed(UpstreamBroken("gone", pod="a"), 0.1), 0.1)
+    assert replaced(tracker, UpstreamBroken("gone", pod="a"), 0.1) == "b"
     tracker.head("b", 200, 0.2, is_stream=True)
     assert core.failures("a") == 0
     tracker.piece(TOKEN, 0.3)

@@ -33,7 +33,10 @@ class Attempts:
                     await self._attempt(tracker, candidate, client)
                     return
                 except UpstreamError as error:
-                    candidate = tracker.failed(error, time.monotonic())
+                    following = tracker.failed(error, time.monotonic())
+                    if following is None:
+                        raise
+                    candidate = following
         finally:
             tracker.end(time.monotonic())
 

@@ -29,8 +29,11 @@ class HttpEdge:
         self.websocket_paths: frozenset[str] = frozenset()
         """Paths of GET requests that become websockets."""
 
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why a request is refused before its key is checked; None if it is not."""
+    def refusal(
+        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
+    ) -> RouterError | None:
+        """Why a request is refused before its key is checked; None if it is not. `is_next`: whether no earlier request
+        of its connection is being served."""
         return None
 
     def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:

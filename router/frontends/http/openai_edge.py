@@ -85,10 +85,12 @@ class OpenAiEdge(HttpEdge):
         self._forms = Forms(trusted=edge.trust_engine_fields)
         self._serving = 0
 
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+    def refusal(
+        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
+    ) -> RouterError | None:
         """Why a request is refused before its key is checked; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
-        if self._serving >= limits.max_in_flight:
+        if is_next and self._serving >= limits.max_in_flight:
             return self._saturated()
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")

@@ -342,8 +342,9 @@ class EdgeProtocol(HttpToolsProtocol):
     def _admit(self, received: ReceivedRequest, methods: frozenset[str]) -> None:
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
+        is_next = self.cycle is None or self.cycle.response_complete  # others begin when earlier requests have ended
         if methods:
-            received.refusal = self._edge.refusal(received, methods)
+            received.refusal = self._edge.refusal(received, methods, is_next=is_next)
         if received.refusal is not None:
             return
         admitted = self._served.gate.admit(received.path, received.named, time.time())
@@ -351,7 +352,7 @@ class EdgeProtocol(HttpToolsProtocol):
             received.refusal = admitted
             return
         received.tenant = admitted
-        if methods:
+        if methods and is_next:
             received.refusal = self._edge.quota_refusal(received)
 
     def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:

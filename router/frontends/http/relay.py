@@ -18,7 +18,7 @@ from router.types import PodId
 
 
 class Downstream(Protocol):
-    """The client's side of a response; `api` implements it over ASGI. After `started` no retry is possible."""
+    """The client's side of a response; `Exchange` is one. After `started` no retry is possible."""
 
     @property
     def started(self) -> bool:
@@ -76,14 +76,15 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
             if not client.put(ready):
                 await client.ready()
             await reply.pour(pass_on, client.ready)
-            tracker.rest(monotonic())
             client.finish()
+            tracker.complete(monotonic())
             return
     rest = tracker.rest(monotonic())
     client.start(reply.status, headers)
     if rest and not client.put(rest):
         await client.ready()
     client.finish()
+    tracker.complete(monotonic())
 
 
 def end_broken_stream(client: Downstream, body: bytes) -> None:

@@ -82,7 +82,10 @@ class WebSocketTunnels:
                     await self._attempt(tracker, candidate.pod, client)
                     return
                 except ConnectFailed as error:
-                    candidate = tracker.failed(error, time.monotonic())
+                    following = tracker.failed(error, time.monotonic())
+                    if following is None:
+                        raise
+                    candidate = following
         finally:
             tracker.end(time.monotonic())
 
@@ -93,7 +96,7 @@ class WebSocketTunnels:
             now_s = time.monotonic()
             tracker.assume_first_token(now_s)
             tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
-            tracker.rest(now_s)  # no byte that follows is read
+            tracker.complete(now_s)  # no byte that follows is read
             client.start([*self._rules.downstream(headers), *_UPGRADE, *tracker.headers()])
             await _relay(client, side, self._pool(pod).timeouts.idle_s)
         finally:

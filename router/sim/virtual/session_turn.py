@@ -111,10 +111,12 @@ class SessionTurn:
         plan = self.context.candidate.plan
         if (isinstance(plan, Split) or plan.pull) and not tracker.is_last:
             candidate = tracker.failed(HandoffFailed(f"pod {pod}: status {_REFUSED}"), now_s)
+            assert candidate is not None
             tracker.begin(candidate, now_s)
             return candidate
         tracker.head(pod, _REFUSED, now_s, is_stream=False)
         tracker.rest(now_s)
+        tracker.complete(now_s)
         self.end()
         return None
 
@@ -124,6 +126,7 @@ class SessionTurn:
         now_s, request = self.core.clock.now_s(), self.request
         self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)
         self._tracker.rest(now_s)
+        self._tracker.complete(now_s)
         self.end()
 
     def end(self, error: RouterError | None = None) -> None:

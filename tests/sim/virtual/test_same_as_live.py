@@ -108,6 +108,9 @@ class TapedTracker:
         self._tape("rest")
         return self._tracker.rest(now_s)
 
+    def complete(self, now_s: float) -> None:
+        self._tracker.complete(now_s)
+
 
 class TapedRequests:
     """Records arrivals."""
@@ -286,6 +289,7 @@ class TapeFront:
     def _rest(self, request_id: str) -> None:
         tracker = self._trackers.pop(request_id)
         tracker.rest(self._clock.now_s)
+        tracker.complete(self._clock.now_s)
         tracker.end(self._clock.now_s)
         self._core.requests.endings.end(self._contexts.pop(request_id))
 
