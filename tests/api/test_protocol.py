@@ -55,7 +55,7 @@ class Edge:
     def methods(self, path: str) -> frozenset[str]:
         return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
 
-    def refusal(self, received: ReceivedRequest, _methods: frozenset[str]) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, _methods: frozenset[str], **_: bool) -> RouterError | None:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
