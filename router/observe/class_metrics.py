@@ -19,7 +19,6 @@ from router.observe.token_metrics import TokenMetrics
 from router.observe.used_tokens import UsageMetrics
 from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
-from router.types import PromptPrefix
 
 NAMED_TENANTS = 20
 COUNTED_TENANTS = 1000
@@ -73,21 +72,15 @@ class ClassMetrics:
             found[name,] = found.get((name,), 0.0) + count
         self._in_flight_tokens.replace(found)
 
-    def settle(
-        self,
-        ended: Outcome,
-        scene: RecordedScene,
-        policy: Policy,
-        prompt: PromptPrefix | None,
-    ) -> None:
+    def settle(self, ended: Outcome, scene: RecordedScene, policy: Policy) -> None:
         """Count one decided request that ended. `scene` has its class, tenant and holders."""
         workload, ttft_ms = scene.workload, ended.ttft_ms
         tenant = self._label(scene.tenant)
         self._requests.labels(workload, tenant, ended.result).value += 1
         if ttft_ms is not None and policy.slo_ttft_ms is not None:
             self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
-        if prompt is not None and ended.result == "ok" and ended.served is not None:
-            self.tokens.add(ended, (ended.model, workload, policy.name), tenant, prompt, scene.match)
+        if scene.prompt_tokens is not None and ended.result == "ok" and ended.served is not None:
+            self.tokens.add(ended, (ended.model, workload, policy.name), tenant, scene)
             self.reuse.add(ended.model, scene.key, scene.now_s)
 
 

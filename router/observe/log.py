@@ -148,26 +148,24 @@ class RequestLog:
         share: float = 1.0,
         write: Callable[[str], object] | None = None,
         later: Callable[[float, Callable[[], None]], object] | None = None,
+        describe: Callable[[EndedRequest], RequestLine] = line_of,
     ) -> None:
         self._format = _json_line if _is_json(log_format) else _console_line
         self._worker: int | None = structlog.contextvars.get_contextvars().get("worker")
         self._share = share
         self._write = write or sys.stderr.write
         self._later = later
+        self._describe = describe
         self._credit = 0.0
-        self._waiting: list[str] = []
+        self._waiting: list[EndedRequest] = []
 
     def ended(self, ended: EndedRequest) -> None:
         """Log one request, if it is in the sample."""
         self._credit += self._share
-        if self._credit >= 1:
-            self._credit -= 1
-            self.log(line_of(ended))
-
-    def log(self, line: RequestLine) -> None:
-        """Log a line."""
-        line.worker, line.level, line.timestamp = self._worker, "info", datetime.now(UTC)
-        self._waiting.append(self._format(line))
+        if self._credit < 1:
+            return
+        self._credit -= 1
+        self._waiting.append(ended)
         if self._later is None or len(self._waiting) >= MAX_WAITING_LINES:
             self._flush()
         elif len(self._waiting) == 1:
@@ -182,7 +180,7 @@ class RequestLog:
         """Write the lines that wait, in pieces that a pipe takes at once: lines of two workers do not mix."""
         waiting, self._waiting = self._waiting, []
         piece, piece_bytes = "", 0
-        for text in waiting:
+        for text in map(self._text, waiting):
             text_bytes = len(text.encode())
             if piece and piece_bytes + text_bytes > PIPE_BUF:
                 self._write(piece)
@@ -190,6 +188,12 @@ class RequestLog:
             piece, piece_bytes = piece + text, piece_bytes + text_bytes
         if piece:
             self._write(piece)
+
+    def _text(self, ended: EndedRequest) -> str:
+        line, outcome = self._describe(ended), ended.outcome
+        line.worker, line.level = self._worker, "info"
+        line.timestamp = datetime.fromtimestamp(outcome.at_s + outcome.e2e_ms / 1000, UTC)
+        return self._format(line)
 
 
 def _json_line(line: RequestLine) -> str:

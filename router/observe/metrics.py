@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
-from router.observe.ended import EndedRequest
+from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
-from router.observe.fast_metrics import Counter, Gauge, Histogram, Labels
+from router.observe.fast_metrics import Counter, Gauge, Histogram, Labelled, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
-from router.observe.receipts import CLIENT_GONE, Outcome
+from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
 from router.observe.worker_metrics import read_dump
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
@@ -27,6 +27,7 @@ from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTr
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
+COUNTED_AT_ONCE = 32
 
 
 class Metrics:
@@ -63,6 +64,10 @@ class Metrics:
         self._declare_policies(r)
         self.by_class = ClassMetrics(r)
         self.pools = PoolMetrics(r)
+        self._waiting: list[tuple[Outcome, RecordedDecision | None, str, bool, UsedTokens | None]] = []
+        for metric in self.registry.collectors:
+            if isinstance(metric, Labelled):
+                metric.before_reading = self.count
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
         """Prompts as they are read."""
@@ -223,22 +228,30 @@ class Metrics:
         return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
 
     def ended(self, ended: EndedRequest) -> None:
-        """Count one request that ended."""
-        outcome, recorded = ended.outcome, ended.recorded
-        if outcome.result == CLIENT_GONE:
-            self.cancellations.labels(ended.phase).inc()
-        if not ended.is_read:
-            self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
+        """Count one request that ended, at the latest when a metric is read. Its prompt is not kept until then."""
+        self._waiting.append((ended.outcome, ended.recorded, ended.phase, ended.is_read, ended.used))
+        if len(self._waiting) >= COUNTED_AT_ONCE:
+            self.count()
+
+    def count(self) -> None:
+        """Count the requests that wait: together, each takes half the time."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
             return
-        self.phase_s.add(outcome.phases_s)
-        if recorded is None:
-            self.observe_request(outcome)
-        else:
-            self.observe_request(outcome, ended.workload, recorded.policy.name)
-        if recorded is not None:
-            self.by_class.settle(outcome, recorded.scene, recorded.policy, ended.prompt)
-        if ended.used is not None:
-            self.by_class.observe_usage(ended.used)
+        self.phase_s.add_all([outcome.phases_s for outcome, *_ in waiting])
+        for outcome, recorded, phase, is_read, used in waiting:
+            if outcome.result == CLIENT_GONE:
+                self.cancellations.labels(phase).inc()
+            if not is_read:
+                self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
+            elif recorded is None:
+                self.observe_request(outcome)
+            else:
+                self.observe_request(outcome, recorded.scene.workload, recorded.policy.name)
+                self.by_class.settle(outcome, recorded.scene, recorded.policy)
+            if is_read and used is not None:
+                self.by_class.observe_usage(used)
+        self.by_class.tokens.count()
 
     def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
         """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""

@@ -7,30 +7,29 @@
 The gaps explain a low hit rate. Available over captured: other costs, such as queues, outweighed the prefix. Captured
 over delivered: evicted meanwhile. Delivered over captured: the index is late.
 
-Prompts are counted together, at most `COUNTED_AT_ONCE` late or when the metrics are read: at a third of the cost.
+Prompts are added by `add` and counted together by `count`: at a third of the cost.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from operator import sub
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
-from router.observe.fast_metrics import MAX_SERIES, Count, Counter, Histogram, Labelled, Labels
+from router.observe.fast_metrics import MAX_SERIES, Count, Counter, Histogram, Labels
 from router.observe.receipts import Outcome
-from router.types import BlocksByTier, PodId, PromptPrefix, Tier
+from router.policy.recording import RecordedScene
+from router.types import BlocksByTier, Tier
 
 _TIERS = (*(tier.name.lower() for tier in Tier), "peer")
 """The last is for tokens that are pulled from another pod."""
 _STAGES = ("all", "available", "captured", "delivered")
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
-COUNTED_AT_ONCE = 256
-"""Prompts whose tokens are added to the metrics together."""
 _Group: TypeAlias = tuple[Labels, str, str, str, int, bool]
 """Of prompts that are counted together: labels, tenant, kind of plan, reason of the decision, tokens of a block, and
 whether the engine reported cached tokens."""
@@ -55,47 +54,34 @@ class TokenMetrics:
         self._series: dict[Labels, _Series] = {}
         self._tenant_series: dict[str, tuple[Count, ...]] = {}
         self._waiting: defaultdict[_Group, list[_Row]] = defaultdict(list)
-        self._uncounted = 0
-        metrics: tuple[Labelled[Any], ...] = (
-            *(self.prompt, self._reported, self._available, self._captured, self._delivered),
-            *(self._tenants, self._error, self._depth, self._decisions),
-        )
-        for metric in metrics:
-            metric.before_reading = self._count
 
     def remove_tenants(self, tenants: Sequence[str]) -> None:
         """Remove their series."""
-        self._count()
+        self.count()
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
         for tenant in tenants:
             self._tenant_series.pop(tenant, None)
 
-    def add(
-        self, ended: Outcome, labels: Labels, tenant: str, prompt: PromptPrefix, match: Mapping[PodId, BlocksByTier]
-    ) -> None:
-        """Add one served prompt with the blocks of each holder. `labels`: model, class and policy. O(holders)."""
-        served, delivered = ended.served, ended.cached_tokens
+    def add(self, ended: Outcome, labels: Labels, tenant: str, scene: RecordedScene) -> None:
+        """Add one served prompt; `scene` has its holders. `labels`: model, class and policy. O(holders)."""
+        served, delivered, match = ended.served, ended.cached_tokens, scene.match
         assert served is not None
         plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING
         if isinstance(plan, Split):
             kind, own = "split", match.get(plan.prefill.id, _NOTHING)
         else:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
-        blocks, block = sum(longest), prompt.generation.block_size_tokens
+        blocks, block = sum(longest), scene.block_size_tokens
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
         self._waiting[labels, tenant, kind, reason, block, delivered is not None].append(
             (ended.prompt_tokens, longest, blocks * block, own, served.cached_tokens, delivered or 0)
         )
-        self._uncounted += 1
-        if self._uncounted >= COUNTED_AT_ONCE:
-            self._count()
 
-    def _count(self) -> None:
+    def count(self) -> None:
         """Add the waiting prompts to the metrics."""
         for group, rows in self._waiting.items():
             self._count_group(group, rows)
         self._waiting.clear()
-        self._uncounted = 0
 
     def _count_group(self, group: _Group, rows: Sequence[_Row]) -> None:
         labels, tenant, kind, reason, block, is_reported = group

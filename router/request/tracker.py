@@ -16,7 +16,7 @@ A tracker owns the leases, predictions and observations of an attempt, and decid
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
@@ -172,6 +172,12 @@ class Tracker:
     def concurrent_transfers(self) -> int:
         """Other transfers of the sender of KV when that of this attempt began."""
         return self._booking.concurrent_transfers if self._booking else 0
+
+    @property
+    def assumption(self) -> Callable[[float], None]:
+        """`assume_first_token` of this attempt alone: harmless after its end, and it keeps no part of the request."""
+        assert self._booking is not None
+        return self._booking.assume_first_token
 
     def assume_first_token(self, now_s: float) -> None:
         """The first token of a response that does not show it is expected to exist by now."""

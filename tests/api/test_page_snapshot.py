@@ -100,9 +100,11 @@ class Page:
             prompt_tokens=1000,
             cached_tokens=cached_tokens,
         )
-        self.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
-        self.metrics.observe_request(ended, workload, BY.name)
-        self.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
+        request_that_ended = EndedRequest(
+            outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt, workload=workload
+        )
+        self.journal.settle(request_that_ended)
+        self.metrics.ended(request_that_ended)
 
     async def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())

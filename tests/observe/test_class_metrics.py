@@ -31,9 +31,10 @@ def ended(**facts: Any) -> Outcome:
     return Outcome(**(usual | facts))
 
 
-def decided(workload: str, tenant: str) -> RecordedScene:
-    """The scene of a request of that class and tenant, with no holder."""
-    return record(scene(request=request(tenant=tenant)), workload)
+def decided(workload: str, tenant: str, *, prompt_tokens: int | None = None) -> RecordedScene:
+    """The scene of a request of that class and tenant, with no holder; `prompt_tokens`: None if it is unread."""
+    read = None if prompt_tokens is None else prompt(prompt_tokens)
+    return record(scene(request=request(tenant=tenant), prompt=read), workload)
 
 
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
@@ -45,7 +46,8 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
         ended(prompt_tokens=100, ttft_ms=600.0),
         ended(prompt_tokens=100, result="client_gone"),
     ):
-        metrics.settle(outcome, decided("chat", "acme"), MINE, prompt(100))
+        metrics.settle(outcome, decided("chat", "acme", prompt_tokens=100), MINE)
+    metrics.tokens.count()
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
     assert value(registry, "warmroute_tenant_prompt_tokens_total", tenant="acme", stage="all") == 200
@@ -58,7 +60,7 @@ def test_prompt_tokens_in_flight_have_few_labels() -> None:
     """Those of the busiest tenants, and of those with the most tokens."""
     registry = CollectorRegistry()
     metrics = ClassMetrics(registry)
-    metrics.settle(ended(), decided("chat", "acme"), MINE, None)
+    metrics.settle(ended(), decided("chat", "acme"), MINE)
     metrics.observe_in_flight({"acme": 1} | {f"invented-{number}": 1000 - number for number in range(300)})
     name = "warmroute_tenant_in_flight_prompt_tokens"
     assert value(registry, name, tenant="acme") == 1
@@ -74,7 +76,7 @@ def test_any_number_of_tenants_makes_few_labels() -> None:
     metrics = ClassMetrics(registry)
     for number in range(3 * RENEW_EVERY_REQUESTS):
         tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"
-        metrics.settle(ended(), decided("chat", tenant), MINE, prompt(1))
+        metrics.settle(ended(), decided("chat", tenant, prompt_tokens=1), MINE)
     for name in ("warmroute_class_requests", "warmroute_tenant_prompt_tokens"):
         (metric,) = [one for one in registry.collect() if one.name == name]
         tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}

@@ -41,8 +41,9 @@ class Served:
         served = type(decision.candidates[0])(Direct(pods[by]), decision.candidates[0].cost, expected)
         usual = {"id": f"r{number}", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
         ended = Outcome(**{**usual, "prompt_tokens": TOKENS, "cached_tokens": cached_tokens, "served": served, **facts})
-        self.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
-        self.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
+        request_that_ended = EndedRequest(outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt)
+        self.journal.settle(request_that_ended)
+        self.metrics.ended(request_that_ended)
 
     def saved(self) -> dict[str, float]:
         """Milliseconds of pods by placement."""
@@ -111,8 +112,9 @@ def test_a_split_saves_prefill_on_the_pod_that_computes_the_prompt() -> None:
     chosen = type(decision.candidates[0])(Split(prefill, decoding), decision.candidates[0].cost, 160)
     facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok", "prompt_tokens": TOKENS}
     ended = Outcome(**facts, served=chosen)  # type: ignore[arg-type]
-    served.journal.settle(EndedRequest(outcome=ended, recorded=recorded, decision=decision))
-    served.metrics.by_class.settle(ended, recorded.scene, BY, seen.prompt)
+    request_that_ended = EndedRequest(outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt)
+    served.journal.settle(request_that_ended)
+    served.metrics.ended(request_that_ended)
     wanted = SLOW.compute_ms(0, 160)
     assert served.saved() == pytest.approx({"chosen": wanted, "round_robin": wanted})
 

@@ -36,9 +36,24 @@ FIELDS: dict[str, Any] = {
 }
 
 
+ENDED_AT_S = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+
+
+def ended_request(request_id: str = "r-1", error: str = "") -> EndedRequest:
+    """A request of two seconds."""
+    outcome = Outcome(id=request_id, at_s=ENDED_AT_S - 2, model="m", endpoint="chat", result="ok", e2e_ms=2000.0)
+    return EndedRequest(outcome=outcome, error=error)
+
+
+def log_of(line: RequestLine) -> None:
+    """Log this line of a request to stderr."""
+    RequestLog("auto", describe=lambda _: line).ended(ended_request())
+
+
 def lines(log_format: Literal["console", "json"], **fields: Any) -> list[str]:
     written: list[str] = []
-    RequestLog(log_format, write=written.append).log(RequestLine(**{**FIELDS, **fields}))
+    line = RequestLine(**{**FIELDS, **fields})
+    RequestLog(log_format, write=written.append, describe=lambda _: line).ended(ended_request())
     return written
 
 
@@ -47,24 +62,27 @@ def test_a_json_line_holds_the_fields_and_what_structlog_adds() -> None:
     (line,) = lines("json")
     assert line.endswith("\n")
     found = msgspec.json.decode(line)
-    logged_at = datetime.fromisoformat(found.pop("timestamp"))
-    assert abs((datetime.now(UTC) - logged_at).total_seconds()) < 60
+    assert datetime.fromisoformat(found.pop("timestamp")).timestamp() == ENDED_AT_S, "when the request ended"
     assert found == {**FIELDS, "event": "request", "level": "info"}
 
 
 def test_lines_are_written_together() -> None:
     """In pieces that a pipe takes at once; a longer line alone. When the log is closed, what waits is written."""
     written, timers = list[str](), list[Callable[[], None]]()
-    log = RequestLog("json", write=written.append, later=lambda _, call: timers.append(call))
+
+    def as_is(ended: EndedRequest) -> RequestLine:
+        return RequestLine(id=ended.outcome.id, error=ended.error)
+
+    log = RequestLog("json", 1.0, written.append, lambda _, call: timers.append(call), as_is)
     for number in range(20):
-        log.log(RequestLine(id=f"r-{number}", error="é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)))
+        log.ended(ended_request(f"r-{number}", "é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)))
     assert not written and len(timers) == 1
     timers[0]()
     assert all(len(piece.encode()) <= PIPE_BUF or piece.count("\n") == 1 for piece in written)
     assert len(written) < 20
-    log.log(RequestLine(id="r-20"))
+    log.ended(ended_request("r-20"))
     log.close()
-    log.log(RequestLine(id="r-21"))
+    log.ended(ended_request("r-21"))
     found = [msgspec.json.decode(line)["id"] for line in "".join(written).splitlines()]
     assert found == [f"r-{number}" for number in range(22)]
 
@@ -105,7 +123,7 @@ def test_a_share_of_the_requests_is_written(share: float, written: int) -> None:
     lines: list[str] = []
     log = RequestLog("json", share, lines.append)
     for _ in range(100):
-        log.ended(EndedRequest(outcome=Outcome(id="r-1", at_s=0.0, model="m", endpoint="chat", result="ok")))
+        log.ended(ended_request())
     assert len(lines) == written
 
 
@@ -142,7 +160,7 @@ def test_every_line_is_json_where_the_log_is_no_terminal(capsys: pytest.CaptureF
     bind_worker(3)
     structlog.get_logger().info("pod state changed", pod="a")
     logging.getLogger("a.library").error("%d tasks cancelled", 2)
-    RequestLog("auto").log(RequestLine(**FIELDS))
+    log_of(RequestLine(**FIELDS))
     found = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["event"] for one in found] == ["pod state changed", "2 tasks cancelled", "request"]
     assert [(one["level"], one["worker"]) for one in found] == [("info", 3), ("error", 3), ("info", 3)]
@@ -155,7 +173,7 @@ def test_lines_are_readable_on_a_terminal(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     configure_logging("auto")
     structlog.get_logger().info("pod state changed", pod="a")
-    RequestLog("auto").log(RequestLine(**FIELDS))
+    log_of(RequestLine(**FIELDS))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all("info" in line and not line.startswith("{") for line in lines)
 

@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.observe.receipts import Outcome
 from router.observe.token_metrics import TokenMetrics
-from router.types import BlocksByTier, PodId
-from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt
+from router.policy.recording import record
+from router.types import BlocksByTier, PodId, PrefixMatch
+from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt, scene
 
 LABELS = ("m", "chat", "mine")
 PROMPT = prompt(100)
@@ -37,9 +38,11 @@ class Seen:
         served = Candidate(plan, Cost((), (), 0.0), captured)
         facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
         ended = Outcome(**facts, prompt_tokens=100, cached_tokens=delivered, served=served)  # type: ignore[arg-type]
-        self.metrics.add(ended, (model, *LABELS[1:]), "acme", PROMPT, match)
+        seen = record(scene(prompt=PROMPT, match=PrefixMatch(match)))
+        self.metrics.add(ended, (model, *LABELS[1:]), "acme", seen)
 
     def sum(self, name: str, **labels: str) -> float:
+        self.metrics.count()
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         return sum(
             one.value for one in samples if one.name == f"warmroute_{name}" and one.labels.items() >= labels.items()
@@ -127,7 +130,7 @@ prompts_of_models = st.tuples(st.sampled_from(["m", "n"]), st.integers(0, 6), st
 
 
 @given(st.lists(prompts_of_models, max_size=200))
-def test_it_does_not_matter_when_the_metrics_are_read(prompts: list[tuple[str, int, int | None]]) -> None:
+def test_it_does_not_matter_when_they_are_counted(prompts: list[tuple[str, int, int | None]]) -> None:
     """After each prompt, or once for all of them."""
     once, often = Seen(), Seen()
     for seen in (once, often):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable
 
 from router.decision import Candidate, Split
 from router.errors import UpstreamError
+from router.frontends.coarse_timers import CoarseTimers
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay
@@ -23,6 +24,7 @@ class Attempts:
         self._rules = rules
         self._splits = splits
         self._pulls = pulls
+        self._timers = CoarseTimers()
 
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
@@ -42,9 +44,9 @@ class Attempts:
 
     async def _attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
         """Try one candidate. It is booked before the first await, and released in any case."""
-        due_s, timer = tracker.begin(candidate, time.monotonic()), None
-        if due_s is not None:
-            timer = asyncio.get_running_loop().call_later(due_s, _assume_first_token, tracker)
+        delay_s = tracker.begin(candidate, time.monotonic())
+        if delay_s is not None:
+            self._timers.call_later(delay_s, tracker.assumption)
         try:
             reply = await self._open(tracker, candidate)
             try:
@@ -58,8 +60,6 @@ class Attempts:
             tracker.left(time.monotonic())
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
             tracker.release(time.monotonic())
 
     def _open(self, tracker: Tracker, candidate: Candidate) -> Awaitable[AnyReply]:
@@ -73,7 +73,3 @@ class Attempts:
         if not context.repeatable:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
         return self._sender.send(context.inbound, plan.pod, body)
-
-
-def _assume_first_token(tracker: Tracker) -> None:
-    tracker.assume_first_token(time.monotonic())
