@@ -57,6 +57,8 @@ class World:
         self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
+        self.events: dict[str, list[KvEvent]] = {pod: [] for pod in PODS}
+        """Of the pod's present cache. An event names its parent, which may have been removed since."""
         self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
         self.tasks: list[asyncio.Task[None]] = [asyncio.create_task(self.feed.run())]
         for name in PODS:
@@ -69,7 +71,7 @@ class World:
         generation = self.generation[pod]
         writer = HolderWriter(self.connection, self.keys, generation, pod, TIMING.holder_ttl_s)
         holder = PublishedHolder(writer, HolderFacts(url=f"http://{pod}"), TIMING)
-        holder.apply(_stored(chain) for chain in sorted(self.held[pod], key=len))
+        holder.apply(self.events[pod])
         holder.caught_up(complete=True)
         self.publishers[pod].append(holder)
         self.tasks.append(asyncio.create_task(holder.run()))
@@ -91,12 +93,14 @@ class World:
     def clear(self, pod: str) -> None:
         """The pod's cache is reset."""
         self.publish_events(pod, [BlocksCleared()])
+        self.events[pod].clear()
         self.held[pod].clear()
 
     def restart(self, pod: str) -> None:
         """The engine restarts."""
         for publisher in self.publishers[pod]:
             publisher.restarted()
+        self.events[pod].clear()
         self.held[pod].clear()
 
     def swap(self, pod: str) -> None:
@@ -104,6 +108,7 @@ class World:
         for publisher in self.publishers[pod]:
             publisher.stop()
         self.publishers[pod].clear()
+        self.events[pod].clear()
         self.held[pod].clear()
         self.generation[pod] = GENERATIONS[1 - GENERATIONS.index(self.generation[pod])]
         self.publish(pod)
@@ -125,6 +130,7 @@ class World:
             await self.connection.client.xtrim(self.keys.log(scope_of(generation)), maxlen=0, approximate=False)
 
     def publish_events(self, pod: str, events: list[KvEvent]) -> None:
+        self.events[pod] += events
         for publisher in self.publishers[pod]:
             publisher.apply(events)
 
