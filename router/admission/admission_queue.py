@@ -262,7 +262,6 @@ class AdmissionQueue:
         return share / self._senders()
 
     def _wait_ms(self, place: Place, now_s: float) -> float:
-        """The time until the pod is open."""
         ahead_ms = AHEAD_MS * (self._senders() - 1)
         return max(
             self._pace.wait_ms(place.pod, now_s) - ahead_ms,

@@ -25,7 +25,6 @@ class OvertakingShare:
         self._at_s = now_s
 
     def at(self, now_s: float) -> float:
-        """The share now."""
         return min(self._decayed(now_s), MAX_SHARE)
 
     def _decayed(self, now_s: float) -> float:

@@ -62,7 +62,6 @@ class DeletionCosts:
         self._error = ""
 
     async def run(self) -> None:
-        """Write until cancelled."""
         await asyncio.sleep(WARM_UP_S)
         while True:
             try:

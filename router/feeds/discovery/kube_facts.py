@@ -106,8 +106,6 @@ def read_keys(entry: KubernetesPods) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node is."""
-
     zone: str = ""
     rack: str = ""
 

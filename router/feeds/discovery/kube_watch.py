@@ -77,7 +77,6 @@ class KubeWatch(Generic[T]):
         self.listed = False
 
     async def run(self) -> None:
-        """Follow the collection until cancelled."""
         while True:
             try:
                 pause_s = await self._request()

@@ -15,7 +15,6 @@ class MockAdapters:
         self._names = names
 
     def load(self, body: bytes) -> bytes:
-        """Load one; returns the response."""
         fields = decode_body(body, dict[str, Any])
         name = fields.get("lora_name")
         if not name or not fields.get("lora_path"):
@@ -26,7 +25,6 @@ class MockAdapters:
         return f"Success: LoRA adapter '{name}' added successfully.".encode()
 
     def unload(self, body: bytes) -> bytes:
-        """Unload one; returns the response."""
         name = decode_body(body, dict[str, Any]).get("lora_name")
         if name not in self._names:
             raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)

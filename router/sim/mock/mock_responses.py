@@ -105,7 +105,6 @@ class StreamFrames:
         self._object = "chat.completion.chunk" if self._chat else "text_completion"
 
     def opening(self) -> bytes:
-        """What is sent before the first token: nothing."""
         return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
@@ -117,7 +116,6 @@ class StreamFrames:
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
-        """The finish reason, the usage if requested, and `[DONE]`."""
         request = self._request
         empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         frames = self._frame(empty, request.output.finish_reason, {})

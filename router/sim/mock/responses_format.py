@@ -32,7 +32,6 @@ class ResponseFrames:
         self._serial = count(_OPENING_EVENTS)
 
     def opening(self) -> bytes:
-        """What is sent before the prefill."""
         response = _response(self._request, self._created_s, "in_progress", [])
         kinds = ("response.created", "response.in_progress")
         return b"".join(

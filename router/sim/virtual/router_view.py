@@ -90,7 +90,6 @@ class HashStore(LocalStore):
         self._masks = HolderMasks()
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
-        """Apply a KV event."""
         self._masks.apply(pod, change)
         if not change.held:
             self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
@@ -142,11 +141,9 @@ class RouterView:
 
     @property
     def ledger(self) -> Ledger:
-        """The work in flight."""
         return self.core.state.ledger
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
-        """Apply a KV event."""
         self.store.apply_blocks(pod, change)
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
