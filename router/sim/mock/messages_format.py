@@ -38,8 +38,6 @@ def message_body(request: GenerationRequest, cached_tokens: int, handoff: Handof
 
 
 class MessageFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
 

@@ -96,8 +96,6 @@ def unary_body(
 
 
 class StreamFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._chat = request.endpoint is Endpoint.CHAT

@@ -24,8 +24,6 @@ def response_body(
 
 
 class ResponseFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._created_s = created_s
