@@ -6,8 +6,6 @@ from enum import StrEnum
 
 
 class Endpoint(StrEnum):
-    """The endpoints that the router distinguishes."""
-
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     EMBEDDINGS = "/v1/embeddings"

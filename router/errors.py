@@ -70,26 +70,18 @@ class ClientError(RouterError):
 
 
 class MalformedRequest(ClientError):
-    """The endpoint does not accept the body."""
-
     code = "malformed_request"
 
 
 class ContextTooLong(ClientError):
-    """No pod of this model accepts a prompt of this length."""
-
     code = "context_length_exceeded"
 
 
 class NotAuthenticated(ClientError):
-    """The request has no bearer token that is accepted."""
-
     code = "invalid_bearer_token"
 
 
 class InvalidKey(ClientError):
-    """The API key is missing, unknown, expired or revoked."""
-
     code = "invalid_api_key"
 
 
@@ -100,8 +92,6 @@ class UnknownSigningKey(ClientError):
 
 
 class AccessDenied(ClientError):
-    """The caller may not use the admin listener; or the tenant is suspended, or may not use the path."""
-
     code = "access_denied"
 
 
@@ -136,56 +126,38 @@ class ShareExceeded(ClientError):
 
 
 class UnsupportedContentType(ClientError):
-    """The content type is not the required one."""
-
     code = "unsupported_content_type"
 
 
 class BodyTooLarge(ClientError):
-    """The body exceeds the configured limit."""
-
     code = "body_too_large"
 
 
 class HeadersTooLarge(ClientError):
-    """The request line and headers exceed the configured limit."""
-
     code = "headers_too_large"
 
 
 class RequestTimeout(ClientError):
-    """The request was not received completely within the time limit."""
-
     code = "request_timeout"
 
 
 class UnknownModel(ClientError):
-    """No pod serves this model."""
-
     code = "model_not_found"
 
 
 class UnknownEndpoint(ClientError):
-    """The router does not forward this path."""
-
     code = "unknown_url"
 
 
 class UnknownResponse(ClientError):
-    """No pod has the stored response."""
-
     code = "response_not_found"
 
 
 class MethodNotAllowed(ClientError):
-    """The path exists, the method does not."""
-
     code = "method_not_allowed"
 
 
 class FleetError(RouterError):
-    """The request is valid, but no pod can serve it now."""
-
     code = "unavailable"
 
 
@@ -201,8 +173,6 @@ class NoReadyPod(FleetError):
 
 
 class Saturated(FleetError):
-    """A configured limit of requests or connections is reached."""
-
     code = "saturated"
 
 
@@ -217,8 +187,6 @@ class Overloaded(FleetError):
 
 
 class Stopping(FleetError):
-    """The router stops before the answer is complete."""
-
     code = "stopping"
 
 
@@ -248,8 +216,6 @@ class ConnectFailed(UpstreamError):
 
 
 class StaleConnection(UpstreamError):
-    """A kept-alive connection died before the first byte of the answer."""
-
     code = "stale_connection"
     without_pods = "The pod closed the connection."
 
@@ -272,8 +238,6 @@ def unexpected_status(status: int, path: str, pod: str) -> UpstreamBroken:
 
 
 class UpstreamTimeout(UpstreamError):
-    """The pod did not answer in time."""
-
     code = "upstream_timeout"
     without_pods = "The pod did not respond in time."
 

@@ -150,7 +150,6 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Plain text."""
     return f"<p>{html.escape(text)}</p>"
 
 

@@ -18,11 +18,9 @@ import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, Waiting
-from router.admission.fair_shares import FairShares
-from router.admission.handoffs_due import HandoffsDue
+from router.admission.fair_shares import FairShares, OvertakingShare
 from router.admission.margin import LearntMargin
-from router.admission.overtaking import OvertakingShare
-from router.admission.pace import PrefillPace, prefill_share
+from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
 from router.decision import Candidate, RouteDecision, Split
 from router.types import PodId
@@ -262,7 +260,6 @@ class AdmissionQueue:
         return share / self._senders()
 
     def _wait_ms(self, place: Place, now_s: float) -> float:
-        """The time until the pod is open."""
         ahead_ms = AHEAD_MS * (self._senders() - 1)
         return max(
             self._pace.wait_ms(place.pod, now_s) - ahead_ms,

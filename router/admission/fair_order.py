@@ -90,7 +90,6 @@ class FairOrder:
         return self._count
 
     def add(self, one: Waiting) -> None:
-        """Queue a request."""
         band = self._bands.setdefault(one.tenant.band, _Band())
         name = one.tenant.name
         backlog = band.tenants.get(name)

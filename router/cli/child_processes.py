@@ -164,7 +164,6 @@ def cancel_on_sigterm() -> None:
 
 
 async def clear_caches(pods: Sequence[str]) -> None:
-    """Clear the prefix cache of every engine."""
     async with httpx.AsyncClient(trust_env=False) as client:
         for url in pods:
             (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
@@ -185,7 +184,6 @@ def free_port(preferred: int = 0) -> int:
 
 
 def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
-    """A router configuration for these pods."""
     model = {
         "name": plan.model,
         "tokenizer": TOKENIZER.path,

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from router.cli.options import PoliciesOption
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors, without_cost
@@ -24,7 +25,6 @@ from router.errors import ConfigError
 
 config_app = typer.Typer(no_args_is_help=True)
 MODEL_CONFIG = "config.json"
-PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")]
 
 
 @config_app.command("check", help="Check a configuration and all policies. Mistakes are listed with file and line.")

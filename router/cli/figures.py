@@ -140,7 +140,6 @@ def ideal_cached_tokens(served: Iterable[RequestResult], tokenizer: Tokenizer) -
 
 
 def ttfts_ms(served: Iterable[RequestResult]) -> list[float]:
-    """Times to first token."""
     return [result.ttft_s * 1000 for result in served if result.ttft_s is not None]
 
 
@@ -202,7 +201,6 @@ class RunProgress:
     recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def __call__(self, result: RequestResult) -> None:
-        """Add a result."""
         self.done += 1
         self.errors += bool(result.error)
         self.recent.append(result)

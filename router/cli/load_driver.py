@@ -173,11 +173,9 @@ class LoadDriver:
         return result
 
     def results(self) -> DriveResults:
-        """The requests so far."""
         return DriveResults(tuple(self.served), self.elapsed_s())
 
     def close(self) -> None:
-        """Close idle connections."""
         for pool in self._pools:
             pool.close()
 

@@ -42,8 +42,6 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True)
 class MockEngineOptions:
-    """Options of `warmroute mock-engine`."""
-
     count: Annotated[int, typer.Option(min=1, help="Number of engines.")] = 1
     port: Annotated[
         int, typer.Option(min=0, max=MAX_PORT, help="Port of the first engine; the others follow. 0: free ports.")

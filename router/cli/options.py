@@ -14,13 +14,14 @@ from functools import reduce
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from router.config.schema import RouterConfig
 
 OptionsT = TypeVar("OptionsT")
+PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")]
 
 
 def with_options(options: type[OptionsT]) -> Callable[[Callable[[OptionsT], None]], Callable[..., None]]:

@@ -6,7 +6,6 @@ import asyncio
 
 from router.config.mistakes import nearest
 from router.config.model_names import ModelNames
-from router.config.pod_schema import PodConfig
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
@@ -19,7 +18,7 @@ from router.types import Pod, PodSpeed
 
 def print_probes(config: RouterConfig) -> bool:
     """Print one line for each pod: what it serves, or why it cannot be used. True if all can be used."""
-    pods = [_pod_of(each) for each in config.pods]
+    pods = [configured_pods(each, PodSpeed(0, 0, 0))[0] for each in config.pods]  # the first rank of each URL
     results = asyncio.run(_probe_all(pods, config))
     names = ModelNames(config.models)
     configured = {model.name for model in config.models if not model.is_pattern}
@@ -29,11 +28,6 @@ def print_probes(config: RouterConfig) -> bool:
     for name in sorted(configured - served) if served else ():
         print(f"note: no pod here serves model {name}{nearest(name, served)}")
     return not any(isinstance(result, str) for result in results)
-
-
-def _pod_of(config: PodConfig) -> Pod:
-    """The pod of one URL; its first rank if it has several."""
-    return configured_pods(config, PodSpeed(0, 0, 0))[0]
 
 
 async def _probe_all(pods: list[Pod], config: RouterConfig) -> list[PodFacts | str]:

@@ -29,8 +29,6 @@ PodFacts = dict[str, Any]
 
 
 class PodAction(StrEnum):
-    """What to do."""
-
     LIST = "list"
     ADD = "add"
     REMOVE = "remove"

@@ -22,6 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from router.cli.options import PoliciesOption
 from router.cli.simulate import run_all
 from router.cli.simulate_report import summary
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_library
@@ -40,11 +41,7 @@ USED = "used"
 
 
 @policy_app.command("list")
-def list_command(
-    policies: Annotated[
-        Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")
-    ] = None,
-) -> None:
+def list_command(policies: PoliciesOption = None) -> None:
     """List the policies: name, requests, and what each is for."""
     library = PolicyLibrary(policies or shipped("policies"))
     table = Table("policy", "decides", "about", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

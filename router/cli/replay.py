@@ -19,6 +19,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
+from router.cli.options import PoliciesOption
 from router.cli.terminal import folded_table, printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, find_policy, load_policies
@@ -35,9 +36,7 @@ def replay_command(
         str | None,
         typer.Option(help="Name or YAML file of one policy for all requests.", show_default="each by its own"),
     ] = None,
-    policies: Annotated[
-        Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")
-    ] = None,
+    policies: PoliciesOption = None,
     default: Annotated[
         str, typer.Option(help="Without --policy: the policy of requests that match no other.")
     ] = "cost_aware",

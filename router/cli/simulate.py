@@ -102,8 +102,6 @@ class TrafficOptions:
 
 @dataclass(frozen=True)
 class SimulateOptions(TrafficOptions):
-    """Options of `simulate`."""
-
     policies: Annotated[
         str | None,
         typer.Option(help="Policy names, separated by commas; `all` for all.", show_default="cost_aware"),
@@ -257,8 +255,6 @@ def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_p
 
 @dataclass(frozen=True)
 class PlanOptions(TrafficOptions):
-    """Options of `plan`."""
-
     policy: Annotated[str, typer.Option(help="The policy to plan with.")] = "cost_aware"
     against: Annotated[str, typer.Option(help="Policies to compare it with, separated by commas.")] = (
         "round_robin,least_load"

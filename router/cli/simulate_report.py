@@ -193,7 +193,6 @@ def _flat(of: RunFigures) -> dict[str, object]:
 
 
 def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
-    """One HTML page."""
     plain = _with_exact_priors(results)
     columns = ["policy", "load", "pods", *(column.title for column in _COLUMNS)]
     notes = [paragraph(note) for note in (_seeds(plain), _slo(fleet.slo)) if note]

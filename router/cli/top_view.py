@@ -127,7 +127,7 @@ def _pod_table(pods: list[PodRow]) -> Table:
         state = Text(one.state, style="green" if one.state == PodState.READY else "red")
         usage = UNKNOWN if one.load_age_s is None else _percent(one.kv_usage)
         work = map(str, (one.running, one.waiting, one.in_flight))
-        table.add_row(_name(one.id), state, usage, *work, printable(_attention(one)))
+        table.add_row(printable(one.id), state, usage, *work, printable(_attention(one)))
     return table
 
 
@@ -150,8 +150,8 @@ def _decision_table(decisions: list[DecisionRow]) -> Table:
         result = f"{one.result or 'running'}{f', {one.failures} retried' if one.failures else ''}"
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(one.at_s)),
-            _name(one.workload or UNKNOWN),
-            _name(one.pod),
+            printable(one.workload or UNKNOWN),
+            printable(one.pod),
             f"{one.prompt_tokens:,}",
             cached,
             _seconds(one.expected_ms / 1000),
@@ -159,10 +159,6 @@ def _decision_table(decisions: list[DecisionRow]) -> Table:
             printable(result),
         )
     return table
-
-
-def _name(text: str) -> Text:
-    return printable(text)
 
 
 # --- numbers ---

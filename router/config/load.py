@@ -98,7 +98,6 @@ class Document:
         return line
 
     def place_of(self, location: Sequence[str | int]) -> tuple[str, int]:
-        """File and line."""
         return str(self.path), self.line_of(location)
 
 

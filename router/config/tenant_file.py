@@ -80,7 +80,6 @@ class TenantEntry(Strict):
     """Let it use the paths of `edge.control_paths`, which change engines for all tenants."""
 
     def build(self) -> Tenant:
-        """The tenant."""
         return Tenant(
             name=self.name,
             weight=self.weight,
@@ -178,7 +177,6 @@ class _KeyReader:
         return found
 
     def read_lines(self, path: Path) -> None:
-        """Read a file of keys."""
         for number, line in _lines(path):
             tenant, _, text = line.partition(" ")
             self._add(f"{path}:{number}: ", tenant, text.strip())

@@ -12,8 +12,6 @@ from router.types import Endpoint
 
 
 class Trtllm(EngineAdapter):
-    """TensorRT-LLM's OpenAI server."""
-
     salted = frozenset({Endpoint.CHAT})  # the models of other requests forbid it: serve/openai_protocol.py
     metrics_path = "/prometheus/metrics"  # /metrics is a queue that reading empties
     gauges = LoadGauges(

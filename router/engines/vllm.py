@@ -43,8 +43,6 @@ class _Version(msgspec.Struct):
 
 
 class Vllm(EngineAdapter):
-    """vLLM's OpenAI server."""
-
     gauges = LoadGauges(
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),

@@ -81,7 +81,6 @@ class PolicyFeed:
         return self._policies
 
     async def run(self) -> None:
-        """Check the files until cancelled."""
         hangup = asyncio.Event()
         with suppress(ValueError, RuntimeError):  # signals can be handled in the main thread only
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)

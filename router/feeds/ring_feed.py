@@ -20,8 +20,6 @@ INTERVAL_S = 1.0
 
 
 class RingFeed:
-    """Computes the points of each pod for the rings of the active policies and of their shadows."""
-
     def __init__(self, fleet: Fleet, policies: Callable[[], PolicySet]) -> None:
         self._fleet = fleet
         self._policies = policies

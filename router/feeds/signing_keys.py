@@ -76,7 +76,6 @@ class SigningKeyFeed:
         return all((issuer.name, issuer.keys_url) in self._attempts for issuer in self._tenants().issuers.values())
 
     async def run(self) -> None:
-        """Fetch keys until cancelled."""
         while True:
             await self.fetch_due()
             await asyncio.sleep(CHECK_S)

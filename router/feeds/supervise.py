@@ -102,6 +102,10 @@ async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:
         unlisten()
 
 
+def loop_time_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
 async def wait_until(condition: Callable[[], object], timeout_s: float) -> bool:
     """Poll a condition that no single object announces. Returns whether it became true in time."""
     with suppress(TimeoutError):

@@ -36,7 +36,6 @@ class TenantFeed:
         return self._tenants
 
     async def run(self) -> None:
-        """Check the files until cancelled."""
         while True:
             await self._sleep(INTERVAL_S)
             await self.check_files()

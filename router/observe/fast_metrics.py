@@ -42,8 +42,6 @@ _Child = TypeVar("_Child", bound=MetricSeries)
 
 
 class Count:
-    """One number."""
-
     __slots__ = ("value",)
 
     def __init__(self) -> None:

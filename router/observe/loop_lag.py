@@ -38,7 +38,6 @@ class LoopLag:
         self._idle_samples = 0
 
     async def run(self) -> None:
-        """Sample until cancelled."""
         self._schedule()
         try:
             await asyncio.get_running_loop().create_future()

@@ -34,7 +34,6 @@ class UsageMetrics:
         output.value += used.output_tokens
 
     def remove_tenants(self, tenants: list[str]) -> None:
-        """Remove their series."""
         self._tokens.remove_where(lambda labels: labels[0] in tenants)
         self._series = {key: series for key, series in self._series.items() if key[0] not in tenants}
 

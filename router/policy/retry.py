@@ -105,7 +105,6 @@ class RetryBudget:
         self._at_s = 0.0
 
     def count_request(self, now_s: float) -> None:
-        """Count a request."""
         if now_s - self._at_s > FADE_EVERY_S:
             self._fade(now_s)
         self._requests += 1

@@ -136,7 +136,6 @@ class MooncakeSource:
         self._complete: bool | None = None
 
     async def run(self) -> None:
-        """Poll until cancelled."""
         now_s = asyncio.get_running_loop().time
         while True:
             started_s = now_s()

@@ -157,13 +157,7 @@ class Agent:
         """Follow the events of a pod that has answered its first probe."""
         if self._membership.report(pod, facts.engine, facts.dp_size):
             return
-        self.fleet.describe(
-            pod.id,
-            models=facts.models,
-            adapters=facts.adapters,
-            max_model_len_tokens=facts.max_model_len_tokens,
-            block_size_tokens=facts.block_size_tokens,
-        )
+        self._membership.describe(pod, facts)
         model = next((name for name in facts.models if name in self.publisher.generations), None)
         if model is None:
             log.warning("pod serves no configured model", pod=pod.id, models=facts.models)

@@ -82,7 +82,6 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
 
 
 def request_reader(config: RouterConfig, fleet: Fleet) -> RequestReader:
-    """The reader of request bodies."""
     models = frozenset(model.name for model in config.models if not model.is_pattern)
     return RequestReader(fleet, config.edge, config.limits.max_messages, models)
 
@@ -93,7 +92,6 @@ def build_tenants(config: RouterConfig) -> TenantFeed | None:
 
 
 def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVerifier) -> AdmissionGate:
-    """The gate that admits requests."""
     return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
 
 

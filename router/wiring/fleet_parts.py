@@ -158,16 +158,7 @@ class FleetParts:
             return
         self._prompts.add_served(facts.models, self._served)
         generation = self._prompts.generation_of(facts.models)
-        self.fleet.describe(
-            pod.id,
-            models=facts.models,
-            adapters=facts.adapters,
-            max_model_len_tokens=facts.max_model_len_tokens,
-            block_size_tokens=facts.block_size_tokens,
-            capacity_tokens=facts.capacity_tokens,
-            version=facts.version,
-            weights=facts.weights,
-        )
+        self.membership.describe(pod, facts)
         self.membership.refresh_prior(pod)
         if generation is None:
             log.warning(

@@ -38,7 +38,6 @@ def build_steps(
 def build_forwarder(
     core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, facts: FactsLookup, metrics: Metrics
 ) -> Forwarder:
-    """The forwarder."""
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
     sender = UpstreamSender(pools.of, rules)
     splits = SplitExecutor(core.state, facts, sender, metrics)

@@ -86,7 +86,6 @@ class WorkerSupervisor:
         self._exit_code = 0
 
     def run(self) -> WorkerIdentity | int:
-        """See `fork_workers`."""
         for end in self._wakeup:
             end.setblocking(False)
         signal.set_wakeup_fd(self._wakeup[1].fileno(), warn_on_full_buffer=False)

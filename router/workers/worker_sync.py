@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Set
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 
+import msgspec
+
+from router.admission.shares import Grants, ShareBook, ShareReport
 from router.feeds.load_feed import ScrapeShare
 from router.feeds.supervise import Feeds, wait_until
 from router.frontends.admin.views import explained_json
@@ -18,7 +23,6 @@ from router.observe.receipts import RecordedDecision
 from router.observe.worker_metrics import dump_metrics
 from router.types import PodId
 from router.workers.bus import WorkerBus
-from router.workers.quota_link import QuotaLink
 from router.workers.shared_view import SharedOwners, SharedView
 from router.workers.supervisor import WorkerIdentity, watch_supervisor
 
@@ -107,3 +111,43 @@ class WorkerSync:
             return self.quotas.answer(query)
         kept = self._hooks.find(query.removeprefix(EXPLAIN).decode("utf-8", "surrogatepass"))
         return explained_json(kept) if kept is not None else b""
+
+
+KEEPER = 0
+"""Number of the worker that has the book."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Reports(msgspec.Struct, frozen=True, array_like=True):
+    member: str
+    reports: list[ShareReport]
+
+
+_decode_reports = msgspec.msgpack.Decoder(_Reports).decode
+_decode_grants = msgspec.msgpack.Decoder(Grants).decode
+
+
+class QuotaLink:
+    """The book of shares of one router's workers, for quotas without Redis: worker 0 has it, the others ask it.
+    `prefix`: of queries with reports."""
+
+    def __init__(self, bus: WorkerBus, prefix: bytes) -> None:
+        self._bus = bus
+        self._prefix = prefix
+        self._book = ShareBook()
+        self._member = f"{bus.number}:{os.getpid()}"
+
+    async def exchange(self, reports: Sequence[ShareReport]) -> Grants:
+        """Record these reports. Raises `ConnectionError` if the worker that has the book does not answer."""
+        if self._bus.number == KEEPER:
+            return self._book.exchange(self._member, reports, time.monotonic())
+        query = self._prefix + _encode(_Reports(self._member, list(reports)))
+        answers = await self._bus.query(query, only=KEEPER)
+        if not answers:
+            raise ConnectionError(f"worker {KEEPER} does not answer")
+        return _decode_grants(answers[0])
+
+    def answer(self, query: bytes) -> bytes:
+        """The answer to another worker's reports. Raises `ValueError` if they are malformed."""
+        found = _decode_reports(query.removeprefix(self._prefix))
+        return _encode(self._book.exchange(found.member, found.reports, time.monotonic()))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.handoffs_due import MAX_DELAY_S, HandoffsDue
-from router.admission.pace import MAX_NAMES
+from router.admission.pace import MAX_DELAY_S, MAX_NAMES, HandoffsDue
 
 SHORT_MS = MAX_DELAY_S * 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.overtaking import DECAY_S, MAX_SHARE, OvertakingShare
+from router.admission.fair_shares import DECAY_S, MAX_SHARE, OvertakingShare
 
 
 def test_the_share_is_learnt_within_seconds_and_forgotten_as_fast() -> None:

@@ -14,7 +14,7 @@ from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.shares import ShareReport
 from router.admission.sharing import TOLERANCE, MeterSharing
 from router.feeds.quota_feed import QuotaFeed
-from router.workers.quota_link import QuotaLink
+from router.workers.worker_sync import QuotaLink
 from tests.workers.test_bus import RecordingWorker, running, until
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -20,7 +20,7 @@ import structlog
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
 from router.feeds.discovery.kube_lease import LEASE_S, KubeLease
 from router.feeds.discovery.kube_objects import Key
-from router.feeds.supervise import raise_if_cancelled
+from router.feeds.supervise import loop_time_s, raise_if_cancelled
 from router.policy.cache_value import is_new_cost
 
 ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
@@ -62,7 +62,6 @@ class DeletionCosts:
         self._error = ""
 
     async def run(self) -> None:
-        """Write until cancelled."""
         await asyncio.sleep(WARM_UP_S)
         while True:
             try:
@@ -75,7 +74,7 @@ class DeletionCosts:
 
     async def write(self) -> None:
         """Write the costs that have changed, if this router has the Lease. Raises `KubeApiError`."""
-        asked_s = _now_s()
+        asked_s = loop_time_s()
         if not await self._lease.hold():
             self._written.clear()
             return
@@ -96,7 +95,7 @@ class DeletionCosts:
         def is_due(uid: str) -> bool:
             written = self._written.get(uid)
             return written is None or (
-                _now_s() >= written.at_s + POD_INTERVAL_S and is_new_cost(written.cost, costs[uid])
+                loop_time_s() >= written.at_s + POD_INTERVAL_S and is_new_cost(written.cost, costs[uid])
             )
 
         def written_s(uid: str) -> float:
@@ -115,7 +114,7 @@ class DeletionCosts:
                 raise KubeApiError(
                     error.status, Permission("", "pods", ("patch",), namespace).refusal(path, error)
                 ) from error
-        self._written[uid] = _Written(cost, _now_s())
+        self._written[uid] = _Written(cost, loop_time_s())
 
     def _log(self, error: str) -> None:
         if error and error != self._error:
@@ -123,7 +122,3 @@ class DeletionCosts:
         elif self._error and not error:
             log.info("deletion costs written again")
         self._error = error
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ the pod itself once it is probed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,6 @@ def read_keys(entry: KubernetesPods) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node is."""
-
     zone: str = ""
     rack: str = ""
 
@@ -193,14 +191,11 @@ def _port(text: str) -> int:
 
 def _serving_container(pod: KubePod) -> tuple[int, str]:
     """(number, engine) of the first container with an engine's image; else the first container."""
-    return next(_engines(pod), (0, ""))
-
-
-def _engines(pod: KubePod) -> Iterator[tuple[int, str]]:
     for number, image in enumerate(pod.images):
         for part, engine in IMAGES.items():
             if part in image.lower():
-                yield number, engine
+                return number, engine
+    return 0, ""
 
 
 def _container_port(pod: KubePod, container: int) -> int:

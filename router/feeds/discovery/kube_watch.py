@@ -21,7 +21,7 @@ from router.feeds.discovery.kube_objects import Failed, ReadObject, T, read_even
 from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.steps import in_turns
-from router.feeds.supervise import raise_if_cancelled
+from router.feeds.supervise import loop_time_s, raise_if_cancelled
 
 WATCH_S = (50.0, 70.0)
 """Bounds of the length of a watch, of which each has another, so that routers do not reconnect together."""
@@ -77,7 +77,6 @@ class KubeWatch(Generic[T]):
         self.listed = False
 
     async def run(self) -> None:
-        """Follow the collection until cancelled."""
         while True:
             try:
                 pause_s = await self._request()
@@ -94,7 +93,7 @@ class KubeWatch(Generic[T]):
 
     async def _request(self) -> float:
         """List or watch. Returns the pause before the next request, in seconds."""
-        if self._plan.needs_list(_now_s(), self.table.version):
+        if self._plan.needs_list(loop_time_s(), self.table.version):
             await self._list(self._plan.list_version or "")
         return await self._watch()
 
@@ -118,11 +117,11 @@ class KubeWatch(Generic[T]):
         if different or not self.listed:
             self.listed = True
             self._on_change()
-        self._plan.listed(_now_s())
+        self._plan.listed(loop_time_s())
         self._status.read()  # the watch that follows may be refused
 
     async def _watch(self) -> float:
-        began_s, seen = _now_s(), 0
+        began_s, seen = loop_time_s(), 0
         length_s = random.uniform(*WATCH_S)
         query = {
             "labelSelector": self._collection.selector,
@@ -137,7 +136,7 @@ class KubeWatch(Generic[T]):
                 seen += len(lines)
                 self._apply(lines)
                 self._status.confirm()
-        return self._plan.watch_ended(_now_s() - began_s, seen)
+        return self._plan.watch_ended(loop_time_s() - began_s, seen)
 
     def _apply(self, lines: Iterable[bytes]) -> None:
         """Apply events, and publish the result once."""
@@ -157,7 +156,3 @@ class KubeWatch(Generic[T]):
 
 def _given(query: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in query.items() if value}
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

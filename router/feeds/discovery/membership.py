@@ -21,12 +21,12 @@ from typing import Any, Protocol, TypeAlias
 import structlog
 
 from router.config.pod_schema import KvEvents, PodConfig
-from router.engines.adapter import KvEventSource
+from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
 from router.feeds.discovery.steps import sets_between
 from router.feeds.supervise import Feeds
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.fleet import Fleet, PodEvent, Reported
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
 PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
@@ -159,6 +159,11 @@ class Membership:
                 self._reported.pop(pod.url)
                 log.error("facts that a pod reports cannot be used", pod=pod.id, error=str(error))
         return self._fleet.same_epoch(pod) is None
+
+    def describe(self, pod: Pod, facts: PodFacts) -> None:
+        """Record in the fleet what a pod reports about itself."""
+        reported: dict[str, Any] = {name: getattr(facts, name) for name in Reported.__annotations__}
+        self._fleet.describe(pod.id, **reported)
 
     def _completed(self, listed: ListedPod) -> ListedPod:
         """The definition with what the pod has reported, where the definition is silent."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import structlog
+
+from router.feeds.supervise import loop_time_s
 
 log = structlog.get_logger()
 
@@ -23,7 +23,7 @@ class SourceStatus:
 
     def read(self) -> None:
         """The pods were up to date at this moment; an error may last."""
-        self._confirmed_s = _now_s()
+        self._confirmed_s = loop_time_s()
 
     def confirm(self) -> None:
         """The pods are up to date."""
@@ -41,8 +41,4 @@ class SourceStatus:
     @property
     def age_s(self) -> float:
         """Time since the pods were last up to date; 0 if they were never read."""
-        return 0.0 if self._confirmed_s is None else _now_s() - self._confirmed_s
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+        return 0.0 if self._confirmed_s is None else loop_time_s() - self._confirmed_s

@@ -24,8 +24,6 @@ class _Config(Protocol):
 
 
 class Listed(Protocol):
-    """A pod in a set."""
-
     @property
     def config(self) -> _Config: ...
 

@@ -33,8 +33,6 @@ _UNREAD: Final = object()
 
 
 class FilePods:
-    """The pods of one file."""
-
     def __init__(
         self, entry: TargetFile, status: SourceStatus, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:

@@ -20,10 +20,10 @@ from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
 from router.frontends.http.http_edge import HttpEdge
-from router.frontends.http.model_cards import model_cards
 from router.frontends.http.probes import probe_answer
 from router.frontends.http.request_target import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
+from router.types import PodStatus
 
 MAX_ECHOED_CHARACTERS = 200
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -141,3 +141,19 @@ def _malformed(error: RequestValidationError) -> MalformedRequest:
     first = error.errors()[0]
     key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
     return MalformedRequest(f"{key or 'body'}: {first['msg'].removeprefix('Value error, ')}", param=key or None)
+
+
+def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
+    """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
+    cards: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        pod = status.pod
+        for name in (*pod.models, *pod.adapters):
+            card = cards.setdefault(
+                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
+            )
+            if name in pod.adapters:
+                card["parent"] = pod.base_model or None
+            if pod.max_model_len_tokens is not None:
+                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
+    return cards

@@ -41,7 +41,6 @@ class HttpEdge:
         return None
 
     async def serve(self, client: Exchange) -> None:
-        """Answer one request."""
         assert client.received.refusal is not None
         send_error(client, client.received.refusal)
 

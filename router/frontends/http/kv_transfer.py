@@ -79,7 +79,6 @@ class SplitAttempt:
 
     @property
     def context(self) -> RequestContext:
-        """The request."""
         return self.tracker.context
 
     def prefill_body(self) -> bytes:

@@ -30,8 +30,6 @@ _UPGRADE: HeaderList = [(b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
 
 @dataclass(slots=True, eq=False)
 class TunnelEnd:
-    """One end of a tunnel."""
-
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
@@ -64,8 +62,6 @@ class WebSocketClient(TunnelEnd):
 
 
 class WebSocketTunnels:
-    """Serves websockets."""
-
     def __init__(self, pool: Callable[[Pod], UpstreamPool], rules: HeaderRules, sender: UpstreamSender) -> None:
         self._pool = pool
         self._rules = rules

@@ -39,8 +39,6 @@ _ARGUMENTS = Decoder.of(dict[str, Any])
 
 
 class SglangChat(Conversion):
-    """SGLang's reading of chats."""
-
     @cached_property
     def _keeps_parts(self) -> bool:
         """Whether templates receive the parts of a message as a list."""

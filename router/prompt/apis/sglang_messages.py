@@ -42,8 +42,6 @@ _LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "s
 
 
 class SglangMessages(SglangChat):
-    """SGLang's conversion of Anthropic's messages."""
-
     @cached_property
     def merges_system(self) -> bool:
         """Whether late system messages are moved in front."""

@@ -24,8 +24,6 @@ _BILLING = re.compile(r"x-anthropic-billing-header:\s*(?:[A-Za-z_][\w.-]*=[^;]*;
 
 
 class TrtllmMessages(Conversion):
-    """TensorRT-LLM's conversion of Anthropic's messages."""
-
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = read_fields(body)
         chat: dict[str, Any] = {"messages": list(_messages(fields))}

@@ -33,8 +33,6 @@ _TOOL_CHANGES = (ToolAddition, ToolRemoval)
 
 
 class VllmMessages(Conversion):
-    """vLLM's conversion of Anthropic's messages."""
-
     drops_billing = True
 
     @cached_property

@@ -23,8 +23,6 @@ _INPUT_SCHEMA = {
 
 
 class VllmResponses(Conversion):
-    """vLLM's conversion of the Responses API."""
-
     in_harmony = HarmonyResponses
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from msgspec import Meta
 
 
 class FaultKind(StrEnum):
-    """Kinds of faults."""
-
     STATUS = "status"
     """Respond with `status` and an error body."""
     HANG = "hang"
@@ -93,11 +91,9 @@ class FaultBoard:
         return tuple(fault for fault, _ in self._armed)
 
     def arm(self, fault: Fault) -> None:
-        """Add a fault."""
         self._armed.append((fault, fault.count))
 
     def clear(self) -> None:
-        """Remove all faults."""
         self._armed.clear()
 
     def take(self, *kinds: FaultKind) -> Fault | None:

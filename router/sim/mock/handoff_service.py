@@ -119,7 +119,8 @@ class HandoffService:
                 if isinstance(leg, DecodeLeg):
                     return await self._load_pinned(request, leg, cached_blocks * self._block_size_tokens)
                 if isinstance(leg, PeerLookup):
-                    return await self._load_from_peer(leg, table, cached_blocks)
+                    asked = _LookupBody(table.hashes, cached_blocks)
+                    return _found(await self._post(leg.url, b"/_kv/lookup", asked))
                 if isinstance(leg, StoreLookup):
                     return await self._load_from_store(table, cached_blocks)
                 return LoadedKv()
@@ -139,9 +140,6 @@ class HandoffService:
         if loaded is None and self.dialect.reads_stale_kv:
             return LoadedKv(len(request.prompt), garbled=True)
         return _found(loaded)
-
-    async def _load_from_peer(self, leg: PeerLookup, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
-        return _found(await self._post(leg.url, b"/_kv/lookup", _LookupBody(table.hashes, cached_blocks)))
 
     async def _load_from_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         held = stored_blocks(self._config.store, table.hashes)

@@ -34,8 +34,6 @@ class EngineProtocol(HttpToolsProtocol):
 
 
 class HttpExchange:
-    """One request and its response."""
-
     def __init__(
         self,
         scope: dict[str, Any],
@@ -63,7 +61,6 @@ class HttpExchange:
                 return b"".join(parts)
 
     async def respond(self, status: int, body: bytes = b"", content_type: bytes = JSON) -> None:
-        """Send a complete response."""
         await self.begin(status, content_type, len(body))
         await self.write(body, more=False)
 

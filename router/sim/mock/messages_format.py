@@ -38,17 +38,13 @@ def message_body(request: GenerationRequest, cached_tokens: int, handoff: Handof
 
 
 class MessageFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
 
     def opening(self) -> bytes:
-        """What is sent before the first token: nothing."""
         return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
-        """One frame per token in `[first, end)`; before token 0 the message, with the usage of a cold cache."""
         output = self._request.output
         name, field = ("input_json_delta", "partial_json") if output.call else ("text_delta", "text")
         frames = [
@@ -64,7 +60,6 @@ class MessageFrames:
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
-        """The stop reason and the usage."""
         delta = {"stop_reason": _stop_reason(self._request), "stop_sequence": None}
         counts = {"output_tokens": len(self._request.output.tokens), **_usage(self._request, cached_tokens)}
         ended = _event("content_block_stop", {"index": 0}) + _event("message_delta", {"delta": delta, "usage": counts})

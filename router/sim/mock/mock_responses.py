@@ -96,8 +96,6 @@ def unary_body(
 
 
 class StreamFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._chat = request.endpoint is Endpoint.CHAT
@@ -105,7 +103,6 @@ class StreamFrames:
         self._object = "chat.completion.chunk" if self._chat else "text_completion"
 
     def opening(self) -> bytes:
-        """What is sent before the first token: nothing."""
         return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
@@ -117,7 +114,6 @@ class StreamFrames:
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
-        """The finish reason, the usage if requested, and `[DONE]`."""
         request = self._request
         empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         frames = self._frame(empty, request.output.finish_reason, {})

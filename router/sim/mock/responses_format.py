@@ -24,15 +24,12 @@ def response_body(
 
 
 class ResponseFrames:
-    """The SSE frames of one streamed response."""
-
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._created_s = created_s
         self._serial = count(_OPENING_EVENTS)
 
     def opening(self) -> bytes:
-        """What is sent before the prefill."""
         response = _response(self._request, self._created_s, "in_progress", [])
         kinds = ("response.created", "response.in_progress")
         return b"".join(

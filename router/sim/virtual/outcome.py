@@ -58,8 +58,6 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All outcomes of one run."""
-
     outcomes: Sequence[RequestOutcome]
     pods: Mapping[str, PodUse]
     duration_ms: float

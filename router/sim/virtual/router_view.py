@@ -7,6 +7,7 @@ pods hold the true state.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +36,7 @@ from router.request.core import CoreSettings, Observers, Routing, build_core
 from router.request.counters import NoCounters
 from router.request.fleet_state import FleetState
 from router.request.predictions import PredictionLimits
-from router.request.queues import QueueSettings
-from router.sim.virtual.queue_calls import QueueCalls
+from router.request.queues import ModelQueue, QueueSettings, RequestQueues
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
@@ -90,7 +90,6 @@ class HashStore(LocalStore):
         self._masks = HolderMasks()
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
-        """Apply a KV event."""
         self._masks.apply(pod, change)
         if not change.held:
             self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
@@ -142,11 +141,9 @@ class RouterView:
 
     @property
     def ledger(self) -> Ledger:
-        """The work in flight."""
         return self.core.state.ledger
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
-        """Apply a KV event."""
         self.store.apply_blocks(pod, change)
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
@@ -185,3 +182,26 @@ def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
         fleet.trust(pod.id, pod.trust, "")
         fleet.event(pod.id, PodEvent.PROBE_OK)
     return fleet
+
+
+class QueueCalls:
+    """The calls of one model's queue. `refresh` is called before waiting requests are decided again."""
+
+    def __init__(self, queues: RequestQueues, clock: VirtualClock, refresh: Callable[[], None]) -> None:
+        self._clock = clock
+        self._refresh = refresh
+        self._latest = 0
+        """The number of the only call that counts."""
+        queues.on_change = self._call_in
+
+    def _call_in(self, queue: ModelQueue, after_ms: float = 0.0) -> None:
+        self._latest += 1
+        self._clock.call_in(after_ms, self._send, queue, self._latest)
+
+    def _send(self, queue: ModelQueue, number: int) -> None:
+        if number != self._latest or not queue:
+            return
+        self._refresh()
+        wait_ms = queue.send_next(self._clock.now_s)
+        if wait_ms < math.inf:
+            self._call_in(queue, wait_ms)

@@ -51,7 +51,6 @@ class ViewUpdates:
             self._clock.call_at(at_s * 1000, self._restart, replica, blind_s)
 
     def publish(self, pod_id: PodId, change: BlockChange) -> None:
-        """Send a KV event."""
         lost = self._conditions.event_loss > 0 and self._random.random() < self._conditions.event_loss
         if self._has_events and not lost:
             self._events.append((self._clock.now_ms + self._conditions.event_delay_ms, pod_id, change))
