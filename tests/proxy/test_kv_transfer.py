@@ -20,7 +20,7 @@ from router.types import Generation, InFlight, Link, Links, PodState, PromptPref
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 from tests.request.cores import CHAT
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1, 2]], "remote_port": 5600}
 TOKEN = {"choices": [{"index": 0, "delta": {"content": "hello"}}]}
@@ -194,6 +194,7 @@ async def test_both_requests_name_the_clients_model() -> None:
             assert [asked.body["model"] for asked in pod.asked] == ["m", "m-sql"]
 
 
+@pytest.mark.net
 async def test_pods_may_have_ipv6_addresses() -> None:
     """Both of them."""
     try:
@@ -719,7 +720,7 @@ async def test_the_request_names_the_holder_of_the_prefix() -> None:
         client = await pods.serve(pods.context(Direct(pods.pod("a"), PULL), stream=True))
         source = pods.made["a"].asked[0].body["kv_transfer_params"]["remote_kv_source"]
         assert client.status == 200
-        assert source["remote_host"] == "127.0.0.1"
+        assert source["remote_host"] == "holder"
         assert sending == [1]
         assert not pods.made["holder"].asked
         await pods.left_alone()

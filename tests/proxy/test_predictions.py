@@ -27,7 +27,7 @@ from tests.proxy.test_kv_transfer import (
     streaming,
 )
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 
 def prompt(*hashes: int) -> PromptPrefix:
