@@ -1,4 +1,4 @@
-"""Scripted pods and a forwarder in front of them."""
+"""Scripted pods and a forwarder in front of them: in memory and virtual time, or in a test marked `net` on sockets."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
 from router.wiring.http_front import build_forwarder, build_steps
+from tests.proxy.steps import StepLoop
 from tests.request.cores import CoreOfPods, pods_at
 
 PATIENCE_S = 5.0
 """Timeout of a test; only a failing test reaches it."""
+POLL_S = 0.001
 LONGER_S = 10 * PATIENCE_S
 """Timeouts of the router that no test may reach."""
 
@@ -71,8 +73,8 @@ class Asked:
 
     def reset(self) -> None:
         """Die."""
-        linger = struct.pack("ii", 1, 0)
-        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        if (connection := self._writer.get_extra_info("socket")) is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._writer.transport.abort()
 
     def hang_up(self) -> None:
@@ -171,7 +173,6 @@ class Town(CoreOfPods):
     ):
         super().__init__(pods_at(urls), retries=retries, trusts_uuids=trusts_uuids)
         self.made = pods
-        self.servers: Mapping[str, asyncio.Server] = {}
         self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
         self.read_prompt: PromptPrefix | None = None
         """The result of `read` for every prompt."""
@@ -202,15 +203,6 @@ class Town(CoreOfPods):
         """The decision that would be made about a request."""
         return await self.steps.run(self.core.requests.preview(request, []))
 
-    def crashing(self, pod: str) -> Behaviour:
-        """Dies of the request and accepts no connection afterwards."""
-
-        async def behave(asked: Asked) -> None:
-            self.servers[pod].close()
-            asked.reset()
-
-        return behave
-
     def handoffs(self, result: str, dialect: str = "nixl") -> float:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)
 
@@ -218,7 +210,7 @@ class Town(CoreOfPods):
         """Run other tasks until a condition holds."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
-                await asyncio.sleep(0)
+                await asyncio.sleep(POLL_S)
 
     async def left_alone(self) -> None:
         """Wait until no pod works for the router and no lease is left."""
@@ -237,15 +229,27 @@ async def town(
 ) -> AsyncIterator[Town]:
     """Run pods, by id."""
     pods = {name: ScriptedPod(behaviour) for name, behaviour in behaviours.items()}
+    async with _reachable(pods, host) as urls:
+        made = Town(pods, urls, first_byte_s, retries, trusts_uuids)
+        try:
+            yield made
+        finally:
+            made.pools.close()
+
+
+@asynccontextmanager
+async def _reachable(pods: Mapping[str, ScriptedPod], host: str) -> AsyncIterator[Mapping[str, str]]:
+    """The URLs of the pods, in memory where the event loop connects to them."""
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, StepLoop):
+        loop.pods = dict(pods)
+        yield {name: f"http://{name}" for name in pods}
+        return
     servers = {name: await asyncio.start_server(pod, host, 0) for name, pod in pods.items()}
     bracketed = f"[{host}]" if ":" in host else host
-    urls = {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}
-    made = Town(pods, urls, first_byte_s, retries, trusts_uuids)
-    made.servers = servers
     try:
-        yield made
+        yield {name: f"http://{bracketed}:{server.sockets[0].getsockname()[1]}" for name, server in servers.items()}
     finally:
-        made.pools.close()
         for server in servers.values():
             server.close()
             await server.wait_closed()

@@ -1,6 +1,7 @@
-"""An event loop that calls a function before its nth callback, and whose connections are pairs of pipes in memory.
+"""An event loop in virtual time, whose connections are pairs of pipes in memory, and which calls a function before its
+nth callback.
 
-Tests use it to cancel a task at every point at which the event loop can: also between the callback that sets a result
+Tests use that to cancel a task at every point at which the event loop can: also between the callback that sets a result
 and the one that resumes the task that waits for it.
 """
 
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from tests.proxy.pods import ScriptedPod
+from tests.virtual_time import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from tests.proxy.pods import ScriptedPod
 
 
 class Pipe(asyncio.Transport):
@@ -86,8 +90,8 @@ class _Callbacks(deque[asyncio.Handle]):
         return super().popleft()
 
 
-class StepLoop(asyncio.SelectorEventLoop):
-    """Connects to `pods` by host name. `problems`: what the loop would have logged."""
+class StepLoop(VirtualTimeLoop):
+    """Connects to `pods` by host name, and to no other host. `problems`: what the loop would have logged."""
 
     _ready: _Callbacks
     _scheduled: list[asyncio.TimerHandle]
@@ -95,7 +99,7 @@ class StepLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._ready = _Callbacks(self._ready)
-        self.pods: Mapping[str, ScriptedPod] = {}
+        self.pods: dict[str, ScriptedPod] = {}
         self.problems: list[dict[str, Any]] = []
         self.set_exception_handler(lambda _, context: self.problems.append(context))
 
@@ -121,6 +125,8 @@ class StepLoop(asyncio.SelectorEventLoop):
     async def create_connection(self, protocol_factory: Any, host: Any = None, *_: Any, **__: Any) -> Any:
         """Suspends before and after the connection is made, like a real one."""
         await asyncio.sleep(0)
+        if host not in self.pods:
+            raise ConnectionRefusedError
         near, far = self.connect(protocol_factory(), self.pods[host])
         try:
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from router.prompt.conversation import UnreadReason
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 REQUEST = InferenceRequest(

@@ -19,7 +19,7 @@ from router.types import PRIOR_OUTPUT_TOKENS, Generation, PrefixMatch, PrefixTru
 from tests.proxy.pods import Asked, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 BLOCKS = 3
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array(range(1, BLOCKS + 1)))

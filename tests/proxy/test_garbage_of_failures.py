@@ -15,7 +15,7 @@ from router.types import InferenceRequest, PromptPrefix
 from tests.proxy.pods import Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, resetting, silent
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 
 class Marker:

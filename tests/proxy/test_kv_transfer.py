@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +12,15 @@ import pytest
 
 from router.decision import Direct, Pull, Split
 from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.dialect import Order
 from router.engines.handoff.vllm_connectors import Nixl
-from router.errors import MalformedRequest, NoReadyPod, RouterError, UpstreamBroken, UpstreamTimeout
+from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http import kv_transfer
-from router.types import Generation, InFlight, Link, Links, PodState, PromptPrefix
+from router.types import InFlight, Link, Links
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 from tests.request.cores import CHAT
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 PARAMS = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_block_ids": [[1, 2]], "remote_port": 5600}
 TOKEN = {"choices": [{"index": 0, "delta": {"content": "hello"}}]}
@@ -97,6 +97,10 @@ ANSWERING = saying(answer(cached_tokens=48))
 
 def split(pods: Town) -> Split:
     return Split(pods.pod("p"), pods.pod("d"))
+
+
+def pair(pods: Town, dialect: str) -> Split:
+    return Split(replace(pods.pod("p"), handoff=dialect), replace(pods.pod("d"), handoff=dialect))
 
 
 def direct(pods: Town) -> Direct:
@@ -194,6 +198,7 @@ async def test_both_requests_name_the_clients_model() -> None:
             assert [asked.body["model"] for asked in pod.asked] == ["m", "m-sql"]
 
 
+@pytest.mark.net
 async def test_pods_may_have_ipv6_addresses() -> None:
     """Both of them."""
     try:
@@ -238,15 +243,6 @@ async def test_leases_are_booked_on_both_pods_before_anything_is_sent() -> None:
         assert seen["prefill"]["d"].requests == 1
         assert (seen["decode"]["p"].requests, seen["decode"]["p"].pulls) == (0, 1)
         await pods.left_alone()
-
-
-async def test_both_pods_are_predicted_to_have_the_prompt() -> None:
-    """Until their KV events confirm it."""
-    prompt = PromptPrefix(Generation(model="m"), array("I", range(32)), [1, 2])
-    async with town(p=OFFERING, d=ANSWERING) as pods:
-        await pods.serve(pods.context(split(pods), prompt=prompt))
-        match = pods.store.match(prompt, 0.0)
-        assert (match.held_blocks("p"), match.held_blocks("d")) == (2, 2)
 
 
 async def test_without_an_offered_handoff_the_decode_pod_computes() -> None:
@@ -306,57 +302,6 @@ async def test_a_prefill_response_has_a_limit(monkeypatch: pytest.MonkeyPatch) -
         assert [failure.message for failure in context.failures] == ["pod p: response is larger than the limit"]
 
 
-async def test_pods_without_a_failure_are_tried_first() -> None:
-    """Other pairs with the failed prefill pod come later."""
-    async with town(retries=1, p=resetting, d=ANSWERING, e=ANSWERING) as pods:
-        other = Split(pods.pod("p"), pods.pod("e"))
-        client = await pods.serve(pods.context(split(pods), other, direct(pods)))
-        assert client.status == 200
-        assert len(pods.made["p"].asked) == 1
-        assert client.header(b"x-warmroute-pod") == b"d"
-
-
-async def test_a_pod_that_failed_is_tried_again_as_the_last_resort() -> None:
-    """Where every remaining candidate needs it."""
-    failed_once = asyncio.Event()
-
-    async def recovering(asked: Asked) -> None:
-        if failed_once.is_set():
-            return await ANSWERING(asked)
-        failed_once.set()
-        asked.reset()
-        return None
-
-    async with town(p=OFFERING, d=recovering) as pods:
-        client = await pods.serve(pods.context(split(pods), direct(pods)))
-        assert (client.status, pods.made["d"].asked[-1].body) == (200, CHAT)
-
-
-async def test_a_pod_that_serves_the_second_attempt_did_not_fail_the_request() -> None:
-    """Its failure is over; a pod that had no part in the second attempt has failed."""
-    first_attempt = asyncio.Event()
-
-    async def recovering(asked: Asked) -> None:
-        if first_attempt.is_set():
-            return await OFFERING(asked)
-        first_attempt.set()
-        return asked.reset()
-
-    async with town(p=recovering, d=ANSWERING, e=streaming) as pods:
-        other = Split(pods.pod("p"), pods.pod("e"))
-        assert (await pods.serve(pods.context(split(pods), other, stream=True))).status == 200
-        assert (pods.failures("p"), pods.doubts("p")) == (0, 0)
-
-
-async def test_a_prefill_pod_that_keeps_failing_is_ejected() -> None:
-    """The decode pod, which served all requests, is not."""
-    async with town(p=resetting, d=ANSWERING) as pods:
-        for _ in range(3):
-            await pods.serve(pods.context(split(pods), direct(pods)))
-        states = {status.pod.id: status.state for status in pods.fleet.snapshot.pods}
-        assert states == {"p": PodState.EJECTED, "d": PodState.READY}
-
-
 async def test_a_successful_handoff_clears_the_failures_of_the_prefill_pod() -> None:
     """Its response alone does not: the KV must be loaded, too."""
     async with town(p=resetting, d=ANSWERING) as pods:
@@ -393,28 +338,33 @@ async def test_the_last_candidates_refused_prefill_reaches_the_client() -> None:
 # --- the handoff is no longer good ---
 
 
-async def stale(pods: Town, spoil: Any) -> Client:
-    """Serve while `spoil` runs between the prefill and its response."""
+def _replace(pods: Town) -> None:
+    """Another pod has the id of the prefill pod."""
+    both = [pods.pod("p"), pods.pod("d")]
+    pods.fleet.sync(both[1:])
+    pods.fleet.sync(both)
+
+
+SPOILED = {
+    "a restart": lambda pods: pods.fleet.restarted("p"),
+    "its end": lambda pods: pods.fleet.sync([pods.pod("d")]),
+    "its replacement": _replace,
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+async def test_a_handoff_of_an_earlier_process_is_never_sent(spoil: Callable[[Town], object]) -> None:
+    """Its blocks may hold another prompt by now, so the decode pod computes."""
 
     async def prefill(asked: Asked) -> None:
-        spoil()
+        spoil(pods)
         await OFFERING(asked)
 
-    pods.made["p"].behaviour = prefill
-    return await pods.serve(pods.context(split(pods), direct(pods)))
-
-
-@pytest.mark.parametrize("spoiled_by", ["a restart", "its end"])
-async def test_a_handoff_of_an_earlier_process_is_never_sent(spoiled_by: str) -> None:
-    """Its blocks may hold another prompt by now, so the decode pod computes."""
-    async with town(p=OFFERING, d=ANSWERING) as pods:
-        gone = [pods.pod("d")]
-        client = await stale(
-            pods, (lambda: pods.fleet.restarted("p")) if spoiled_by == "a restart" else (lambda: pods.fleet.sync(gone))
-        )
-        assert client.status == 200
+    async with town(p=prefill, d=ANSWERING) as pods:
+        context = pods.context(split(pods), direct(pods))
+        assert (await pods.serve(context)).status == 200
         assert [asked.body for asked in pods.made["d"].asked] == [CHAT]
-        assert pods.handoffs("dropped") == 1
+        assert (pods.handoffs("dropped"), context.handed_over_cached_tokens) == (1, None)
 
 
 async def test_a_handoff_that_is_too_old_is_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,7 +470,7 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_response() -
 
 def rooms(pods: Town) -> Split:
     """A pair with SGLang's dialect."""
-    return Split(replace(pods.pod("p"), handoff="bootstrap"), replace(pods.pod("d"), handoff="bootstrap"))
+    return pair(pods, "bootstrap")
 
 
 async def test_both_requests_may_be_sent_at_once() -> None:
@@ -543,21 +493,26 @@ async def test_both_requests_may_be_sent_at_once() -> None:
         await pods.left_alone()
 
 
-@pytest.mark.parametrize("behaviour", [saying({}, 500), resetting, saying({}, 400)], ids=["500", "killed", "400"])
-async def test_a_failed_prefill_aborts_the_waiting_decode(behaviour: Behaviour) -> None:
-    """The decode pod would wait for minutes; the next candidate serves."""
+BROKEN_PREFILLS = {"500": saying({}, 500), "400": saying({}, 400), "killed": resetting, "killed inside": dying_inside}
+
+
+@pytest.mark.parametrize("behaviour", BROKEN_PREFILLS.values(), ids=BROKEN_PREFILLS)
+@pytest.mark.parametrize("dialect", sorted(DIALECTS))
+async def test_a_failed_prefill_costs_no_request_in_any_dialect(behaviour: Behaviour, dialect: str) -> None:
+    """A decode pod that waits for its KV would wait for minutes; the next candidate serves."""
 
     async def prefill(asked: Asked) -> None:
-        await pods.until(lambda: pods.made["d"].asked)
+        if DIALECTS[dialect].order is Order.TOGETHER:
+            await pods.until(lambda: pods.made["d"].asked)
         await behaviour(asked)
 
     async def waiting(asked: Asked) -> None:
-        await (silent if "bootstrap_room" in asked.body else ANSWERING)(asked)
+        await (ANSWERING if asked.body == CHAT else silent)(asked)
 
     async with town(p=prefill, d=waiting) as pods:
-        client = await pods.serve(pods.context(rooms(pods), direct(pods)))
-        assert client.status == 200
-        assert pods.failures("d") == 0
+        pods.facts = {"engine_id": "e"}
+        client = await pods.serve(pods.context(pair(pods, dialect), direct(pods)))
+        assert (client.status, pods.failures("d")) == (200, 0)
         await pods.left_alone()
 
 
@@ -651,33 +606,6 @@ async def test_an_unfinished_prefill_ends_with_the_response() -> None:
         await pods.left_alone()
 
 
-# --- requests that cannot be split ---
-
-
-async def test_a_request_that_cannot_be_split_is_served_by_one_pod() -> None:
-    """Several choices would each need the KV. The skipped plan counts as no attempt."""
-    async with town(retries=0, p=OFFERING, d=ANSWERING) as pods:
-        assert (await pods.serve(pods.context(split(pods), direct(pods), n=2))).status == 200
-        assert not pods.made["p"].asked
-
-
-async def test_a_request_that_no_plan_can_serve_is_refused_with_the_reason() -> None:
-    """The client can change the request."""
-    async with town(p=OFFERING, d=ANSWERING) as pods:
-        with pytest.raises(MalformedRequest, match="Several choices"):
-            await pods.serve(pods.context(split(pods), n=2))
-
-
-async def test_a_pod_without_handoff_facts_is_not_used_for_prefill() -> None:
-    """Its bootstrap server has not responded yet."""
-    async with town(p=OFFERING, d=ANSWERING) as pods:
-        pods.facts = None
-        assert (await pods.serve(pods.context(split(pods), direct(pods)))).status == 200
-        assert not pods.made["p"].asked
-        with pytest.raises(NoReadyPod, match="pod p are not known yet"):
-            await pods.serve(pods.context(split(pods)))
-
-
 # --- a response that is complete after the prefill ---
 
 
@@ -687,8 +615,7 @@ async def test_a_response_of_one_token_needs_no_decode_pod(stream: bool) -> None
     whole = answer("h", 16)
     whole["choices"][0]["finish_reason"] = "stop"
     async with town(p=saying(whole), d=ANSWERING) as pods:
-        plan = Split(replace(pods.pod("p"), handoff="trtllm"), replace(pods.pod("d"), handoff="trtllm"))
-        context = pods.context(plan, stream=stream)
+        context = pods.context(pair(pods, "trtllm"), stream=stream)
         client = await pods.serve(context)
         assert not pods.made["d"].asked
         assert context.cached_tokens == 16
@@ -719,7 +646,7 @@ async def test_the_request_names_the_holder_of_the_prefix() -> None:
         client = await pods.serve(pods.context(Direct(pods.pod("a"), PULL), stream=True))
         source = pods.made["a"].asked[0].body["kv_transfer_params"]["remote_kv_source"]
         assert client.status == 200
-        assert source["remote_host"] == "127.0.0.1"
+        assert source["remote_host"] == "holder"
         assert sending == [1]
         assert not pods.made["holder"].asked
         await pods.left_alone()

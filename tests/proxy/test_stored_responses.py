@@ -15,7 +15,7 @@ from router.request.response_reader import reader_of
 from router.types import Endpoint
 from tests.proxy.pods import Asked, Behaviour, Town, town
 
-pytestmark = [pytest.mark.anyio, pytest.mark.net]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 
 def storing(response_id: str) -> Behaviour:

@@ -38,14 +38,25 @@ class MemoryExchange:
     asked: list[str] = field(default_factory=list)
     is_over: bool = False
 
-    def head(self, status: int = 200, *, is_stream: bool = True) -> None:
-        """The response of the pod begins."""
+    def attempt(self) -> None:
+        """Send the decided request to its first pod, unless none may serve it."""
+        assert self.context is not None
+        self.tracker = self.core.requests.tracker(self.context)
+        try:
+            self.send(self.tracker.first(self.core.clock.now_s()))
+        except RouterError as error:
+            self.refuse(error)
+
+    def head(self, status: int = 200, *, is_stream: bool = True) -> bool:
+        """The response of the pod begins. False where the request goes to another pod instead."""
         assert self.tracker is not None
         try:
             self.tracker.head(self.asked[-1], status, self.core.clock.now_s(), is_stream=is_stream)
             self.status = status
+            return True
         except UpstreamError as error:
             self.fail(error)
+            return False
 
     def piece(self, piece: bytes) -> None:
         """The pod sends a piece of its body."""
@@ -137,16 +148,8 @@ class MemoryFront:
             while not isinstance(step := resume(answer), Ticket):
                 resume, answer = steps.send, self._tokens(step.request) if isinstance(step, Tokens) else None
         except StopIteration:
-            self._attempt(exchange)
+            exchange.attempt()
         except RouterError as error:
             exchange.refuse(error)
         else:
             step.settle = lambda error: self._prepare(exchange, steps, steps.throw if error else steps.send, error)
-
-    def _attempt(self, exchange: MemoryExchange) -> None:
-        assert exchange.context is not None
-        exchange.tracker = self._core.requests.tracker(exchange.context)
-        try:
-            exchange.send(exchange.tracker.first(self._core.clock.now_s()))
-        except RouterError as error:
-            exchange.refuse(error)

@@ -94,17 +94,6 @@ def test_a_pod_that_fails_before_the_first_piece_is_replaced(error: Any) -> None
     assert (rig.ended(), rig.known.is_idle()) == ([("ok", 2)], True)
 
 
-def test_a_pod_that_fails_inside_the_stream_ends_it() -> None:
-    """A second answer would repeat the first."""
-    rig = Rig()
-    served = rig.chat()
-    served.head()
-    served.piece(TOKEN)
-    served.fail(UpstreamBroken("cut", pod=served.asked[0]))
-    assert (len(served.asked), served.received, served.is_over) == (1, TOKEN, True)
-    assert (rig.ended(), rig.known.is_idle()) == ([("upstream_broken", 1)], True)
-
-
 @pytest.mark.parametrize("events", range(4))
 def test_a_client_that_leaves_at_any_time_leaves_nothing(events: int) -> None:
     rig = Rig()

@@ -260,30 +260,9 @@ def test_the_pods_of_a_split_have_the_prompt_when_it_is_handed_over() -> None:
     assert core.is_idle()
 
 
-def test_at_most_two_attempts_fail_after_a_pod_received_the_request() -> None:
-    """The request itself may be the cause."""
-    core = core_of(retries=3)
-    tracker = started(core, "direct a", "direct b", "pull", "split")
-    assert replaced(tracker, UpstreamBroken("gone", pod="a"), 0.1) == "b"
-    assert tracker.failed(UpstreamBroken("gone", pod="b"), 0.2) is None
-    tracker.end(0.3)
-    assert (core.doubts("a"), core.doubts("b"), core.failures("a")) == (1, 1, 0)
-
-
 def test_a_pod_that_cannot_be_reached_fails_whoever_serves_the_request() -> None:
     """Nothing was sent to it."""
     core = core_of()
     tracker = started(core, "direct a", "direct b")
     assert replaced(tracker, ConnectFailed("refused", pod="a"), 0.1) == "b"
     assert core.failures("a") == 1
-
-
-def test_the_pod_that_another_one_replaced_has_failed() -> None:
-    """From the first token on."""
-    core = core_of()
-    tracker = started(core, "direct a", "direct b")
-    assert replaced(tracker, UpstreamBroken("gone", pod="a"), 0.1) == "b"
-    tracker.head("b", 200, 0.2, is_stream=True)
-    assert core.failures("a") == 0
-    tracker.piece(TOKEN, 0.3)
-    assert (core.failures("a"), core.doubts("a")) == (1, 0)

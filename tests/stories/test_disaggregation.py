@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -22,7 +21,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import BlockHash, Pod, PodSpeed, PodState, Role
+from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.program import Program
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
@@ -158,28 +157,16 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dialect", ALONE)
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(kind=FaultKind.REFUSE),
-        Fault(kind=FaultKind.RESET),
-        Fault(kind=FaultKind.STATUS, status=HTTPStatus.INTERNAL_SERVER_ERROR),
-        Fault(kind=FaultKind.STATUS, status=HTTPStatus.BAD_REQUEST),
-        Fault(kind=FaultKind.CUT),
-        Fault(kind=FaultKind.DIE_BEFORE_ANSWER),
-    ],
-    ids=lambda fault: f"{fault.kind.value} {fault.status.value}",
-)
-async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, dialect: str, fault: Fault) -> None:
-    """The decode pod computes, streamed or not, and no failure is recorded for it."""
+@pytest.mark.parametrize("kind", [FaultKind.REFUSE, FaultKind.DIE_BEFORE_ANSWER])
+async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, dialect: str, kind: FaultKind) -> None:
+    """The decode pod computes, and no failure is recorded for it."""
     async with open_pair(dialect) as pair:
-        pair.prefill.inject(fault)
+        pair.prefill.inject(Fault(kind=kind))
         answer = await pair.chat(opening("hills"), stream=True)
         assert answer.status_code == 200
         assert answer.text.endswith("data: [DONE]\n\n")
         assert "error" not in answer.text
         assert not pair.program.pods.ledger.inflight()
-        assert pair.program.fleet.snapshot.pods
         await pair.until(lambda: pair.decode.load.running == 0)
 
 
@@ -193,24 +180,6 @@ async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, dialect
         assert answer.status_code == 200
         assert "error" not in answer.text
         assert pair.handoffs("decode_failed") == 1
-
-
-async def test_a_prefill_pod_that_dies_after_its_answer_costs_no_request(open_pair: OpenPair) -> None:
-    """The decode pod cannot load the KV, and computes."""
-    async with open_pair("nixl") as pair:
-        pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
-        answer = await pair.chat(opening("cliffs"))
-        assert answer.status_code == 200
-        assert pair.handoffs("decode_failed") == 1
-        assert "x-warmroute-prefill-pod" not in answer.headers
-
-
-async def test_without_a_handoff_the_decode_pod_serves_the_request(open_pair: OpenPair) -> None:
-    """As engines do for short prompts."""
-    async with open_pair("nixl") as pair:
-        pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
-        assert (await pair.chat(opening("lakes"))).status_code == 200
-        assert pair.handoffs("not_offered") == 1
 
 
 async def test_an_old_handoff_never_returns_a_wrong_response(
@@ -234,17 +203,6 @@ async def test_an_old_handoff_never_returns_a_wrong_response(
         assert pair.handoffs("dropped") >= 1
 
 
-async def test_a_decode_pod_that_goes_down_is_replaced(open_pair: OpenPair) -> None:
-    """By another pair; no failure is recorded for the prefill pod."""
-    async with open_pair("nixl", decodes=2) as pair:
-        pair.decode.inject(Fault(kind=FaultKind.RESET, count=None))
-        for topic in ("moors", "fens", "bogs", "heaths"):
-            answer = await pair.chat(opening(topic))
-            assert answer.headers["x-warmroute-pod"] == pair.engines[2].url.removeprefix("http://")
-        states = {status.pod.url: status.state for status in pair.program.fleet.snapshot.pods}
-        assert states[pair.prefill.url] is PodState.READY
-
-
 @pytest.mark.parametrize("dialect", ["nixl", "mooncake", "bootstrap"])
 async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair, dialect: str) -> None:
     """During an endless prefill and in mid-stream: both pods stop, and no lease remains."""
@@ -259,15 +217,6 @@ async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair,
             await pair.until(lambda: not any(each.load.running for each in pair.engines))
             await pair.until(lambda: not pair.program.pods.ledger.inflight())
         assert pair.ready() == 2
-
-
-async def test_several_choices_are_served_by_one_pod(open_pair: OpenPair) -> None:
-    """KV can be loaded only once, so such a request is not split, and it succeeds."""
-    async with open_pair("nixl") as pair:
-        answer = await pair.chat(opening("paths"), n=2)
-        assert "x-warmroute-prefill-pod" not in answer.headers
-        assert "router" not in answer.text
-        assert pair.handoffs("ok") == 0
 
 
 async def test_cached_tokens_of_the_prefill_pod_are_predicted_exactly(open_pair: OpenPair) -> None:

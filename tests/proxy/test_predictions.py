@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from router.decision import Direct, Plan, Pull, Split
+from router.decision import Direct, Plan, Pull
 from router.errors import RouterError
 from router.hashing import hash_array, token_array
 from router.types import Generation, PodId, PromptPicture, PromptPrefix
@@ -20,6 +20,7 @@ from tests.proxy.test_kv_transfer import (
     TOKEN,
     answer,
     erring_in_its_stream,
+    pair,
     refusing_handoffs,
     resetting,
     saying,
@@ -27,7 +28,7 @@ from tests.proxy.test_kv_transfer import (
     streaming,
 )
 
-pytestmark = [pytest.mark.net, pytest.mark.anyio]
+pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 
 def prompt(*hashes: int) -> PromptPrefix:
@@ -169,8 +170,7 @@ async def test_each_pod_of_a_split_has_what_it_computed_or_received(
     dialect: str, prefill: Behaviour, decode: Behaviour, left: Mapping[PodId, int]
 ) -> None:
     async with town(p=prefill, d=decode) as pods:
-        plan = Split(replace(pods.pod("p"), handoff=dialect), replace(pods.pod("d"), handoff=dialect))
-        await serve(pods, plan, stream=True)
+        await serve(pods, pair(pods, dialect), stream=True)
         assert await cached(pods) == left
 
 

@@ -1,0 +1,406 @@
+"""Attempts: which candidate is tried next, and what a failure or a success changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router.decision import Direct, Split
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.hashing import hash_array, token_array
+from router.policy.prefill_clock import SAME_STEP_S, PrefillObservation
+from router.types import Generation, Pod, PodState, PromptPrefix
+from tests.policy.scenes import POLICIES
+from tests.request.memory_front import MemoryExchange
+from tests.request.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
+
+BUSY, ERROR, REFUSED = (responding(status, b'{"error": {}}') for status in (503, 500, 413))
+BROKEN, SILENT, DOWN = failing(UpstreamBroken), failing(UpstreamTimeout), failing(ConnectFailed)
+PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
+
+
+def leaving(exchange: MemoryExchange) -> None:
+    """The client disconnects."""
+    exchange.leave()
+
+
+def retries(pods: ScriptedPods, reason: str, refused: str = "") -> float:
+    return pods.counted(f"warmroute_retries{refused}_total", reason=reason)
+
+
+def test_a_busy_pod_is_replaced_by_the_next_candidate() -> None:
+    """Its 503 is a failure that the client does not see."""
+    pods = ScriptedPods(a=BUSY, b=serving)
+    served = pods.chat()
+    assert (served.status, served.received, served.asked) == (200, WHOLE, ["a", "b"])
+    assert served.context is not None and [failure.pod for failure in served.context.failures] == ["a"]
+    assert (pods.held_against("ab"), retries(pods, "upstream_broken")) == ([(1, 0), (0, 0)], 1)
+    assert pods.is_idle()
+
+
+@pytest.mark.parametrize("status", [503, 500])
+def test_the_last_candidates_error_is_relayed(status: int) -> None:
+    """No other pod shows whether the pod or the request is the cause."""
+    pods = ScriptedPods(a=responding(status, b"no"))
+    served = pods.chat()
+    assert (served.status, served.received, pods.held_against("a")) == (status, b"no", [(0, 1)])
+    assert pods.counted("warmroute_pod_requests_total", pod="a", result="pod_error") == 1
+
+
+def test_another_server_error_is_relayed_without_a_retry() -> None:
+    """Another pod would most likely respond the same."""
+    pods = ScriptedPods(a=ERROR, b=serving)
+    served = pods.chat()
+    assert (served.status, served.asked, pods.held_against("a")) == (500, ["a"], [(0, 1)])
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 429, 501, 505])
+def test_a_refusal_is_no_failure_of_the_pod(status: int) -> None:
+    """Nor does it clear earlier ones: a client could keep a broken pod in the fleet by sending nonsense."""
+    pods = ScriptedPods(a=BROKEN)
+    assert pods.chat().status == 502
+    pods.scripts["a"] = responding(status, b"no")
+    assert (pods.chat().status, pods.held_against("a")) == (status, [(0, 1)])
+    pods.scripts["a"] = serving
+    assert (pods.chat().status, pods.held_against("a")) == (200, [(0, 0)])
+
+
+@pytest.mark.parametrize("second", [BROKEN, SILENT, BUSY, ERROR, REFUSED])
+def test_a_request_that_no_pod_serves_is_in_doubt(second: Script) -> None:
+    """A body that one pod dies of and another one refuses may be the cause of both."""
+    pods = ScriptedPods(a=BROKEN, b=second, c=serving)
+    assert pods.chat().asked == ["a", "b"]
+    assert pods.held_against("ab") == [(0, 1), (0, 0 if second is REFUSED else 1)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_another_pod_serves_clears_all_doubt(stream: bool) -> None:
+    """From the first token on, so that a broken pod is ejected while the streams of others last."""
+    seen: list[tuple[int, int]] = []
+
+    def second(exchange: MemoryExchange) -> None:
+        exchange.head(is_stream=stream)
+        exchange.piece(TOKEN if stream else WHOLE)
+        seen.extend(pods.held_against("a"))
+        exchange.end()
+
+    pods = ScriptedPods(a=BROKEN, b=second)
+    pods.chat(stream=stream)
+    assert (seen, pods.held_against("ab")) == ([(1 if stream else 0, 0)], [(1, 0), (0, 0)])
+
+
+def test_a_client_that_leaves_before_the_second_pod_responds_leaves_doubt() -> None:
+    """Otherwise impatient clients would keep a broken pod in the fleet."""
+    pods = ScriptedPods(a=BROKEN, b=leaving)
+    pods.chat()
+    assert (pods.held_against("ab"), pods.is_idle()) == ([(0, 1), (0, 0)], True)
+
+
+def test_after_a_byte_was_sent_a_failure_is_not_retried() -> None:
+    """And only in doubt: the client may have sent what broke the pod."""
+    pods = ScriptedPods(a=failing(UpstreamBroken, after=TOKEN), b=serving)
+    served = pods.chat(stream=True)
+    assert (served.received, served.asked, pods.held_against("a")) == (TOKEN, ["a"], [(0, 1)])
+    assert pods.is_idle()
+
+
+def test_without_budget_a_503_is_relayed_and_a_failure_ends_the_request() -> None:
+    """After the retries that a quiet router may make; each refusal is counted."""
+    pods = ScriptedPods(a=BUSY, b=serving)
+    statuses = [pods.chat().status for _ in range(28)]
+    # 20 retries, and one for every fifth request
+    assert statuses == [200] * 25 + [503] * 3
+    assert retries(pods, "upstream_broken", "_refused") == 3
+    pods.scripts["a"] = BROKEN
+    assert pods.chat().status == 502
+    assert retries(pods, "upstream_broken", "_refused") == 4
+    pods.now_s += 600.0
+    assert pods.chat().status == 200
+
+
+@pytest.mark.parametrize(("attempts", "tries"), [(None, 3), (1, 1), (2, 2), (5, 4)])
+def test_a_policy_may_limit_the_attempts(attempts: int | None, tries: int) -> None:
+    """Otherwise one more than the configured retries, which are two here."""
+    pods = ScriptedPods(a=DOWN, b=DOWN, c=DOWN, d=DOWN)
+    context = pods.context(*pods.plans())
+    context.policy = replace(POLICIES["cost_aware"], attempts=attempts)
+    pods.serve(context)
+    assert context.tries == tries
+
+
+def test_a_router_that_can_open_no_connection_ejects_no_pod() -> None:
+    """It is not the pods' fault."""
+    pods = ScriptedPods(a=failing(ConnectFailed, local=True))
+    assert [pods.chat().status for _ in range(5)] == [502] * 5
+    assert not pods.breaker.records()
+
+
+@pytest.mark.parametrize("attempts", [None, 11])
+@pytest.mark.parametrize("script", [BROKEN, SILENT, BUSY])
+def test_two_pods_at_most_fail_a_request_that_they_received(script: Script, attempts: int | None) -> None:
+    """What crashes two engines would crash them all, also with a policy that allows more."""
+    pods = ScriptedPods(retries=10, a=script, b=script, c=script, d=script)
+    context = pods.context(*pods.plans())
+    context.policy = replace(POLICIES["cost_aware"], attempts=attempts)
+    assert pods.serve(context).asked == ["a", "b"]
+
+
+# --- ejections ---
+
+
+def states(pods: ScriptedPods) -> list[PodState]:
+    return [status.state for status in pods.fleet.snapshot.pods]
+
+
+def ask(pods: ScriptedPods, client: object, *, stream: bool = False) -> MemoryExchange:
+    return pods.chat(headers=[(b"authorization", str(client).encode())], stream=stream)
+
+
+@pytest.mark.parametrize("script", [BROKEN, SILENT, ERROR])
+def test_the_requests_of_one_client_eject_no_pod(script: Script) -> None:
+    """However often it sends a body that kills engines: the whole fleet would follow."""
+    pods = ScriptedPods(retries=10, a=script, b=script, c=script, d=script)
+    for _ in range(20):
+        ask(pods, "mine")
+        pods.now_s += 10.0
+    assert states(pods) == [PodState.READY] * 4
+
+
+@pytest.mark.parametrize("script", [ERROR, failing(UpstreamBroken, after=TOKEN)])
+def test_a_client_with_many_names_ejects_no_pod_that_serves_others(script: Script) -> None:
+    """It makes up credentials and sends bodies that break engines, many of them between two good requests."""
+    pods = ScriptedPods(a=script, b=serving)
+    for burst in range(3):
+        pods.scripts["a"] = script
+        for number in range(10):
+            ask(pods, (burst, number), stream=True)
+            pods.now_s += 0.1
+        pods.scripts["a"] = serving
+        ask(pods, "theirs")
+    assert states(pods) == [PodState.READY] * 2
+
+
+def test_a_pod_that_fails_several_clients_is_ejected() -> None:
+    """Its queue is always empty, so that it would attract all requests."""
+    pods = ScriptedPods(a=ERROR, b=serving)
+    for client in ("x", "x", "y"):
+        assert ask(pods, client).status == 500
+        pods.now_s += 2.0
+    assert states(pods) == [PodState.EJECTED, PodState.READY]
+
+
+def test_requests_never_eject_the_last_ready_pod() -> None:
+    """However many fail, for any number of clients; the pod serves as soon as it can."""
+    pods = ScriptedPods(a=ERROR)
+    for client in range(20):
+        assert ask(pods, client).status == 500
+        pods.now_s += 1.0
+    assert states(pods) == [PodState.READY]
+    pods.scripts["a"] = serving
+    assert ask(pods, "x").status == 200
+
+
+def test_a_pod_with_very_late_first_tokens_is_ejected() -> None:
+    """No request fails; only its TTFT is bad."""
+
+    def late(exchange: MemoryExchange) -> None:
+        pods.now_s += 60.0
+        serving(exchange)
+
+    pods = ScriptedPods(a=late, b=serving)
+    for client in range(8):
+        pods.chat(prompt=PROMPT, stream=True, headers=[(b"authorization", b"%d" % client)])
+    assert states(pods) == [PodState.EJECTED, PodState.READY]
+
+
+BODIES = {
+    "nothing": b"",
+    "a token": WHOLE,
+    "usage": b'{"usage": {"prompt_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}}',
+    "an error event": b'data: {"error": {"message": "KV load failed", "code": 500}}\n\n',
+    "another status": b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
+    "a large one": b'{"error": "' + b"x" * 5_000_000 + b'"}',
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_the_body_of_a_refusal_ejects_no_pod(body: bytes, stream: bool) -> None:
+    """Engines repeat parts of the request in it, so a client can choose its text. Only the status counts."""
+    pods = ScriptedPods(a=serving, b=serving)
+    for status in (400, 404, 413, 422, 429, 499, 501, 505):
+        pods.scripts["a"] = responding(status, body, is_stream=stream)
+        for client in range(3):
+            served = ask(pods, client, stream=stream)
+            assert (served.status, served.received) == (status, body)
+            assert served.context is not None
+            assert served.context.first_token_s is None and served.context.result != "ok"
+            pods.now_s += 1.0
+    assert not pods.breaker.records()
+
+
+# --- requests that may not be repeated ---
+
+
+@pytest.mark.parametrize(("method", "repeated"), [("POST", 0), ("PATCH", 0), ("GET", 1), ("PUT", 1), ("DELETE", 1)])
+@pytest.mark.parametrize("script", [BROKEN, SILENT, BUSY])
+def test_an_unread_request_is_repeated_only_if_it_is_idempotent(script: Script, method: str, repeated: int) -> None:
+    """A second POST to /v1/responses would create a second response; a 503 is relayed instead."""
+    pods = ScriptedPods(a=script, b=serving)
+    served = pods.serve(pods.unread(method, *pods.plans()))
+    assert served.asked == ["a", "b"][: 1 + repeated]
+    assert served.status == (200 if repeated else {BROKEN: 502, SILENT: 504, BUSY: 503}[script])
+
+
+def test_an_unread_request_that_was_not_sent_is_tried_elsewhere() -> None:
+    """The first pod accepts no connection."""
+    pods = ScriptedPods(a=DOWN, b=serving)
+    served = pods.serve(pods.unread("POST", *pods.plans()))
+    assert (served.status, served.asked) == (200, ["a", "b"])
+
+
+# --- requests that some plans cannot serve ---
+
+
+def test_a_request_without_a_usable_candidate_is_refused() -> None:
+    """No pod has failed."""
+    pods = ScriptedPods(a=serving)
+    context = pods.context(Direct(replace(pods.pod("a"), serves_alone=False)))
+    assert (pods.serve(context).asked, pods.is_idle()) == ([], True)
+    assert context.error == "Pod a serves no request on its own."
+
+
+def test_a_request_that_cannot_be_split_is_served_by_one_pod() -> None:
+    """Several choices would each need the KV. The skipped plan counts as no attempt."""
+    pods = ScriptedPods(retries=0, p=serving, d=serving)
+    split, alone = Split(pods.pod("p"), pods.pod("d")), Direct(pods.pod("d"))
+    assert pods.serve(pods.context(split, alone, n=2)).asked == ["d"]
+    refused = pods.serve(pods.context(split, n=2))
+    assert (refused.status, b"Several choices" in refused.received) == (400, True)
+
+
+def test_a_pod_without_handoff_facts_is_not_used_for_prefill() -> None:
+    """Its bootstrap server has not responded yet."""
+    pods = ScriptedPods(p=serving, d=serving)
+    split, alone = Split(pods.pod("p"), pods.pod("d")), Direct(pods.pod("d"))
+    pods.facts = None
+    served = pods.serve(pods.context(split, alone))
+    assert served.context is not None and served.context.candidate is not None
+    assert (served.status, served.context.candidate.plan) == (200, alone)
+    context = pods.context(split)
+    assert (pods.serve(context).status, context.error) == (503, "Handoff facts of pod p are not known yet.")
+
+
+@pytest.mark.parametrize("error", [UpstreamBroken, ConnectFailed])
+def test_pods_without_a_failure_are_tried_first(error: type[UpstreamError]) -> None:
+    """Other pairs with the failed prefill pod come later: they are the last resort."""
+
+    def first(exchange: MemoryExchange) -> None:
+        exchange.fail(error("gone", pod="p"))
+
+    pods = ScriptedPods(p=serving, d=first, e=serving)
+    pair, other, alone = (
+        Split(pods.pod("p"), pods.pod("d")),
+        Split(pods.pod("p"), pods.pod("e")),
+        Direct(pods.pod("e")),
+    )
+    for plans, expected in (((pair, other, alone), alone), ((pair, other), other)):
+        context = pods.context(*plans)
+        assert pods.serve(context).status == 200
+        assert context.candidate is not None and context.candidate.plan == expected
+
+
+def test_a_pod_that_serves_the_second_attempt_did_not_fail_the_request() -> None:
+    """Its failure is over; a pod that had no part in the second attempt has failed."""
+    pods = ScriptedPods(p=serving, d=lambda exchange: exchange.fail(UpstreamBroken("gone", pod="p")), e=serving)
+    pair, other = Split(pods.pod("p"), pods.pod("d")), Split(pods.pod("p"), pods.pod("e"))
+    assert pods.serve(pods.context(pair, other, stream=True)).status == 200
+    assert pods.held_against("pde") == [(0, 0)] * 3
+
+
+# --- what a response changes ---
+
+
+def test_a_streamed_prompt_calibrates_its_pod() -> None:
+    """By the tokens that were computed, which differ from the expected ones where the engine had more cached."""
+    seen: list[tuple[str, PrefillObservation]] = []
+
+    def computing(exchange: MemoryExchange) -> None:
+        pods.now_s += 2 * SAME_STEP_S
+        serving(exchange)
+
+    def record(pod: Pod, observation: PrefillObservation, now_s: float) -> None:
+        seen.append((pod.id, observation))
+
+    pods = ScriptedPods(a=computing)
+    pods.calibrator.observe_prefill = record  # type: ignore[method-assign, assignment]
+    pods.chat(stream=True)
+    assert not seen, "the length of a prompt that was not read is only estimated"
+    pods.chat(prompt=PROMPT, stream=True)
+    ((pod, observation),) = seen
+    # 7 cached tokens are expected, 48 of 50 are reported
+    assert (pod, observation.tokens) == ("a", 2)
+    assert observation.elapsed_ms == pytest.approx(2000 * SAME_STEP_S)
+
+
+def test_an_error_that_repeats_the_prompt_has_no_first_token() -> None:
+    """It would count as a prompt that was computed in no time, and clear the doubts about other pods."""
+    pods = ScriptedPods(a=BROKEN, b=responding(422, b'{"detail": [{"input": {"role": "user", "content": "hi"}}]}'))
+    pods.calibrator.observe_prefill = NotImplemented  # type: ignore[method-assign]
+    served = pods.chat(prompt=PROMPT, stream=True)
+    assert served.context is not None
+    assert (served.status, served.context.first_token_s, pods.held_against("a")) == (422, None, [(0, 1)])
+
+
+def test_a_first_token_shows_that_a_pod_is_alive() -> None:
+    """It may be too busy for its health check while it streams."""
+
+    def long(exchange: MemoryExchange) -> None:
+        exchange.head()
+        exchange.piece(TOKEN)
+        pods.breaker.probe_failed("a", pods.now_s)
+        exchange.piece(LAST)
+        exchange.end()
+
+    pods = ScriptedPods(a=long)
+    pods.breaker.probe_failed("a", pods.now_s)
+    pods.breaker.probe_failed("a", pods.now_s)
+    pods.chat(stream=True)
+    assert states(pods) == [PodState.READY]
+
+
+def test_the_prompt_is_dropped_after_the_first_token_of_a_stream() -> None:
+    """Not before, because a retry needs it."""
+    pods = ScriptedPods(a=serving)
+    context = pods.context(*pods.plans(), prompt=PROMPT, stream=True)
+    exchange = MemoryExchange(pods.core, context)
+    exchange.attempt()
+    exchange.head()
+    assert context.request.body
+    exchange.piece(TOKEN)
+    assert (context.request.body, context.prompt_tokens) == (b"", 50)
+
+
+def test_route_headers_name_pods_policy_and_cached_tokens() -> None:
+    """And the request id."""
+    pods = ScriptedPods(a=serving, b=serving)
+    for plan, prefill_pod in ((Direct(pods.pod("a")), None), (Split(pods.pod("b"), pods.pod("a")), b"b")):
+        exchange = pods.serve(pods.context(plan))
+        assert exchange.tracker is not None
+        headers = dict(exchange.tracker.headers())
+        names = (b"x-request-id", b"x-warmroute-pod", b"x-warmroute-policy", b"x-warmroute-cached-tokens")
+        assert [headers[name] for name in names] == [b"req-1", b"a", b"scripted", b"7"]
+        assert headers.get(b"x-warmroute-prefill-pod") == prefill_pod
+
+
+def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capacity() -> None:
+    """Its reported capacity, or else the configured one of 1,000 tokens."""
+    pods = ScriptedPods(a=serving)
+    pods.publishes_events = False
+    capacities: list[int | None] = []
+    pods.store.on_dispatch = lambda sent: capacities.append(sent.capacity_blocks)
+    for capacity_tokens in (None, 64):
+        plan = Direct(replace(pods.pod("a"), capacity_tokens=capacity_tokens))
+        pods.serve(pods.context(plan, prompt=PROMPT))
+    assert capacities == [62, 4]
