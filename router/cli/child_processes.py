@@ -13,9 +13,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from random import SystemRandom
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
@@ -170,16 +171,16 @@ async def clear_caches(pods: Sequence[str]) -> None:
 
 
 def free_port(preferred: int = 0) -> int:
-    """`preferred` if it is free, else any free port."""
-    for port in (preferred, 0):
-        with socket.socket() as probe:
+    """`preferred` if it is free, else any free port.
+
+    It is below the ephemeral ports: one of those could be given to a connection before its server binds it.
+    """
+    drawn = (SystemRandom().randrange(10_000, 32_768) for _ in range(100))
+    for port in (preferred or next(drawn), *drawn):
+        with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found: int = probe.getsockname()[1]
-            return found
+            probe.bind(("127.0.0.1", port))
+            return port
     raise ChildError("no TCP port is free on 127.0.0.1")
 
 

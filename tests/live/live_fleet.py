@@ -14,8 +14,9 @@ import anthropic
 import httpx
 import openai
 
+from router.cli.child_processes import free_port
 from tests.live.engines import EngineProcess, started_together
-from tests.live.router_process import await_conversions, free_port, router
+from tests.live.router_process import await_conversions, router
 
 DEADLINE_S = 120.0
 SESSIONS_DEADLINE_S = 900.0

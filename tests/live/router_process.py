@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from router.cli.child_processes import RouterUrls
+from router.cli.child_processes import RouterUrls, free_port
 
 START_TIMEOUT_S = 180.0
 
@@ -106,11 +105,3 @@ def await_pictures(admin_url: str) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"pictures are not proven for all of {pods}")
-
-
-def free_port() -> int:
-    """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

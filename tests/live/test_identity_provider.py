@@ -20,9 +20,9 @@ import httpx
 import openai
 import pytest
 
-from router.cli.child_processes import RouterUrls
+from router.cli.child_processes import RouterUrls, free_port
 from tests.live.engines import HOME
-from tests.live.router_process import free_port, router
+from tests.live.router_process import router
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 KEY, CALLBACK = "opaque-key", "http://localhost/callback"

@@ -16,9 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
+from router.cli.child_processes import free_port
 from tests.live.engines import HOME, start_vllm, started_together
 from tests.live.live_fleet import TEXT, answer_of
-from tests.live.router_process import free_port, publisher, router
+from tests.live.router_process import publisher, router
 from tests.redis_process import redis_process
 
 pytestmark = [pytest.mark.live, pytest.mark.net]

@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from router.cli.child_processes import free_port
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
 from router.hashing import generation_seed, hash_blocks, token_array
@@ -25,7 +26,6 @@ from router.publisher.lmcache import Coordinator, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
 from tests.live.engines import HOME
-from tests.live.router_process import free_port
 from tests.live.tiers import CHUNK_TOKENS, lmcache_server, mooncake_client, mooncake_master, reporting, vllm_on_lmcache
 
 pytestmark = [pytest.mark.live, pytest.mark.net]

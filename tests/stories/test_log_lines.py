@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from router.cli.child_processes import free_port
 from router.config.index_schema import Index, RedisIndex
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
@@ -23,7 +24,6 @@ from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
 from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deploy, Deployment, serving
-from tests.stories.test_pod_reasons import free_port
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from router.cli.child_processes import free_port
 from router.sim.mock_engine import MockEngine
 from tests.proxy.test_upstream import ScriptedPod, answering
 from tests.redis_servers.server import tls_material
@@ -37,12 +37,6 @@ async def reason_of(deploy: Deploy, reach: Callable[[MockEngine], dict[str, Any]
 
 async def is_explained(deployment: Deployment) -> bool:
     return any(pod["state_reason"] for pod in await deployment.pods())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 async def test_a_refused_connection(deploy: Deploy) -> None:
