@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from router.frontends.admin.admin_commands import AdminCommands
 
 from router.cli.child_processes import JSON_CALL
 from router.config.load import shipped
@@ -23,7 +24,6 @@ from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminAccess
-from router.frontends.admin.admin_commands import AdminCommands
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from router.frontends.admin.admin_commands import AdminCommands
 
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
-from router.frontends.admin.admin_commands import AdminCommands
 from router.observe.metrics import Metrics
 from router.types import Pod, PodId, PodSpeed, PodState
 

@@ -8,12 +8,12 @@ import prometheus_client as theirs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from router.observe.worker_metrics import dump_metrics
 
 from router.observe import fast_metrics as ours
 from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
-from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 BOUNDS = (0, 0.5, 1, 10)

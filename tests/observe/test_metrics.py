@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from router.observe.worker_metrics import dump_metrics
 
 from router.observe.exposition import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
-from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render
 from tests.policy.scenes import pod
