@@ -24,8 +24,8 @@ def _host(value: str) -> str:
 def _one_process(workers: int) -> int:
     if workers != 1:
         raise ValueError(
-            f"a router is one process: start {workers} with `listen: {{reuse_port: true}}`, one `index.redis` and different "
-            "--admin-port, or raise `replicas` of the chart"
+            f"a router is one process: start {workers} with `listen: {{reuse_port: true}}`, the same `index.redis` and "
+            "different --admin-port; with the chart, set `replicaCount`"
         )
     return workers
 
