@@ -60,8 +60,8 @@ class ServeOptions:
     workers: Annotated[
         int | None,
         typer.Option(
-            hidden=True,
-            help="Of older releases; a router is one process.",
+            help="1: a router is one process; see `listen.reuse_port`.",
+            show_default=configured("listen.workers"),
         ),
     ] = None
     log_level: Annotated[

@@ -6,7 +6,6 @@ import asyncio
 from time import monotonic
 
 import pytest
-from tests.workers.fake_workers import pod
 
 from router.errors import UnknownResponse
 from router.fleet.fleet import Fleet, PodEvent
@@ -14,6 +13,7 @@ from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, StoredResponses
 from router.request.decisions import only
 from router.types import PodState
+from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 5.0

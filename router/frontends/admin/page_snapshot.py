@@ -166,7 +166,7 @@ class PageSource:
                 "models": self._models(),
                 "bounds": BOUNDS,
                 "metrics": metrics,
-                "decisions": [decision_row(kept) for kept in self.journal.latest(MAX_DECISIONS)],
+                "decisions": [decision_row(kept) for kept in reversed(self.journal.latest(MAX_DECISIONS))],
                 "prefixes": await self._hot_prefixes(),
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
