@@ -1,6 +1,6 @@
 """Routers and the work that `stalls.py` gives them besides requests.
 
-Three setups in front of 100 mock pods: one router, one with Redis, one with two workers. The work: policy reloads,
+Two setups in front of 100 mock pods: one router, one with Redis. The work: policy reloads,
 metrics scrapes, pods that join and leave, KV events, reads of the cluster index.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import re
 import shutil
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -64,7 +62,6 @@ class RouterSetup(Enum):
 
     SINGLE = "alone"
     CLUSTER = "with Redis"
-    WORKERS = "with two workers"
 
 
 SETUPS = tuple(RouterSetup)
@@ -84,16 +81,11 @@ class Target:
     client: httpx.AsyncClient
     """Of the admin listener."""
     engine: EventPublisher
-    pid: int
     redis: str = ""
 
     async def get(self, path: str) -> httpx.Response:
         """The response, with any status."""
         return await self.client.get(path)
-
-    def workers(self) -> list[int]:
-        """Process ids of the workers."""
-        return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
 
 
 class EventPublisher:
@@ -143,7 +135,7 @@ async def running_target(
         stack.callback(engine.close)
         redis = stack.enter_context(redis_process()).url if setup is RouterSetup.CLUSTER else ""
         config = here / "warmroute.yaml"
-        config.write_text(json.dumps(_config(setup, ports, engine.endpoint, redis)))
+        config.write_text(json.dumps(_config(ports, engine.endpoint, redis)))
         watched = [Path(__file__).with_name("loop_watch.py"), here / "looks", *(["callbacks"] if callbacks else [])]
         serve = ["serve", "--config", config, "--policies", policies, "--port", port, "--admin-port", admin_port]
         command = list(map(str, [sys.executable, *watched, *serve]))
@@ -157,18 +149,16 @@ async def running_target(
             return await all_pods_trusted(client, len(ports)) or None
 
         await router.until(trusted)
-        yield Target(port, here / "looks", policies, ports, client, engine, router.process.pid, redis)
+        yield Target(port, here / "looks", policies, ports, client, engine, redis)
 
 
-def _config(setup: RouterSetup, ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
+def _config(ports: Sequence[int], endpoint: str, redis: str) -> dict[str, Any]:
     config = router_config([f"http://127.0.0.1:{port}" for port in ports], PLAN)
     config |= {"policy": POLICY, "probes": {"self_test": False, "load_interval_s": 0.25}}
     for pod in config["pods"][:FOLLOWED]:
         pod["kv_events"] = {"endpoint": endpoint}
     if redis:
         config["index"] = {"redis": {"url": redis, "holder_ttl_s": HOLDER_TTL_S}}
-    if setup is RouterSetup.WORKERS:
-        config["listen"] = {"workers": 2}
     return config
 
 
@@ -359,19 +349,6 @@ async def index_snapshot(target: Target) -> AsyncIterator[Action]:
     await connection.close()
 
 
-@asynccontextmanager
-async def a_worker_joins(target: Target) -> AsyncIterator[Action]:
-    """Terminate one of two workers. The start of its replacement is part of the measurement."""
-    workers = target.workers()
-    dies = iter([True])
-
-    async def action() -> None:
-        if next(dies, False):
-            os.kill(workers[0], signal.SIGTERM)
-
-    yield action
-
-
 @dataclass(frozen=True, slots=True)
 class Activity:
     """`prepared` yields the action that runs every `every_s`; without `load` no requests are sent."""
@@ -400,7 +377,4 @@ ACTIVITIES: Mapping[str, Activity] = {
     "index-log": Activity(index_log, RouterSetup.CLUSTER, every_s=0.1),
     "index-snapshot": Activity(index_snapshot, RouterSetup.CLUSTER),
     "cluster-metrics": Activity(metrics, RouterSetup.CLUSTER),
-    "workers": Activity(nothing, RouterSetup.WORKERS),
-    "workers-metrics": Activity(metrics, RouterSetup.WORKERS),
-    "worker-joins": Activity(a_worker_joins, RouterSetup.WORKERS),
 }

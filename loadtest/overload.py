@@ -239,7 +239,7 @@ def main(
     loads: Annotated[str, typer.Option(help="Multiples of it.")] = "0.8,1,1.1,1.5,2,3",
     rules: Annotated[str, typer.Option(help="Admission rules.")] = "none,llm_d,early_rejection,queue",
     seeds: Annotated[str, typer.Option(help="Seeds.")] = "2,3,4",
-    routers: Annotated[int, typer.Option(min=1, help="Number of routers, or of workers.")] = 1,
+    routers: Annotated[int, typer.Option(min=1, help="Number of routers.")] = 1,
     seconds: Annotated[float, typer.Option(min=1.0, help="Of a mix.")] = MIX_S,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
 ) -> None:

@@ -40,9 +40,9 @@ class Alert:
 
 
 def _no_ready_pod() -> Expr:
-    """Without any pod there is no series of pods, but there is one of workers."""
+    """Without any pod there is no series of pods, but there is one of versions."""
     ready = EACH_ROUTER.total("sum", of_pods.POD_STATE, state="ready")
-    return ready.or_(EACH_ROUTER.total("max", of_process.WORKERS) * 0).is_(0)
+    return ready.or_(EACH_ROUTER.total("max", of_process.BUILD_INFO) * 0).is_(0)
 
 
 def _failures() -> Expr:
@@ -327,7 +327,7 @@ ALERTS = (
         summary="Router {{ $labels.pod }} lacks CPU: its event loop is late by more than 50 ms.",
         means="All requests of this router are delayed.",
         look="Dashboard router: CPU of the process, phases, requests in flight; CPU throttling of the container.",
-        act="Raise `resources.requests.cpu`, add routers or workers.",
+        act="Raise `resources.requests.cpu`, add routers.",
     ),
     Alert(
         name="WarmrouteOpenFiles",

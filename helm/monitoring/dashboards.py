@@ -349,12 +349,11 @@ ROUTER = Dashboard(
             (
                 _quantiles("Phases", of_requests.PHASE_S, "phase"),
                 _quantiles("Loop lag", of_process.LOOP_LAG_S, "", "Late timers: a stall delays every request."),
-                _panel("CPU", "none", Line(D.rate(of_process.CPU_S, "worker"), "worker {{worker}}"), about="Cores."),
-                _gauge("Memory", "bytes", "sum", of_process.RESIDENT_BYTES, "worker"),
+                _panel("CPU", "none", Line(D.rate(of_process.CPU_S), "CPU"), about="Cores."),
+                _gauge("Memory", "bytes", "sum", of_process.RESIDENT_BYTES, ""),
                 _gauge("Prompt caches", "bytes", "sum", of_requests.PROMPT_CACHE_BYTES, "model"),
                 _gauge("Index replica", "bytes", "sum", of_process.INDEX_BYTES, ""),
-                _gauge("Open files", "short", "sum", of_process.OPEN_FDS, "worker"),
-                _gauge("Workers", "short", "max", of_process.WORKERS, ""),
+                _gauge("Open files", "short", "sum", of_process.OPEN_FDS, ""),
                 _gauge("Other routers", "short", "max", of_process.REPLICAS, ""),
             ),
         ),
@@ -369,7 +368,6 @@ ROUTER = Dashboard(
                 _gauge("Age of discovery", "s", "max", of_pods.DISCOVERY_AGE_S, "source"),
                 _rate("Changes that a watch had lost", "ops", of_pods.RESYNC_DIFFERENCES, "source"),
                 _gauge("Age of pod loads", "s", "max", of_pods.POD_LOAD_AGE_S, "pod"),
-                _rate("Worker updates dropped", "ops", of_process.WORKER_UPDATES_DROPPED, ""),
                 _rate("Receipts lost", "ops", of_process.RECEIPTS_LOST, ""),
                 _rate("Lines of usage lost", "ops", of_process.USAGE_LOST, ""),
                 _gauge("Identity providers that fail", "none", "max", of_process.IDENTITY_PROVIDERS_FAILING, ""),
@@ -437,10 +435,10 @@ def _dashboard(dashboard: Dashboard) -> Json:
 
 def _variables() -> Iterator[Json]:
     yield {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
-    workers = of_process.WORKERS.series
+    versions = of_process.BUILD_INFO.series
     for name, label, query in (
-        ("namespace", "namespace", f"label_values({workers}, namespace)"),
-        ("router", "pod", f'label_values({workers}{{namespace=~"$namespace"}}, pod)'),
+        ("namespace", "namespace", f"label_values({versions}, namespace)"),
+        ("router", "pod", f'label_values({versions}{{namespace=~"$namespace"}}, pod)'),
     ):
         yield {
             "name": name,

@@ -62,11 +62,7 @@ def _metric(declared: Declaration, used: list[str]) -> str:
         facts.append(f"up to {', '.join(f'{bound:g}' for bound in declared.buckets)}")
     if declared.exemplars:
         facts.append("OpenMetrics adds the latest recorded trace of each bucket")
-    lines = [f"### {declared.series}\n", declared.help, f"\n{'; '.join(filter(None, facts))}. {_workers(declared)}"]
+    lines = [f"### {declared.series}\n", declared.help, f"\n{'; '.join(filter(None, facts))}."]
     if used:
         lines.append(f"\nUsed by {', '.join(used)}.")
     return "\n".join(lines) + "\n"
-
-
-def _workers(declared: Declaration) -> str:
-    return f"With several workers: {declared.join.value}."

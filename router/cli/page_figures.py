@@ -31,7 +31,6 @@ class Snapshot(msgspec.Struct):
     decisions: list[DecisionRow]
     metrics: dict[str, Rows]
     bounds: dict[str, list[float]]
-    workers: int = 1
     pods_not_shown: int = 0
     notices: list[Notice] = []
     price: float | None = None

@@ -1,7 +1,4 @@
-"""`warmroute serve`: runs the router, or supervises several worker processes that run as one router.
-
-Options override the configuration file.
-"""
+"""`warmroute serve`: runs the router. Options override the configuration file."""
 
 from __future__ import annotations
 
@@ -12,22 +9,18 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import structlog
 import typer
 
 from router.cli.options import configured, with_options
-from router.config.listen_schema import Listen
 from router.config.load import shipped, validate_options
 from router.config.priors import without_cost
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
 from router.config.startup_files import StartupFiles
-from router.observe.log import bind_worker, configure_logging
-
-if TYPE_CHECKING:
-    from router.workers.supervisor import WorkerIdentity
+from router.observe.log import configure_logging
 
 log = structlog.get_logger()
 
@@ -67,8 +60,7 @@ class ServeOptions:
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Processes that serve as one router, one per core.",
+            help="1: a router is one process; see `listen.reuse_port`.",
             show_default=configured("listen.workers"),
         ),
     ] = None
@@ -110,21 +102,18 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
 
     tune_malloc()
     config = _with_fitting_connections(config, allow_all_open_files())
-    admin = bind_admin(config.admin)  # before the fork: workers share it
+    admin = bind_admin(config.admin)
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
     with (
         answering_while_starting(config.listen, admin, config.limits)
-        if config.models and config.listen.port
+        if config.models and config.listen.port and not config.listen.reuse_port
         else nullcontext()
     ):
-        load = preloaded(config.models, MistakeList(options.config))  # before the fork: workers share this memory
+        load = preloaded(config.models, MistakeList(options.config))
     gc.enable()
     release_free_memory()
-    worker = _fork(config.listen) if config.listen.workers > 1 else None
-    public = bind_port(config.listen.host, worker.port if worker else config.listen.port, exclusive=worker is None)
-    if worker:
-        bind_worker(worker.number)
-    program = Program(config, policies, priors, load, worker=worker, files=files)
+    public = bind_port(config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
+    program = Program(config, policies, priors, load, files=files)
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -146,23 +135,13 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
         settings,
         SocketServer(program.admin, admin),
         delay_s=config.limits.drain_delay_s,
-        summary=None if worker and worker.number else program.summary,
+        summary=program.summary,
         figures=program.metrics.figures,
     )
     with suppress(KeyboardInterrupt):
         server.run([public])
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
-
-
-def _fork(listen: Listen) -> WorkerIdentity:
-    """The worker's identity, in each worker. The supervisor exits here once all workers have ended."""
-    from router.workers.supervisor import fork_workers
-
-    worker = fork_workers(listen.host, listen.port, listen.workers)
-    if isinstance(worker, int):
-        raise typer.Exit(worker)
-    return worker
 
 
 def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig:

@@ -29,7 +29,7 @@ class AdmissionConfig(Strict):
     slo: SloConfig = SloConfig()
     """For clients whose tenant has none."""
     max_requests: PositiveInt = 1000
-    """Waiting requests of one model, in each worker. Beyond that, the tenant with the most waiting prefill loses its
+    """Waiting requests of one model. Beyond that, the tenant with the most waiting prefill loses its
     last one."""
     max_bytes: PositiveInt = 256 * 1024 * 1024
     """Their bodies."""

@@ -6,7 +6,7 @@ import re
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PositiveInt, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from router.config.load import FilePath, Strict
 from router.config.pod_schema import SocketPath
@@ -19,6 +19,15 @@ def _host(value: str) -> str:
         except ValueError:
             raise ValueError("must be a host name or an IP address, without scheme and port") from None
     return value
+
+
+def _one_process(workers: int) -> int:
+    if workers != 1:
+        raise ValueError(
+            f"a router is one process: start {workers} with `listen: {{reuse_port: true}}`, the same `index.redis` and "
+            "different --admin-port; with the chart, set `replicaCount`"
+        )
+    return workers
 
 
 Host = Annotated[str, AfterValidator(_host)]
@@ -42,12 +51,15 @@ class Listen(Strict):
     port: Port = 8080
     tls: ListenTls | None = None
     """TLS for clients. The admin listener has none."""
-    workers: PositiveInt = 1
-    """Processes that serve as one router, with one view of the fleet. Each uses one core."""
+    reuse_port: bool = False
+    """Whether other routers of this user may listen on the same port: the kernel then spreads connections over them.
+    A router uses one core; several on one machine share `index.redis`."""
+    workers: Annotated[int, AfterValidator(_one_process)] = 1
+    """Accepted for configurations of older releases."""
 
 
 class AdminListen(Strict):
-    """The listener for operators: /metrics, /admin and the detailed /readyz. All workers share it."""
+    """The listener for operators: /metrics, /admin and the detailed /readyz."""
 
     host: Host = "127.0.0.1"
     port: Port = 9480

@@ -69,4 +69,4 @@ class TracingConfig(Strict):
     sample_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of the requests without a `traceparent` that are traced; with one, its sampled flag decides."""
     max_requests_per_s: PositiveInt = 100
-    """Traced requests a second and worker, a bound because clients can set the sampled flag."""
+    """Traced requests a second, a bound because clients can set the sampled flag."""

@@ -1,15 +1,14 @@
 """Scrapes the load of each pod from its metrics.
 
 Each pod has its own task, so that a slow pod does not delay others. After a failed scrape, the last load stays with its
-age, and the pod's state does not change. Several workers of one router take turns and share the results.
+age, and the pod's state does not change.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from router.config.schema import Probes
 from router.engines.engine_catalog import ENGINES
@@ -18,19 +17,10 @@ from router.feeds.pod_problems import Fetch
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.types import PodId, PodLoad, PodState
+from router.types import PodId, PodState
 
 IDLE_FACTOR = 2
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
-
-
-@dataclass(frozen=True, slots=True)
-class ScrapeShare:
-    """This process is worker `number` of `workers()` that scrape; `on_load` is called with each result."""
-
-    number: int
-    workers: Callable[[], int]
-    on_load: Callable[[PodId, PodLoad], None]
 
 
 class LoadFeed:
@@ -42,34 +32,28 @@ class LoadFeed:
         ledger: Ledger,
         fetch: Fetch,
         config: Probes,
-        share: ScrapeShare | None = None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._fetch = fetch
         self._interval_s = config.load_interval_s
         self._timeout_s = config.load_timeout_s
-        self._share = share
 
     async def run(self) -> None:
         await each_pod("load of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        share = self._share
-        if share is not None and share.number:
-            await self.scrape(pod_id)
-            await pause(changed, self._interval_s * share.number)
         while True:
             await self.scrape(pod_id)
             await pause(changed, self.interval_s(pod_id))
 
     def interval_s(self, pod_id: PodId) -> float:
-        """Time until this worker's next scrape of the pod. An idle pod is scraped half as often, which delays only the
+        """Time until the next scrape of the pod. An idle pod is scraped half as often, which delays only the
         discovery of work from outside this router."""
         status = self._fleet.status(pod_id)
         is_busy = status is not None and (status.load.running > 0 or status.load.waiting > 0)
         is_busy = is_busy or self._ledger.requests_of_router(pod_id) > 0
-        return self._interval_s * (self._share.workers() if self._share else 1) * (1 if is_busy else IDLE_FACTOR)
+        return self._interval_s * (1 if is_busy else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
         """Scrape a pod once, if its state allows work. The engine samples its numbers at an unknown time between
@@ -87,5 +71,3 @@ class LoadFeed:
         if scraped is not None:
             load = replace(scraped, our_prompts=ours.max_prompts)
             self._fleet.observe_load(pod_id, load)
-            if self._share is not None:
-                self._share.on_load(pod_id, load)

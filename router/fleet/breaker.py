@@ -24,14 +24,12 @@ once is better than requests that wait for a dead pod.
 Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
 probe, so its backoff is longer and is reset only by a first token that is on time.
 
-The workers of one router share these records; an ejection by one worker ejects the pod in all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from copy import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -89,18 +87,6 @@ class Failures(msgspec.Struct, array_like=True, gc=False):
         self.clients = ()
 
 
-class FailureRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What workers share of a pod: failures and doubts, and late first tokens."""
-
-    failed: Failures | None = None
-    late: Failures | None = None
-
-    @property
-    def probe_at_s(self) -> float:
-        """Until when an ejected pod is not probed."""
-        return max(one.probe_at_s if one else 0.0 for one in (self.failed, self.late))
-
-
 class Breaker:
     """Counts consecutive failures of READY pods and ejects them from `fleet` at the limit.
 
@@ -113,8 +99,6 @@ class Breaker:
         self._late: dict[PodId, Failures] = {}
         self._failed_probes: dict[PodId, int] = {}
         """In a row, by pod."""
-        self.on_change: Callable[[PodId], None] | None = None
-        """Called with the id of each pod whose failure or lateness record changed."""
         self.on_refused: Callable[[PodId], None] | None = None
         """Called with the id of each pod that was not ejected because too few pods would stay ready."""
         fleet.listen(self._remove_gone)
@@ -123,8 +107,7 @@ class Breaker:
         """A request was served: reset all failures of the pod. A response with embeddings has no first token."""
         if pod_id in self._failed_probes:
             del self._failed_probes[pod_id]
-        if self._failed.pop(pod_id, None) is not None:
-            self._notify(pod_id)
+        self._failed.pop(pod_id, None)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
         """A request failed because of the pod."""
@@ -144,15 +127,13 @@ class Breaker:
         """A first token for `client` arrived."""
         rules = self._rules
         if actual_ms <= rules.late_factor * max(expected_ms, MIN_EXPECTED_MS):
-            if self._late.pop(pod_id, None) is not None:
-                self._notify(pod_id)
+            self._late.pop(pod_id, None)
         elif self._is_ready(pod_id):
             late = self._late.setdefault(pod_id, Failures())
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
                 self._eject_for_requests(pod_id, late, now_s, reason, LATE_BACKOFF_FACTOR)
-            self._notify(pod_id)
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
@@ -165,41 +146,11 @@ class Breaker:
             count = self._failed_probes[pod_id] = self._failed_probes.get(pod_id, 0) + 1
             if count >= self._rules.failures_to_eject:
                 self._eject(pod_id, self._record(pod_id), now_s, f"{count} health checks in a row failed")
-                self._notify(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
-        record = self.record_of(pod_id)
-        return self._is_ready(pod_id) or record is None or now_s >= record.probe_at_s
-
-    def records(self) -> Mapping[PodId, FailureRecord]:
-        """The records of all pods that have one."""
-        return {pod: record for pod in {*self._failed, *self._late} if (record := self.record_of(pod)) is not None}
-
-    def record_of(self, pod_id: PodId) -> FailureRecord | None:
-        """The record of one pod; None without failures and lateness."""
-        failed, late = self._failed.get(pod_id), self._late.get(pod_id)
-        return FailureRecord(copy(failed), copy(late)) if failed or late else None
-
-    def apply_remote(self, pod_id: PodId, remote: FailureRecord | None, now_s: float) -> None:
-        """Replace the record of the pod with that of another worker. A new ejection there ejects the pod here, unless
-        this worker has ejected others meanwhile and too few would stay ready."""
-        status = self._fleet.status(pod_id)
-        if status is None:
-            return
-        known, remote = self.record_of(pod_id) or FailureRecord(), remote or FailureRecord()
-        for records, record in ((self._failed, remote.failed), (self._late, remote.late)):
-            if record is None:
-                records.pop(pod_id, None)
-            else:
-                records[pod_id] = copy(record)
-        if remote.probe_at_s > max(known.probe_at_s, now_s) and self._leaves_enough(status.pod):
-            self._failed_probes.pop(pod_id, None)
-            self._fleet.event(pod_id, PodEvent.EJECT, reason="ejected by another worker")
-
-    def _notify(self, pod_id: PodId) -> None:
-        if self.on_change is not None:
-            self.on_change(pod_id)
+        found = (rows[pod_id].probe_at_s for rows in (self._failed, self._late) if pod_id in rows)
+        return self._is_ready(pod_id) or now_s >= max(found, default=0.0)
 
     def _most_others_on_time(self, pod_id: PodId) -> bool:
         """Whether most other pods of the same models are on time. O(pods); called only for a late pod."""
@@ -214,7 +165,6 @@ class Breaker:
         failures = record.failures + record.counted_doubts(self._rules, now_s)
         if failures >= self._rules.failures_to_eject:
             self._eject_for_requests(pod_id, record, now_s, f"{failures} requests in a row failed")
-        self._notify(pod_id)
 
     def _eject_for_requests(
         self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0

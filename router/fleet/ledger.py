@@ -1,18 +1,16 @@
 """The unfinished requests of each pod.
 
 A lease is booked before the first await after a decision and always released, so that the next decision sees it. Sums
-by pod are updated with each lease and converted to `InFlight` values when read; the work of other router replicas and
-of the other workers of this router is added.
+by pod are updated with each lease and converted to `InFlight` values when read; the work of other routers
+is added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import reduce
 from itertools import count
 from math import inf
-from operator import attrgetter
 
 import msgspec
 
@@ -63,16 +61,12 @@ class Ledger:
         self._steps: dict[PodId, StepBegan] = {}
         self._stepped: dict[PodId, _Work] = {}
         """Pods whose steps in `_steps` are out of date."""
-        self._replicas: Mapping[PodId, InFlight] = {}
-        self._workers: dict[int, dict[PodId, InFlight]] = {}
-        self._others: dict[PodId, InFlight] = {}
-        """Sums of replicas and workers."""
+        self._others: Mapping[PodId, InFlight] = {}
+        """Sums of the other routers."""
         self._total: dict[PodId, InFlight] = {}
         """Sums of all; updated with `_inflight`, and only while there are others."""
         self._watches: dict[PodId, Watch] = {}
         self._congestion = CongestionEstimator()
-        self.on_change: Callable[[PodId], None] | None = None
-        """Called with the id of each pod whose own sums changed."""
 
     def book(
         self,
@@ -177,12 +171,12 @@ class Ledger:
         self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all routers and workers on one pod."""
+        """The sums of all routers on one pod."""
         return self._sums_of_all().get(pod, _NOTHING)
 
     def decoding(self, pod: PodId) -> tuple[int, int, float]:
-        """(requests with a first token, their prompt tokens, begin of the current step) of one pod, of all routers and
-        workers; minus infinity for a step whose begin was not observed. O(1)."""
+        """(requests with a first token, their prompt tokens, begin of the current step) of one pod, of all routers;
+        minus infinity for a step whose begin was not observed. O(1)."""
         own, others = self._pods.get(pod, _IDLE), self._others.get(pod)
         requests, tokens = own.requests - len(own.prefilling), own.decode_tokens
         if others is not None:
@@ -197,45 +191,33 @@ class Ledger:
         last reading."""
         return dict(self._sums_of_own())
 
-    def own_on(self, pod: PodId) -> InFlight | None:
-        """This process's sums of one pod; None if it has nothing there."""
-        return self._sums_of_own().get(pod)
-
     def congestion(self, fleet: FleetSnapshot, model: str, now_s: float) -> Congestion:
-        """How busy the pods of a model are with prompts, of all routers and workers. See `CongestionEstimator`."""
+        """How busy the pods of a model are with prompts, of all routers. See `CongestionEstimator`."""
         return self._congestion.means(fleet, model, self._sums_of_all, now_s)
 
     def requests_of_router(self, pod: PodId) -> int:
-        """Open leases of all workers of this router on one pod."""
-        rows = (self._sums_of_own(), *self._workers.values())
-        return sum(row[pod].requests for row in rows if pod in row)
+        """Open leases of this router on one pod."""
+        return self._pods.get(pod, _IDLE).requests
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
-        """Replace the sums of the other replicas."""
+        """Replace the sums of the other routers."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():
-                total[pod] = _sum(total.get(pod, _NOTHING), work, head=_NOTHING)
-        changed = {*self._replicas, *total}
-        self._replicas = total
-        self._apply_changes(changed, now_s)
-
-    def apply_remote(self, number: int, rows: Mapping[PodId, InFlight | None], now_s: float) -> None:
-        """Replace these rows of another worker. None: no work of that worker is left on the pod."""
-        known = self._workers.setdefault(number, {})
-        for pod, work in rows.items():
-            if work is None:
-                known.pop(pod, None)
-            else:
-                known[pod] = work
-        self._apply_changes(rows, now_s)
-
-    def remove_worker(self, number: int, now_s: float) -> None:
-        """Drop all rows of a worker that is gone."""
-        self._apply_changes(self._workers.pop(number, {}), now_s)
+                total[pod] = _sum(total.get(pod, _NOTHING), work)
+        changed = {*self._others, *total}
+        own = self._sums_of_own()
+        if not self._others:
+            self._total = dict(own)
+        self._others = total
+        for pod in changed:
+            self._add_up(pod)
+            self._watch(pod)
+            is_busy = self.others_prefill(pod) or bool(self._pods.get(pod, _IDLE).prefilling)
+            self._congestion.set_busy(pod, is_busy, now_s)
 
     def others_prefill(self, pod: PodId) -> bool:
-        """Whether other routers or workers have prompts there without a first token."""
+        """Whether other routers have prompts there without a first token."""
         work = self._others.get(pod)
         return work is not None and work.prefill_requests > 0
 
@@ -249,7 +231,7 @@ class Ledger:
             del self._watches[pod]
 
     def inflight(self) -> Mapping[PodId, InFlight]:
-        """A snapshot of the sums of all routers and workers; cost as `own`."""
+        """A snapshot of the sums of all routers; cost as `own`."""
         return dict(self._sums_of_all())
 
     def _sums_of_all(self) -> Mapping[PodId, InFlight]:
@@ -264,25 +246,9 @@ class Ledger:
         self._changed.clear()
         return self._inflight
 
-    def _apply_changes(self, pods: Iterable[PodId], now_s: float) -> None:
-        """Update the totals and the work of these pods after a change of others' rows."""
-        own = self._sums_of_own()
-        if not self._others:
-            self._total = dict(own)
-        for pod in pods:
-            rows = [rows[pod] for rows in (self._replicas, *self._workers.values()) if pod in rows]
-            if rows:
-                self._others[pod] = reduce(_combined, rows)
-            else:
-                self._others.pop(pod, None)
-            self._add_up(pod)
-            self._watch(pod)
-            is_busy = self.others_prefill(pod) or bool(self._pods.get(pod, _IDLE).prefilling)
-            self._congestion.set_busy(pod, is_busy, now_s)
-
     def _add_up(self, pod: PodId) -> None:
         own, others = self._inflight.get(pod), self._others.get(pod)
-        total = _combined(own, others) if own and others else own or others
+        total = _sum(own, others) if own and others else own or others
         if total is None:
             self._total.pop(pod, None)
         else:
@@ -312,8 +278,6 @@ class Ledger:
             self._forget(pod)
         if pod in self._watches:
             self._watch(pod)
-        if self.on_change is not None:
-            self.on_change(pod)
 
     def _forget(self, pod: PodId) -> None:
         del self._pods[pod]
@@ -339,7 +303,8 @@ def _sums(work: _Work, prompts_per_s: float) -> InFlight:
     )
 
 
-def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
+def _sum(one: InFlight, other: InFlight) -> InFlight:
+    """The sum, with the head of `one`: how far other routers' prompts are is not known here."""
     return InFlight(
         requests=one.requests + other.requests,
         prefill_requests=one.prefill_requests + other.prefill_requests,
@@ -348,17 +313,7 @@ def _sum(one: InFlight, other: InFlight, head: InFlight) -> InFlight:
         context_tokens=one.context_tokens + other.context_tokens,
         pulls=one.pulls + other.pulls,
         decode_tokens=one.decode_tokens + other.decode_tokens,
-        head_ms=head.head_ms,
-        head_since_s=head.head_since_s,
+        head_ms=one.head_ms,
+        head_since_s=one.head_since_s,
         prompts_per_s=one.prompts_per_s + other.prompts_per_s,
     )
-
-
-def _combined(one: InFlight, other: InFlight) -> InFlight:
-    """The sum of two rows. Workers of one router share a clock: of two heads the earlier one counts. Rows of replicas
-    have no head, since their progress is not known here."""
-    heads = [work for work in (one, other) if work.head_ms]
-    return _sum(one, other, head=min(heads, key=_head_since_s) if heads else _NOTHING)
-
-
-_head_since_s = attrgetter("head_since_s")

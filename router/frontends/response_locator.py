@@ -13,7 +13,7 @@ from router.index.stored_responses import StoredResponse, StoredResponses, is_re
 from router.types import Pod, PodState
 
 SHARING_S = 0.1
-"""Longest time until other workers and routers have a new id."""
+"""Longest time until other routers have a new id."""
 
 FindShared: TypeAlias = Callable[[str], Awaitable[StoredResponse | None]]
 
@@ -49,7 +49,7 @@ class ResponseLocator:
         return stored
 
     async def _find(self, response_id: str) -> StoredResponse | None:
-        """The response; one that another worker or router learnt just now arrives within `SHARING_S`."""
+        """The response; one that another router learnt just now arrives within `SHARING_S`."""
         stored = self.stored.find(response_id, monotonic())
         if stored is not None or not is_response_id(response_id):
             return stored

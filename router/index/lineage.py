@@ -79,11 +79,6 @@ class Lineage:
         self._mark_depths(hashes)
         return found
 
-    def apply_remote(self, hashes: Sequence[BlockHash], now_s: float) -> None:
-        """Record a prompt of another worker. Idempotent."""
-        if hashes and hashes[-1] not in self._tails:
-            self.observe(hashes, now_s)
-
     def peek(self, hashes: Sequence[BlockHash], now_s: float, global_prefix_blocks: int = 0) -> Ancestry:
         """The history that `observe` would return, without recording the prompt."""
         return self._ancestry(hashes, now_s, global_prefix_blocks)[0] if hashes else _UNKNOWN

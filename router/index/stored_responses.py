@@ -55,13 +55,13 @@ class StoredResponses:
         self._used_s: dict[str, float] = {}
         self._lost_s: dict[PodId, float] = {}
         self.on_learn: list[Callable[[StoredResponse], None]] = []
-        """Called for each id that is new here, unless another worker or router sent it."""
+        """Called for each id that is new here, unless another router sent it."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def learn(self, stored: StoredResponse, now_s: float, *, remote: bool = False) -> None:
-        """Keep an id, unless its pod is known. `remote`: another worker or router learnt it."""
+        """Keep an id, unless its pod is known. `remote`: another router learnt it."""
         if not is_response_id(stored.id) or (stored.id in self._known and not self.is_lost(stored.id)):
             return
         self._known[stored.id] = stored
@@ -93,10 +93,6 @@ class StoredResponses:
         self._lost_s[pod] = now_s
         if len(self._lost_s) > MAX_LOST_PODS:
             del self._lost_s[next(iter(self._lost_s))]
-
-    def latest(self, count: int) -> list[StoredResponse]:
-        """Those used last, at most `count`."""
-        return [self._known[each] for each in list(self._used_s)[-count:]]
 
     def _use(self, response_id: str, now_s: float) -> None:
         self._used_s.pop(response_id, None)

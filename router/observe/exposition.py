@@ -1,37 +1,29 @@
 """Renders metrics as text, in small pieces, so that the event loop serves requests in between.
 
-Prometheus asks for OpenMetrics, which has exemplars: of latencies, the latest recorded trace of each bucket, in the
-worker that is scraped. There are no native histograms: they need the protobuf format, which `prometheus_client` does
-not write; Prometheus 3 stores the histograms of both texts as native ones by `convert_classic_histograms_to_nhcb`.
+Prometheus asks for OpenMetrics, which has exemplars: of latencies, the latest recorded trace of each bucket. There are
+no native histograms: they need the protobuf format, which `prometheus_client` does not write; Prometheus 3 stores the
+histograms of both texts as native ones by `convert_classic_histograms_to_nhcb`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from operator import add
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
-from router.observe.declared.declaration import Join
-from router.observe.declared.metric_catalog import DECLARED
-from router.observe.fast_metrics import Labelled, Labels, Numbers
+from router.observe.fast_metrics import Labelled
 
 PIECE_SAMPLES = 200
 """Samples that are rendered at once, in a millisecond or less."""
 HEADER_LINES = 2
 """HELP and TYPE of a family."""
 _REFUSED = re.compile(r"q=0(\.0*)?|version=0\..*")
-_JOINS: Mapping[Join, Callable[[float, float], float]] = {Join.SUM: add, Join.MAX: max, Join.MIN: min}
-
-Dump = Callable[[str], Mapping[Labels, Numbers]]
-"""The series of another worker by name of the family. Raises `ValueError` for invalid ones."""
 
 
 class TextFormat(NamedTuple):
@@ -71,44 +63,23 @@ class Registry(CollectorRegistry):
         self.collectors.append(collector)
 
 
-def pieces(registry: Registry, others: Sequence[Dump] = (), text_format: TextFormat = PLAIN) -> Iterator[bytes]:
-    """The text in pieces of about `PIECE_SAMPLES` samples, some of them empty, with the series of other workers."""
+def pieces(registry: Registry, text_format: TextFormat = PLAIN) -> Iterator[bytes]:
+    """The text in pieces of about `PIECE_SAMPLES` samples."""
     for collector in registry.collectors:
         if isinstance(collector, Labelled):
-            yield from _pieces_of(collector, others, text_format)
+            yield from _pieces_of(collector, text_format)
         else:
             for family in collector.collect():
-                _add_samples(family, others)
                 yield _text(family, text_format)
     yield text_format.end
 
 
-def _pieces_of(metric: Labelled[Any], others: Sequence[Dump], text_format: TextFormat) -> Iterator[bytes]:
-    series, join = metric.series(), metric.declared.join
-    for other in others if join is not Join.SAME else ():
-        _merge(series, other(metric.declared.name), join)
-        yield b""
-    rows, header = iter(series.items()), b""
+def _pieces_of(metric: Labelled[Any], text_format: TextFormat) -> Iterator[bytes]:
+    rows, header = iter(metric.series().items()), b""
     step = PIECE_SAMPLES // (len(metric.declared.buckets) + 3)
     while (text := _text(metric.family(islice(rows, step)), text_format)) != header:
         yield text.removeprefix(header)
         header = b"".join(text.splitlines(keepends=True)[:HEADER_LINES])
-
-
-def _merge(series: dict[Labels, Numbers], other: Mapping[Labels, Numbers], join: Join) -> None:
-    """Add the series of another worker; those that only it has are last."""
-    joined = _JOINS[join]
-    for labels, numbers in other.items():
-        own = series.get(labels)
-        series[labels] = numbers if own is None else list(map(joined, own, numbers))
-
-
-def _add_samples(family: Metric, others: Iterable[Dump]) -> None:
-    """Add the series of other workers, which are labelled by their numbers."""
-    names = DECLARED[family.name].labels
-    for other in others:
-        for labels, (value,) in other(family.name).items():
-            family.samples.append(Sample(family.samples[0].name, dict(zip(names, labels, strict=True)), value))
 
 
 def _text(family: Metric, text_format: TextFormat) -> bytes:

@@ -6,7 +6,7 @@ shares. Computed from the decisions in memory when it is asked for; nothing is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from operator import attrgetter
 from os.path import commonprefix
 
@@ -80,15 +80,6 @@ class PrefixTally:
         return known
 
 
-def merged(parts: Iterable[Sequence[HotPrefix]]) -> list[HotPrefix]:
-    """The hottest prefixes of all workers."""
-    found: dict[tuple[str, str], HotPrefix] = {}
-    for one in (prefix for part in parts for prefix in part):
-        known = found.get((one.model, one.key))
-        found[one.model, one.key] = one if known is None else _sum(known, one)
-    return hottest(found.values())
-
-
 def hottest(prefixes: Iterable[HotPrefix]) -> list[HotPrefix]:
     """Those that saved the most, first; those that saved nothing are left out."""
     saving = (one for one in prefixes if one.saved_tokens)
@@ -98,16 +89,3 @@ def hottest(prefixes: Iterable[HotPrefix]) -> list[HotPrefix]:
 def _common(one: str, other: str) -> str:
     """What two texts begin with; an empty one is unknown."""
     return commonprefix((one, other)) if one and other else one or other
-
-
-def _sum(one: HotPrefix, other: HotPrefix) -> HotPrefix:
-    older, newer = sorted((one, other), key=attrgetter("last_s"))
-    return msgspec.structs.replace(
-        newer,
-        requests=one.requests + other.requests,
-        hits=one.hits + other.hits,
-        saved_tokens=one.saved_tokens + other.saved_tokens,
-        prompt_tokens=one.prompt_tokens + other.prompt_tokens,
-        first_s=min(one.first_s, other.first_s),
-        text=_common(older.text, newer.text),
-    )

@@ -61,11 +61,6 @@ def configure_logging(log_format: LogFormat, level: LogLevel = "info") -> None:
     logging.basicConfig(handlers=[handler], level=max(LEVELS[level], logging.WARNING), force=True)
 
 
-def bind_worker(number: int) -> None:
-    """Add the field `worker` to every line that this process logs. Call before the program is built."""
-    structlog.contextvars.bind_contextvars(worker=number)
-
-
 def _is_json(log_format: LogFormat) -> bool:
     return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
 
@@ -103,9 +98,8 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     e2e_ms: float | None = None
-    worker: int | None = None
-    """This field and the following are set by `RequestLog`."""
     level: str | None = None
+    """This field and the following are set by `RequestLog`."""
     timestamp: datetime | None = None
 
 
@@ -151,7 +145,6 @@ class RequestLog:
         describe: Callable[[EndedRequest], RequestLine] = line_of,
     ) -> None:
         self._format = _json_line if _is_json(log_format) else _console_line
-        self._worker: int | None = structlog.contextvars.get_contextvars().get("worker")
         self._share = share
         self._write = write or sys.stderr.write
         self._later = later
@@ -177,7 +170,7 @@ class RequestLog:
         self._flush()
 
     def _flush(self) -> None:
-        """Write the lines that wait, in pieces that a pipe takes at once: lines of two workers do not mix."""
+        """Write the lines that wait, in pieces that a pipe takes at once: lines of two processes do not mix."""
         waiting, self._waiting = self._waiting, []
         piece, piece_bytes = "", 0
         for text in map(self._text, waiting):
@@ -191,7 +184,7 @@ class RequestLog:
 
     def _text(self, ended: EndedRequest) -> str:
         line, outcome = self._describe(ended), ended.outcome
-        line.worker, line.level = self._worker, "info"
+        line.level = "info"
         line.timestamp = datetime.fromtimestamp(outcome.at_s + outcome.e2e_ms / 1000, UTC)
         return self._format(line)
 

@@ -20,7 +20,6 @@ from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
-from router.observe.worker_metrics import read_dump
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
@@ -59,7 +58,6 @@ class Metrics:
         self._declare_handoffs(r)
         self._declare_prices(r)
         self._declare_index(r)
-        self._declare_workers(r)
         self._declare_shadow(r)
         self._declare_policies(r)
         self.by_class = ClassMetrics(r)
@@ -177,11 +175,6 @@ class Metrics:
                 self._evicted_soon_s.labels(model).inc(seconds)
             counted.set(tokens)
 
-    def _declare_workers(self, r: CollectorRegistry) -> None:
-        self.workers = Gauge(r, of_process.WORKERS)
-        self.workers.set(1)
-        self.worker_updates_dropped = Counter(r, of_process.WORKER_UPDATES_DROPPED)
-
     def _declare_shadow(self, r: CollectorRegistry) -> None:
         """Shadow policies and receipts."""
         self.shadow_decisions = Counter(r, of_decisions.SHADOW_DECISIONS)
@@ -297,15 +290,14 @@ class Metrics:
         self.pod_kv_usage.replace({pod: load.kv_usage for pod, load in loads.items()})
         self.pod_load_age_s.replace({pod: max(0.0, now_s - load.scraped_at_s) for pod, load in loads.items()})
 
-    def render(self, dumps: Iterable[bytes] = (), text_format: TextFormat = PLAIN) -> bytes:
-        """The exposition text, with the series of other workers. Raises `ValueError` where one of `dumps` is none."""
-        return b"".join(pieces(self.registry, list(map(read_dump, dumps)), text_format))
+    def render(self, text_format: TextFormat = PLAIN) -> bytes:
+        """The exposition text."""
+        return b"".join(pieces(self.registry, text_format))
 
-    async def render_in_turns(self, dumps: Iterable[bytes] = (), text_format: TextFormat = PLAIN) -> bytes:
+    async def render_in_turns(self, text_format: TextFormat = PLAIN) -> bytes:
         """The same in pieces, one in each turn of the event loop: all metrics of 500 pods take 100 ms."""
-        others = list(map(read_dump, dumps))
         texts: list[bytes] = []
-        for text in pieces(self.registry, others, text_format):
+        for text in pieces(self.registry, text_format):
             texts.append(text)
             await asyncio.sleep(0)
         return b"".join(texts)

@@ -97,7 +97,7 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
 
 
 class ReceiptLog:
-    """Appends whole lines to a file, which several workers may share. A line is written at most `FLUSH_INTERVAL_S`
+    """Appends whole lines to a file, which several routers may share. A line is written at most `FLUSH_INTERVAL_S`
     after it was received: `later(delay_s, call)` starts the timer.
 
     Above `max_bytes` (0: no limit) the file is renamed to FILE.1, FILE.1 to FILE.2 and so on; `kept` of them remain.
@@ -153,7 +153,7 @@ class ReceiptLog:
         self._flush()
 
     def _flush(self) -> None:
-        """Write in one call, so that lines of two workers do not mix."""
+        """Write in one call, so that lines of two routers do not mix."""
         file, buffered, self._buffer = self._file, self._buffer, bytearray()
         if file is None or not buffered:
             return None
@@ -186,7 +186,7 @@ class ReceiptLog:
             self._later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def _rotate(self, file: FileIO) -> None:
-        """Rename the files, unless another worker has done so while this one waited for the lock."""
+        """Rename the files, unless another router has done so while this one waited for the lock."""
         flock(file, LOCK_EX)
         if _is_at(self._path, file):
             for number in range(self._kept, 0, -1):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from math import inf
-from typing import Protocol, TypeAlias
-
-import msgspec
+from typing import Protocol
 
 from router.decision import Candidate, RouteDecision
 from router.policy.calibration import Calibration, class_key
@@ -23,27 +20,6 @@ MIN_LINK_MS = 2.0
 """Transfers with a shorter configured time do not show how fast the link is."""
 REGRET_EVERY = 8
 """The regret is computed for every eighth request."""
-
-
-class PrefillReport(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """A pod computed prompts in a measured time."""
-
-    pod: PodId
-    seen: PrefillObservation
-
-
-class TransferReport(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """KV was transferred in a measured time, during `concurrent` other transfers of the sender."""
-
-    sender: PodId
-    receiver: PodId
-    tokens: int
-    elapsed_ms: float
-    concurrent: int
-
-
-SpeedReport: TypeAlias = PrefillReport | TransferReport
-"""An observation in the form that workers of one router exchange."""
 
 
 class SpeedMetrics(Protocol):
@@ -71,8 +47,6 @@ class Calibrator:
         self._clocks: defaultdict[PodId, PrefillClock] = defaultdict(PrefillClock)
         self._compared = 0
         self._observed_s: dict[str, float] = {}
-        self.on_report: Callable[[SpeedReport], None] | None = None
-        """Called with each observation that this worker used."""
 
     def clock(self, pod: PodId) -> PrefillClock:
         return self._clocks[pod]
@@ -87,35 +61,24 @@ class Calibrator:
         """Whether `MIN_INTERVAL_S` has passed since the last observation of the pod's class."""
         return now_s - self._observed_s.get(class_key(pod), -inf) >= MIN_INTERVAL_S
 
-    def observe_prefill(self, pod: Pod, seen: PrefillObservation, now_s: float, *, remote: bool = False) -> None:
-        """Calibrate by computed prompts, at most once in `MIN_INTERVAL_S` for each class. `remote`: an observation of
-        another worker, which has applied that limit."""
+    def observe_prefill(self, pod: Pod, seen: PrefillObservation, now_s: float) -> None:
+        """Calibrate by computed prompts, at most once in `MIN_INTERVAL_S` for each class."""
         prior, key = self.priors.get(pod.id), class_key(pod)
-        if not remote:
-            if not self.wants_observation(pod, now_s):
-                return
-            self._observed_s[key] = now_s
+        if not self.wants_observation(pod, now_s):
+            return
+        self._observed_s[key] = now_s
         if prior is not None:
             self.calibration.observe_prefill(key, pod.id, prior, seen)
-        if self.on_report is not None and not remote:
-            self.on_report(PrefillReport(pod.id, seen))
 
-    def observe_transfer(
-        self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int, *, remote: bool = False
-    ) -> None:
+    def observe_transfer(self, sender: Pod, receiver: Pod, tokens: int, elapsed_ms: float, concurrent: int) -> None:
         """Calibrate by a transfer of KV, during `concurrent` other transfers of the sender."""
         link = self.links.between(sender, receiver)
         if link is not None and tokens:
             kv_bytes = tokens * receiver.kv_bytes_per_token
-            if not remote:
-                link_ms = link.transfer_ms(kv_bytes * (1 + concurrent))
-                slowdown = max(elapsed_ms - HANDOFF_STEPS * receiver.speed.d0_ms, 0.0) / link_ms
-                self._metrics.observe_transfer(
-                    link.kind, kv_bytes, elapsed_ms, slowdown if link_ms > MIN_LINK_MS else None
-                )
+            link_ms = link.transfer_ms(kv_bytes * (1 + concurrent))
+            slowdown = max(elapsed_ms - HANDOFF_STEPS * receiver.speed.d0_ms, 0.0) / link_ms
+            self._metrics.observe_transfer(link.kind, kv_bytes, elapsed_ms, slowdown if link_ms > MIN_LINK_MS else None)
             self.calibration.observe_transfer(link.kind, link, TransferObservation(kv_bytes, concurrent, elapsed_ms))
-        if self.on_report is not None and not remote:
-            self.on_report(TransferReport(sender.id, receiver.id, tokens, elapsed_ms, concurrent))
 
     def compare_ttft(self, model: str, decision: RouteDecision, chosen: Candidate, ttft_ms: float) -> None:
         """Record the error of the expected time to first token, and for a sample the regret: the actual time minus the

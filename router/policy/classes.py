@@ -102,10 +102,6 @@ class Classes:
                 return name
         raise AssertionError("the last rule has no conditions")
 
-    def apply_remote(self, hashes: Sequence[int], now_s: float) -> None:
-        """Record a prompt that another worker classified."""
-        self._lineage.apply_remote(hashes, now_s)
-
     def _named(self, headers: HeaderPairs) -> str:
         wanted = self._header
         for name, value in headers if wanted else ():

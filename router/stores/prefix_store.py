@@ -8,7 +8,7 @@ incomplete, it sets `degraded`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from router.index.blockmap import BlockMap
@@ -87,10 +87,6 @@ class LocalStore:
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
         """By pod, the model of its last dispatch."""
-        self.on_dispatch: Callable[[Prediction], None] | None = None
-        """Called with each prediction that this worker begins."""
-        self.on_outcome: Callable[[Prediction, bool], None] | None = None
-        """Called with each of these and whether it was confirmed or withdrawn."""
 
     @property
     def block_holders(self) -> int:
@@ -115,20 +111,13 @@ class LocalStore:
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         self._models[pod] = prefix.generation.model
-        prediction = self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
-        if self.on_dispatch is not None:
-            self.on_dispatch(prediction)
-        return prediction
+        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         self.predicted.confirm(prediction, now_s)
-        if self.on_outcome is not None:
-            self.on_outcome(prediction, True)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
-        if self.on_outcome is not None:
-            self.on_outcome(prediction, False)
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         return PrefixMatch(self.blocks(prefix, now_s))

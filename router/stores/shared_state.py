@@ -57,18 +57,14 @@ _ROW = msgspec.msgpack.Decoder(dict[str, InFlight])
 
 
 class SharedWorkload:
-    """Requests in flight of this router and of the others. Routers whose names start with `siblings` are skipped: they
-    are workers of this router. Methods raise `redis.RedisError`."""
+    """Requests in flight of this router and of the others. Methods raise `redis.RedisError`."""
 
-    def __init__(
-        self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float, siblings: str | None = None
-    ) -> None:
+    def __init__(self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float) -> None:
         self.nodes = connection.nodes
         self._connection = connection
         self._keys = keys
         self._router = router
         self._ttl_ms = int(ttl_s * 1000)
-        self._siblings = siblings
 
     async def exchange(self, own: Work) -> dict[str, Work]:
         """Write own requests in flight; return the others' by router. Rows of another version are skipped."""
@@ -84,9 +80,7 @@ class SharedWorkload:
         found: dict[str, Work] = {}
         for router, other in zip(flat[::2], flat[1::2], strict=True):
             try:
-                name = router.decode()
-                if self._siblings is None or not name.startswith(self._siblings):
-                    found[name] = _ROW.decode(other)
+                found[router.decode()] = _ROW.decode(other)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         return found

@@ -29,7 +29,6 @@ from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWorkload
 from router.types import Generation
-from router.workers.supervisor import WorkerIdentity
 
 WORK_TTL_S = 1.0
 """Another router's requests in flight are ignored this long after its last update."""
@@ -94,13 +93,7 @@ class ReadableGenerations:
 class ClusterMember:
     """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
-    def __init__(
-        self,
-        config: RedisIndex,
-        ledger: Ledger,
-        wanted: Callable[[Generation], bool],
-        worker: WorkerIdentity | None,
-    ) -> None:
+    def __init__(self, config: RedisIndex, ledger: Ledger, wanted: Callable[[Generation], bool]) -> None:
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
@@ -109,9 +102,8 @@ class ClusterMember:
         )
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
-        siblings = f"{socket.gethostname()}:{worker.folder.name}:" if worker else None
-        router = f"{siblings or socket.gethostname() + ':'}{os.getpid()}:{secrets.token_hex(4)}"
-        work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S, siblings=siblings)
+        router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S)
         self._work = WorkloadFeed(work, ledger)
         self.responses = ResponseExchange(self._connection, keys)
         self.quota_book = QuotaBook(self._connection, keys, router)
@@ -125,8 +117,8 @@ class ClusterMember:
         return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
-    def other_workers(self) -> int:
-        """Number of workers of other routers, as far as known."""
+    def other_routers(self) -> int:
+        """Number of other routers, as far as known."""
         return self._work.known
 
     @property

@@ -17,7 +17,7 @@ from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.load_feed import LoadFeed
 from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_log import log_changes
 from router.feeds.probe import ProbeFeed
@@ -38,7 +38,6 @@ from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
-from router.workers.supervisor import WorkerIdentity
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
@@ -57,7 +56,6 @@ class FleetParts:
         fleet: Fleet,
         prompts: Prompts,
         pools: UpstreamPools,
-        worker: WorkerIdentity | None,
     ) -> None:
         self._config = config
         self.metrics = metrics
@@ -72,7 +70,7 @@ class FleetParts:
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
         self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
-        self.cluster = self._join_cluster(worker)
+        self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
         self.state = FleetState(
@@ -91,21 +89,22 @@ class FleetParts:
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
 
-    def _join_cluster(self, worker: WorkerIdentity | None) -> ClusterMember | None:
+    def _join_cluster(self) -> ClusterMember | None:
         if self._config.index.redis is None:
             return None
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
         readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, self.ledger, readable, worker)
+        return ClusterMember(self._config.index.redis, self.ledger, readable)
 
-    def feeds(self, share: ScrapeShare | None) -> Feeds:
-        """Background tasks. `share`: this worker's turns in scraping loads."""
+    @property
+    def feeds(self) -> Feeds:
+        """Background tasks."""
         config, fetch = self._config.probes, self._pools.fetch
         feeds = {
             **self.membership.feeds,
             "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
-            "load": LoadFeed(self.fleet, self.ledger, fetch, config, share).run,
+            "load": LoadFeed(self.fleet, self.ledger, fetch, config).run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
@@ -149,8 +148,8 @@ class FleetParts:
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
 
     def senders(self) -> int:
-        """The processes that send to the same pods, of all routers."""
-        return self._config.listen.workers + (self.cluster.other_workers if self.cluster else 0)
+        """The routers that send to the same pods."""
+        return 1 + (self.cluster.other_routers if self.cluster else 0)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,9 @@ from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminAccess
-from router.frontends.admin.admin_commands import DRAIN, AdminCommands
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
@@ -53,7 +52,7 @@ from router.policy.review import Review
 from router.policy.spec import Policy
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
-from router.types import Endpoint, InferenceRequest, Pod, PodId, PodState
+from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
@@ -72,17 +71,12 @@ from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
-from router.workers.shared_view import SharedOwners
-from router.workers.supervisor import WorkerIdentity
-from router.workers.worker_sync import WorkerHooks, WorkerSync
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
 
 CERTIFICATE_CHECK_S = 1.0
 MAX_ADMIN_CONNECTIONS = 128
-WORKERS_TIMEOUT_S = 10.0
-"""Longest wait until the pods that are ready in other workers are ready here."""
 SIGNING_KEYS_TIMEOUT_S = 11.0
 """Longest wait for the keys of identity providers: two requests of 5 s."""
 
@@ -90,8 +84,7 @@ log = structlog.get_logger()
 
 
 class Program:
-    """One router process with all its parts. `worker`: its identity if there are several processes; `files`: those that
-    `config` was read from."""
+    """One router with all its parts. `files`: those that `config` was read from."""
 
     def __init__(
         self,
@@ -100,16 +93,15 @@ class Program:
         priors: dict[str, ModelPrior],
         load: LoadTokenizer = load_tokenizer,
         *,
-        worker: WorkerIdentity | None = None,
         files: StartupFiles | None = None,
     ) -> None:
         self._config = config
         self._files = files or StartupFiles(config, None)
         self.metrics = Metrics()
-        add_process_metrics(self.metrics.registry, worker.number if worker else None)
+        add_process_metrics(self.metrics.registry)
         rules = load_classes(config.classes)
         writes_costs = any(entry.deletion_cost for entry in config.discovery.kubernetes)
-        self._recent = RecentPrompts() if writes_costs and (worker is None or worker.number == 0) else None
+        self._recent = RecentPrompts() if writes_costs else None
         self._classes = Classes(rules, self._recent)
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.policies = PolicyFeed(folder, self.metrics, self._review)
@@ -117,7 +109,7 @@ class Program:
         self._pools = upstream_pools(config.limits)
         ready, lookups = partial(ready_pods, self.fleet), _fleet_lookups(self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, lookups)
-        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, worker)
+        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
         self.quotas = QuotaParts(config, self.pods.cluster)
@@ -137,9 +129,6 @@ class Program:
         self._metrics_page = self._build_metrics_page()
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)
-        membership = self.pods.membership
-        self._commands = AdminCommands(self.fleet, self.policies, membership.add, membership.remove, membership.drain)
-        self._worker_sync = self._build_worker_sync(worker) if worker else None
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
         own = public_app(self.fleet, lambda: self._readiness()[0], self._run, refused)
@@ -188,7 +177,6 @@ class Program:
             self.pods.kv_streams,
             self.records.journal,
             self.policies,
-            self._page_parts,
             PageFacts(
                 config.admin.gpu_hour_price,
                 config.admin.currency,
@@ -202,35 +190,17 @@ class Program:
         certificate = self.certificate.stale if self.certificate else None
         return [*self._files.changed(), *([certificate] if certificate else ())]
 
-    def _build_worker_sync(self, worker: WorkerIdentity) -> WorkerSync:
-        pods, commands, find = self.pods, self._commands, self.records.journal.find
-        stored = pods.state.stored
-        owners = SharedOwners(self.fleet, pods.ledger, pods.breaker, pods.store, pods.calibrator, self._classes, stored)
-        hooks = WorkerHooks(commands.apply_remote, self._metrics_page.observe, self._page.part, find)
-        sync = WorkerSync(worker, owners, hooks, self.metrics)
-        commands.publish = sync.view.add_command
-        self.quotas.with_workers = sync.quotas.exchange
-
-        def drain_again(pod: Pod, _old: PodState, new: PodState) -> None:
-            """Keep a drained pod drained when it joins again, or when this worker is new."""
-            if new is PodState.JOINING and sync.view.command(DRAIN + pod.id) == PodEvent.DRAIN.value:
-                pods.membership.drain(pod.id, PodEvent.DRAIN)
-
-        self.fleet.listen(drain_again)
-        return sync
-
     def _admin_app(self) -> App:
-        sync, find = self._worker_sync, self.records.journal.find
         routes = AdminRoutes(
             self.fleet,
             self.policies,
-            self._commands,
-            ExplainRoutes(find, self._find_remote, self._read_preview, self._preview),
+            self.pods.membership,
+            ExplainRoutes(self.records.journal.find, self._read_preview, self._preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
-            sync.render if sync else self._metrics_page.render,
+            self._metrics_page.render,
             self._snapshots,
-            LoraAdapters(self.fleet, self._pools.of, self._commands.set_adapters),
+            LoraAdapters(self.fleet, self._pools.of, self.fleet.learn_adapters),
         )
         listen, limits = self._config.admin, self._config.limits
         access = AdminAccess(
@@ -273,7 +243,6 @@ class Program:
     def summary(self) -> dict[str, Any]:
         """What this router serves, for the log."""
         return {
-            "workers": self._config.listen.workers,
             "models": [model.name for model in self._config.models],
             "unlisted_models": self._config.unlisted_models,
             "tenants": len(self._tenants.current().by_name) if self._tenants else "not configured: serves every client",
@@ -282,20 +251,16 @@ class Program:
         }
 
     async def _wait_for_peers(self) -> None:
-        """Wait for the state of other replicas and workers, before this process serves."""
+        """Wait for the state of other routers, before this process serves."""
         wait = StartupWait(self.fleet, self_test=self._config.probes.self_test)
         if self._signing_keys:
             await wait.for_signing_keys(self._signing_keys)
         if self.pods.cluster and self._config.index.redis:
             await wait.for_cluster(self.pods.cluster, self._config.index.redis.ready_timeout_s)
-        if self._worker_sync:
-            await wait.for_workers(self._worker_sync)
 
     def _feeds(self) -> Feeds:
-        sync = self._worker_sync
         return {
-            **self.pods.feeds(sync.scrape_share if sync else None),
-            **(sync.feeds if sync else {}),
+            **self.pods.feeds,
             **self.records.feeds,
             **self.quotas.feeds,
             **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
@@ -322,16 +287,9 @@ class Program:
     def _policy_named(self, name: str) -> Policy | None:
         return self.policies.current().library.get(name)
 
-    async def _page_parts(self) -> list[bytes]:
-        return await self._worker_sync.page_parts() if self._worker_sync else []
-
-    async def _find_remote(self, request_id: str) -> bytes | None:
-        return await self._worker_sync.find(request_id) if self._worker_sync else None
-
 
 class StartupWait:
-    """Waits for other replicas and workers. `self_test`: whether pods must pass the self-test before their caches
-    count."""
+    """Waits for other routers. `self_test`: whether pods must pass the self-test before their caches count."""
 
     def __init__(self, fleet: Fleet, *, self_test: bool) -> None:
         self._fleet = fleet
@@ -352,13 +310,6 @@ class StartupWait:
         """Wait until each identity provider has answered once or has failed."""
         await wait_until(lambda: feed.is_tried, SIGNING_KEYS_TIMEOUT_S)
 
-    async def for_workers(self, sync: WorkerSync) -> None:
-        """Wait until the pods that other workers use are usable here."""
-        used = await sync.remote_ready_pods()
-        if not await wait_until(lambda: not self._unusable(used), WORKERS_TIMEOUT_S):
-            log.warning("serving before all pods are ready", missing=self._unusable(used))
-        sync.view.begin()
-
     def _untested(self) -> list[PodId]:
         """Pods whose self-test has no result yet."""
         return [
@@ -367,10 +318,6 @@ class StartupWait:
             if status.state is PodState.JOINING
             or (status.state is PodState.READY and not self._fleet.trust_reason(status.pod.id))
         ]
-
-    def _unusable(self, pods: Iterable[PodId]) -> list[PodId]:
-        joining = {status.pod.id for status in self._fleet.snapshot.pods if status.state is PodState.JOINING}
-        return sorted(joining.union(self._untested() if self._self_test else ()).intersection(pods))
 
 
 def _fleet_lookups(fleet: Fleet) -> FleetLookups:

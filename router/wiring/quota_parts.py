@@ -18,30 +18,20 @@ Exchange: TypeAlias = Callable[[Sequence[ShareReport]], Awaitable[Grants]]
 
 
 class QuotaParts:
-    """The quotas of one process. It shares them with all routers through Redis, or with the other workers of its own:
-    `with_workers` must be set then, before the feeds run."""
+    """The quotas of one router, which shares them with the others through Redis."""
 
     def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
         self.feeds: Feeds = {}
-        self.with_workers: Exchange | None = None
         self.sharing: MeterSharing | None = None
         """None where this process is alone."""
         self.quotas = Quotas()
         self.next_exchange: Callable[[], Awaitable[None]] | None = None
         """Waits until shares have been exchanged with the other processes; None where this one is alone."""
-        workers = config.listen.workers
-        if config.tenants is None or (cluster is None and workers == 1):
+        if config.tenants is None or cluster is None:
             return
         from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
 
-        sharing = MeterSharing(workers)
-        if cluster is not None:
-            feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
-        else:
-            feed = QuotaFeed(sharing, self._exchange_with_workers)
+        sharing = MeterSharing()
+        feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
         self.sharing, self.quotas, self.next_exchange = sharing, Quotas(sharing), feed.next_exchange
         self.feeds = {"quotas": feed.run}
-
-    async def _exchange_with_workers(self, reports: Sequence[ShareReport]) -> Grants:
-        assert self.with_workers is not None
-        return await self.with_workers(reports)

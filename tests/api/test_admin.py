@@ -16,6 +16,7 @@ from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder, load_policies
 from router.errors import ConfigError
+from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
@@ -23,7 +24,6 @@ from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminAccess
-from router.frontends.admin.admin_commands import AdminCommands
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
@@ -72,8 +72,8 @@ class Router:
         routes = AdminRoutes(
             self.fleet,
             self.policies,
-            AdminCommands(self.fleet, self.policies, self._add, self._remove, self.fleet.event),
-            ExplainRoutes(self._find, self._find_elsewhere, self._read, self._preview),
+            cast(Membership, self),
+            ExplainRoutes(self._find, self._read, self._preview),
             partial(describe_pods, self.fleet, Ledger(), store, streams),
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
@@ -86,21 +86,23 @@ class Router:
         return b"{}"
 
     def _observe_cluster(self, metrics: Metrics) -> None:
-        metrics.workers.set(17)
+        metrics.replicas.set(17)
 
-    def _add(self, pod: PodConfig) -> None:
+    def add(self, pod: PodConfig) -> None:
         if "bad" in pod.url:
             raise ConfigError("duplicate id")
         self.added.append(pod)
 
-    def _remove(self, pod_id: PodId) -> bool:
+    def remove(self, pod_id: PodId) -> bool:
         return pod_id == "a"
+
+    def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
+        self.fleet.event(pod_id, event)
+        status = self.fleet.status(pod_id)
+        return status.state if status else PodState.GONE
 
     def _find(self, request_id: str) -> RecordedDecision | None:
         return self.decision if request_id == "here" else None
-
-    async def _find_elsewhere(self, request_id: str) -> bytes | None:
-        return b'{"from": "another worker"}' if request_id == "there" else None
 
     async def _read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -185,7 +187,7 @@ async def test_metrics_are_read_when_they_are_rendered(router: Router) -> None:
     answer = await router.call("GET", "/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert 'warmroute_pod_state{pod="a",state="joining"} 1.0' in answer.text
-    assert "warmroute_workers 17.0" in answer.text
+    assert "warmroute_other_replicas 17.0" in answer.text
 
 
 async def test_pods_are_shown_with_state_and_load(router: Router) -> None:
@@ -264,10 +266,8 @@ async def test_pods_are_drained_and_undrained(router: Router) -> None:
 
 
 async def test_decisions_are_explained(router: Router) -> None:
-    """Those of this worker and of others."""
     found = (await router.call("GET", "/admin/explain/here")).json()
     assert found["receipt"]["id"] == router.decision.scene.request_id
-    assert (await router.call("GET", "/admin/explain/there")).json() == {"from": "another worker"}
     answer = await router.call("GET", "/admin/explain/nowhere")
     assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
     assert "or the request was answered without one" in error_of(answer)["message"]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.net
 
 
 def test_a_port_in_use_is_refused() -> None:
-    """Workers of one router share theirs."""
+    """Two routers may share one if both say so (`listen.reuse_port`)."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for exclusive in (True, False):

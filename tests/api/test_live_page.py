@@ -22,7 +22,6 @@ from router.frontends.admin.live_page import (
     page_headers,
 )
 from router.frontends.admin.page_snapshot import SHOWN
-from router.observe.declared.declaration import Join
 from tests.virtual_time import run_virtually
 
 PAGE = _FILE.read_bytes()
@@ -182,9 +181,3 @@ def test_the_page_names_nothing_outside_and_writes_no_html() -> None:
 def test_the_page_shows_only_metrics_that_its_snapshots_have() -> None:
     names = {declared.name for declared in SHOWN}
     assert set(re.findall(r"warmroute_\w+", PAGE.decode())) <= names
-
-
-def test_the_metrics_of_the_page_are_sums_over_workers() -> None:
-    for declared, kept in SHOWN.items():
-        assert declared.join is Join.SUM
-        assert set(kept) <= set(declared.labels)

@@ -1,4 +1,4 @@
-"""The snapshots of the operators' page: bounded, computed in slices, and of all workers."""
+"""The snapshots of the operators' page: bounded, and computed in slices."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ from router.frontends.admin.page_snapshot import (
     MAX_PODS_BYTES,
     MAX_SERIES,
     SLICE_PODS,
-    DecisionRow,
     PageFacts,
     PageSource,
-    WorkerPart,
 )
 from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth
-from router.observe.hot_prefixes import HotPrefix
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
@@ -49,18 +46,13 @@ REQUESTS = "warmroute_class_requests"
 
 
 class Page:
-    """A page source without a router around it. `others`: the parts of other workers."""
+    """A page source without a router around it."""
 
-    def __init__(
-        self, folder: Path, *pods: str, others: tuple[bytes, ...] = (), facts: PageFacts | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.journal = Fleet(), Metrics(), Journal()
         self.fleet.sync([pod(name) for name in pods])
         store = LocalStore()
-
-        async def parts() -> tuple[bytes, ...]:
-            return others
 
         ledger = Ledger()
         gauges = MetricsPage(
@@ -78,7 +70,6 @@ class Page:
             KvStreams(self.fleet, store, self.metrics.kv),
             self.journal,
             PolicyFeed(PolicyFolder(folder, "mine", frozenset()), self.metrics),
-            parts,
             facts or PageFacts(),
         )
 
@@ -184,26 +175,6 @@ async def test_requests_are_served_while_a_large_fleet_is_described(tmp_path: Pa
     assert turns > 500 // SLICE_PODS + 20
 
 
-async def test_the_parts_of_other_workers_are_added(tmp_path: Path) -> None:
-    """Counts are summed; decisions are merged by time."""
-    here = DecisionRow(id="theirs", at_s=4e9, model="m", pod="a", policy="mine")
-    part = WorkerPart({REQUESTS: [(("chat", "ok"), [5.0]), (("rag", "ok"), [2.0])]}, [here])
-    page = Page(tmp_path, "a", "b", others=(msgspec.msgpack.encode(part),))
-    page.serve("ours")
-    found = await page.shown()
-    assert found["workers"] == 2
-    assert found["metrics"][REQUESTS] == [[["chat", "ok"], [6.0]], [["rag", "ok"], [2.0]]]
-    assert [one["id"] for one in found["decisions"]] == ["theirs", "ours"]
-
-
-async def test_a_worker_reads_its_own_part_back(tmp_path: Path) -> None:
-    page = Page(tmp_path, "a", "b")
-    page.serve("ours")
-    part = await page.source.part()
-    doubled = await Page(tmp_path, "a", "b", others=(part, part)).shown()
-    assert doubled["metrics"][REQUESTS] == [[["chat", "ok"], [2.0]]]
-
-
 async def test_the_last_reload_is_shown(tmp_path: Path) -> None:
     page = Page(tmp_path, "a")
     assert (await page.shown())["policies"]["last_reload"] is None
@@ -214,14 +185,10 @@ async def test_the_last_reload_is_shown(tmp_path: Path) -> None:
 
 
 async def test_the_hottest_prefixes_are_shown_with_what_they_saved(tmp_path: Path) -> None:
-    """Of all workers, the one that saved the most first."""
-    theirs = HotPrefix("00ff", "m", requests=3, hits=2, saved_tokens=10**9, first_s=1.0, last_s=2.0)
-    part = msgspec.msgpack.encode(WorkerPart({}, [], [theirs]))
-    page = Page(tmp_path, "a", "b", others=(part,))
+    page = Page(tmp_path, "a", "b")
     page.serve("ours", cached_tokens=64)
-    first, second = (await page.shown())["prefixes"]
-    assert (first["key"], first["saved_tokens"]) == ("00ff", 10**9)
-    assert (second["requests"], second["hits"], second["saved_tokens"]) == (1, 1, 64)
+    [found] = (await page.shown())["prefixes"]
+    assert (found["requests"], found["hits"], found["saved_tokens"]) == (1, 1, 64)
 
 
 async def test_what_hits_saved_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""The longest turn of the event loop and the size of `/metrics` of a large router with several workers.
+"""The longest turn of the event loop and the size of `/metrics` of a large router.
 
     python -m tests.bench.metrics_bench [ROUNDS]
 
-500 pods, 50 tenants (20 have a label), 8 workers, 4 models, 8 classes and 4 policies; every combination of labels that
+500 pods, 50 tenants (20 have a label), 4 models, 8 classes and 4 policies; every combination of labels that
 can occur. Turns are measured in CPU time of the thread, without garbage collection, which the router does while idle.
 Prints one line of JSON for each text format; in OpenMetrics every bucket of a latency has an exemplar.
 """
@@ -23,11 +23,10 @@ from router.observe.class_metrics import MAX_TENANT_CHARACTERS, NAMED_TENANTS
 from router.observe.exposition import OPEN_METRICS, PLAIN, TextFormat
 from router.observe.fast_metrics import OTHER, Buckets, Count, Labelled, Labels
 from router.observe.metrics import KNOWN_STATES, Metrics
-from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, PodLoad, PodState, PodStatus, PrefixTrust
 from tests.policy.scenes import pod
 
-PODS, WORKERS = 500, 8
+PODS = 500
 MAX_BODY_BYTES, MAX_TURN_MS = 3_000_000, 5.0
 FORMATS = {"plain": PLAIN, "openmetrics": OPEN_METRICS}
 POD_NAMES = [f"llm-{number:03}-decode-6f9c7d5b84" for number in range(PODS)]
@@ -82,7 +81,7 @@ T = TypeVar("T")
 
 
 def full_metrics() -> Metrics:
-    """The metrics of one worker, with every series."""
+    """The metrics of a router, with every series."""
     metrics = Metrics()
     for metric in metrics.registry.collectors:
         if isinstance(metric, Labelled):
@@ -139,12 +138,11 @@ async def _observe(metrics: Metrics, pods: FleetSnapshot) -> None:
 
 
 def render(text_format: TextFormat = PLAIN) -> tuple[bytes, list[float]]:
-    """The text of the worker that is scraped, and the CPU milliseconds of each turn in it and in one that it asks."""
+    """The text, and the CPU milliseconds of each turn."""
     metrics, pods = full_metrics(), fleet()
     _, observed_ms = turns_of(_observe(metrics, pods))
-    dump, dumped_ms = turns_of(dump_metrics(metrics.registry))
-    text, rendered_ms = turns_of(metrics.render_in_turns([dump] * (WORKERS - 1), text_format))
-    return text, [*observed_ms, *dumped_ms, *rendered_ms]
+    text, rendered_ms = turns_of(metrics.render_in_turns(text_format))
+    return text, [*observed_ms, *rendered_ms]
 
 
 def main(rounds: int) -> None:

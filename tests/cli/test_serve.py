@@ -96,14 +96,12 @@ def limits_of(pid: int) -> tuple[int, int]:
 
 @pytest.mark.net
 @pytest.mark.anyio
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_the_admin_listener_can_be_a_unix_socket(workers: int, tmp_path: Path) -> None:
-    """Of one process, or shared by several workers; `warmroute explain` connects to it with a token."""
+async def test_the_admin_listener_can_be_a_unix_socket(tmp_path: Path) -> None:
+    """`warmroute explain` connects to it with a token."""
     config, token, path, port = tmp_path / "router.yaml", tmp_path / "token", tmp_path / "admin.sock", free_port()
     token.write_text("open-sesame\n")
     config.write_text(
-        f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{socket: {path}, bearer_file: {token}}}\n"
-        "limits: {drain_delay_s: 0}\n"
+        f"listen: {{port: {port}}}\nadmin: {{socket: {path}, bearer_file: {token}}}\nlimits: {{drain_delay_s: 0}}\n"
     )
     with child("router", ["serve", "--config", str(config)], tmp_path) as router:
         transport = httpx.AsyncHTTPTransport(uds=str(path))
@@ -126,11 +124,10 @@ async def test_the_admin_listener_can_be_a_unix_socket(workers: int, tmp_path: P
 
 
 @pytest.mark.net
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_taken_admin_port_ends_the_start_with_a_message(workers: int, tmp_path: Path) -> None:
+def test_a_taken_admin_port_ends_the_start_with_a_message(tmp_path: Path) -> None:
     """Exit code 2, as for any wrong configuration."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ["--port", "0", "--admin-port", str(taken.getsockname()[1]), "--workers", str(workers)]
+        options = ["--port", "0", "--admin-port", str(taken.getsockname()[1])]
         with child("router", ["serve", *options], tmp_path) as router:
             assert router.process.wait(30) == 2
     assert "admin: cannot bind 127.0.0.1:" in router.log.read_text() and "admin.port" in router.log.read_text()
@@ -138,13 +135,10 @@ def test_a_taken_admin_port_ends_the_start_with_a_message(workers: int, tmp_path
 
 @pytest.mark.net
 @pytest.mark.anyio
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_one_line_says_what_is_served_once_the_port_is_bound(workers: int, tmp_path: Path) -> None:
-    """With all workers together. Without pods, a warning says how to name one."""
+async def test_one_line_says_what_is_served_once_the_port_is_bound(tmp_path: Path) -> None:
+    """Without pods, a warning says how to name one."""
     port = free_port()
-    with child(
-        "router", ["serve", "--port", str(port), "--admin-port", "0", "--workers", str(workers)], tmp_path
-    ) as router:
+    with child("router", ["serve", "--port", str(port), "--admin-port", "0"], tmp_path) as router:
 
         async def line() -> str | None:
             return next((each for each in router.log.read_text().splitlines() if '"serving"' in each), None)
@@ -154,7 +148,7 @@ async def test_one_line_says_what_is_served_once_the_port_is_bound(workers: int,
             assert (await client.get(f"http://127.0.0.1:{port}/livez")).status_code == 200
     line_of = json.loads(found)
     assert line_of["url"] == f"http://127.0.0.1:{port}" and line_of["admin"].startswith("http://127.0.0.1:")
-    assert (line_of["workers"], line_of["pods"]) == (workers, 0) and line_of["policies"]
+    assert line_of["pods"] == 0 and line_of["policies"]
     printed = router.log.read_text()
     assert printed.count('"serving"') == 1
     assert "name one with --pod URL" in printed

@@ -23,13 +23,12 @@ async def answer(client: httpx.AsyncClient, path: str) -> httpx.Response | None:
         return None
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_the_port_answers_while_tokenizers_load(workers: int, tmp_path: Path) -> None:
+async def test_the_port_answers_while_tokenizers_load(tmp_path: Path) -> None:
     """Alive, but not ready. Loading waits for a template that is a named pipe."""
     port, admin_port, template, config = free_port(), free_port(), tmp_path / "template", tmp_path / "router.yaml"
     os.mkfifo(template)
     config.write_text(
-        f"listen: {{port: {port}, workers: {workers}}}\nadmin: {{port: {admin_port}}}\n"
+        f"listen: {{port: {port}}}\nadmin: {{port: {admin_port}}}\n"
         f"models: [{{name: m, tokenizer: {TOKENIZER}, fast_tokenizer: false, chat_template: {template}}}]\n"
     )
     with child("router", ["serve", "--config", str(config)], tmp_path) as router:

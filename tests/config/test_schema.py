@@ -187,3 +187,12 @@ def test_an_admin_listener_for_others_needs_a_token(tmp_path: Path, host: str) -
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
 def test_an_admin_listener_for_this_machine_needs_no_token(tmp_path: Path, host: str) -> None:
     assert parsed(tmp_path, f"admin: {{host: '{host}'}}").admin.bearer_file is None
+
+
+def test_several_workers_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    """They were processes of one router once; one is what a router has."""
+    assert parsed(tmp_path, "listen: {workers: 1}").listen.reuse_port is False
+    with pytest.raises(
+        ConfigError, match=r"router\.yaml:1: listen\.workers: .*start 4 with `listen: \{reuse_port: true"
+    ):
+        parsed(tmp_path, "listen: {workers: 4}")

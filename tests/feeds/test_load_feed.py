@@ -11,7 +11,7 @@ import pytest
 
 from router.config.schema import Probes
 from router.decision import Lease
-from router.feeds.load_feed import LoadFeed, ScrapeShare
+from router.feeds.load_feed import LoadFeed
 from router.feeds.pod_problems import Fetch
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
@@ -65,22 +65,20 @@ async def test_slow_pods_do_not_delay_others(
     assert load(fleet, "slow") == PodLoad()
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: MakePod, workers: int) -> None:
+async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: MakePod) -> None:
     """Idle by its own metrics and by the ledger."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
-    scrape_share = ScrapeShare(0, lambda: workers, lambda _pod, _load: None)
-    feed = LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0), scrape_share)
-    assert feed.interval_s("a") == 0.5 * workers
+    feed = LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0))
+    assert feed.interval_s("a") == 0.5
     lease = ledger.book(pod, 100, 0, 0.0)
-    assert feed.interval_s("a") == 0.25 * workers
+    assert feed.interval_s("a") == 0.25
     ledger.release(lease, 0.1)
     for busy in (PodLoad(1, 0, 0.1, 1.0), PodLoad(0, 1, 0.1, 1.0)):
         fleet.observe_load("a", busy)
-        assert feed.interval_s("a") == 0.25 * workers
+        assert feed.interval_s("a") == 0.25
     fleet.observe_load("a", PodLoad(0, 0, 0.9, 2.0))
-    assert feed.interval_s("a") == 0.5 * workers
+    assert feed.interval_s("a") == 0.5
 
 
 async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
@@ -123,22 +121,6 @@ async def test_each_rank_of_a_port_has_its_own_load(network: Network, make_pod: 
     await feed.scrape("a#0")
     await feed.scrape("a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
-
-
-async def test_workers_take_turns_in_scraping_and_share_the_loads(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
-    """A new pod is scraped at once by each of them."""
-    fleet, loads = fleet_of(make_pod("a")), list[tuple[str, int]]()
-    network["a"].answers["/metrics"] = metrics(3)
-    workers = [1]
-    scrape_share = ScrapeShare(1, lambda: workers[0], lambda pod, load: loads.append((pod, load.running)))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=1.0), scrape_share)
-    async with running(feed.run()):
-        await until(lambda: len(loads) >= 3)
-        workers[0] = 1_000_000
-        await until(lambda: network["a"].asked["/metrics"] == len(loads))
-    assert set(loads) == {("a", 3)}
 
 
 def queue_of(waiting: int) -> bytes:

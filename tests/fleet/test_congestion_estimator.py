@@ -119,11 +119,11 @@ def test_prompts_of_other_routers_count(make_pod: MakePod) -> None:
 
 
 def test_a_pod_is_idle_when_the_last_router_is_done(make_pod: MakePod) -> None:
-    """A worker that dies leaves no pod busy for ever."""
+    """A router that dies leaves no pod busy for ever."""
     ledger, pod = Ledger(), make_pod("a")
-    ledger.apply_remote(1, {"a": InFlight(1, 1, 100, 10.0)}, 0.0)
+    ledger.apply_replicas([{"a": InFlight(1, 1, 100, 10.0)}], 0.0)
     busy = ledger.congestion(fleet([pod]), MODEL, 60.0).busy_share
-    ledger.remove_worker(1, 60.0)
+    ledger.apply_replicas([], 60.0)
     assert ledger.congestion(fleet([pod]), MODEL, 120.0).busy_share < busy
 
 

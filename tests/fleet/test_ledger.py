@@ -264,7 +264,7 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(
     assert ledger.inflight() == {}
 
 
-_CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "pull", "pulled", "worker", "replica"]
+_CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "pull", "pulled", "replica"]
 
 
 @examples(150)
@@ -291,8 +291,6 @@ def test_sums_do_not_depend_on_when_they_are_read(
         for ledger in (often, seldom):
             if what == "stepped":
                 ledger.stepped(name, now_s)
-            elif what == "worker":
-                ledger.apply_remote(1, {name: InFlight(number) if number else None}, 0.0)
             elif what == "replica":
                 ledger.apply_replicas([{name: InFlight(number, number)}] if number else [], 0.0)
         _read(often)
@@ -303,7 +301,7 @@ def test_sums_do_not_depend_on_when_they_are_read(
 
 def _read(ledger: Ledger) -> list[object]:
     """All that can be read, in its order."""
-    alone = [(ledger.on(name), ledger.own_on(name), ledger.decoding(name)) for name in "ab"]
+    alone = [(ledger.on(name), ledger.decoding(name)) for name in "ab"]
     return [list(ledger.inflight().items()), list(ledger.own().items()), list(ledger.steps().items()), alone]
 
 
@@ -370,59 +368,20 @@ def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
     assert ledger.on("c") == InFlight()
 
 
-def test_rows_of_workers_count_until_they_are_removed(make_pod: MakePod) -> None:
-    """Pod by pod; and all of it ends with the worker."""
-    ledger = Ledger()
-    ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.apply_remote(1, {"a": InFlight(2, 1, 10, 1.0, 20), "b": InFlight(1, 0, 0, 0.0, 5)}, 0.0)
-    ledger.apply_remote(2, {"a": InFlight(4, 0, 0, 0.0, 40)}, 0.0)
-    ledger.apply_replicas([{"a": InFlight(8, 0, 0, 0.0, 80)}], 0.0)
-    assert {pod: work.requests for pod, work in ledger.inflight().items()} == {"a": 15, "b": 1}
-    assert (ledger.on("a").requests, ledger.requests_of_router("a"), ledger.own()["a"].requests) == (15, 7, 1)
-    ledger.apply_remote(1, {"b": None}, 0.0)
-    assert set(ledger.inflight()) == {"a"}
-    ledger.remove_worker(1, 0.0)
-    assert ledger.inflight()["a"].requests == 13
-    ledger.remove_worker(2, 0.0)
-    ledger.apply_replicas([], 0.0)
-    assert ledger.inflight() == ledger.own()
-
-
 def test_own_changes_are_added_to_the_work_of_others(make_pod: MakePod) -> None:
     """A lease that is booked or released while others work there changes the sum at once."""
     ledger, pod = Ledger(), make_pod("a")
-    ledger.apply_remote(1, {"a": InFlight(2, 0, 0, 0.0, 20)}, 0.0)
+    ledger.apply_replicas([{"a": InFlight(2, 0, 0, 0.0, 20)}], 0.0)
     lease = ledger.book(pod, 100, 0, 0.0)
     assert ledger.inflight()["a"].requests == ledger.on("a").requests == 3
     ledger.release(lease, 1.0)
     assert ledger.inflight() == {"a": InFlight(2, 0, 0, 0.0, 20)}
 
 
-def test_of_two_workers_heads_the_earlier_one_counts(make_pod: MakePod) -> None:
-    """Workers share a clock, so that all of them see the same rest of it."""
-    ledger, pod = Ledger(), make_pod("a")
-    ledger.book(pod, 1000, 0, 5.0)
-    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=4.0)}, 0.0)
-    assert (ledger.on("a").head_ms, ledger.on("a").head_since_s) == (300.0, 4.0)
-    ledger.apply_remote(1, {"a": InFlight(1, 1, 10, 300.0, 10, head_ms=300.0, head_since_s=6.0)}, 0.0)
-    assert ledger.on("a").head_since_s == 5.0
-
-
-def test_on_change_is_called_for_every_change_of_our_own_work(make_pod: MakePod) -> None:
-    """And not of that of others."""
-    ledger, changed = Ledger(), list[str]()
-    ledger.on_change = changed.append
-    lease = ledger.book(make_pod("a"), 100, 0, 0.0)
-    ledger.first_token(lease, 1.0)
-    ledger.apply_remote(1, {"b": InFlight(1)}, 0.0)
-    ledger.release(lease, 2.0)
-    assert changed == ["a", "a", "a"]
-
-
 # --- a watch ---
 
 _HAPPENS = st.lists(
-    st.tuples(st.sampled_from(["book", "book", "token", "release", "worker", "replica"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["book", "book", "token", "release", "replica"]), st.integers(0, 3)),
     max_size=20,
 )
 
@@ -431,7 +390,7 @@ _HAPPENS = st.lists(
 def test_a_watch_records_the_maximum_number_of_prompts(
     make_pod: MakePod, before: list[tuple[str, int]], during: list[tuple[str, int]]
 ) -> None:
-    """From its beginning to its end, of this process, the other workers and the other replicas together."""
+    """From its beginning to its end, of this router and the others together."""
     ledger, pod, leases = Ledger(), make_pod("a"), list[Lease]()
 
     def happens(what: str, number: int) -> int:
@@ -442,8 +401,6 @@ def test_a_watch_records_the_maximum_number_of_prompts(
         elif what in ("token", "release") and leases:
             change = Ledger.first_token if what == "token" else Ledger.release
             change(ledger, leases[number % len(leases)], 0.0)
-        elif what == "worker":
-            ledger.apply_remote(1, row, 0.0)
         elif what == "replica":
             ledger.apply_replicas([row], 0.0)
         return ledger.on("a").prefill_requests
@@ -459,8 +416,8 @@ def test_a_watch_records_the_maximum_number_of_prompts(
 
 @pytest.mark.parametrize(("prompts", "expected"), [(0, False), (1, True), (2, True)])
 def test_prompts_of_others_without_a_first_token_are_reported(prompts: int, expected: bool) -> None:
-    """Of another worker; decoding requests do not count."""
+    """Of another router; decoding requests do not count."""
     ledger = Ledger()
     assert not ledger.others_prefill("a")
-    ledger.apply_remote(1, {"a": InFlight(requests=3, prefill_requests=prompts)}, 0.0)
+    ledger.apply_replicas([{"a": InFlight(requests=3, prefill_requests=prompts)}], 0.0)
     assert ledger.others_prefill("a") is expected

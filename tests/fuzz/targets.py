@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import bodies, documents, edge, engines, pods, prompts, stored, workers
+from tests.fuzz import bodies, documents, edge, engines, pods, prompts, stored
 
 FOUND = Path(__file__).parent / "found"
 
@@ -38,8 +38,6 @@ TARGETS: Mapping[str, Target] = {
     "facts": Target(engines.facts, engines.FACTS, engines.FACT_WORDS),
     "rows": Target(stored.rows, stored.ROWS, stored.ROW_WORDS),
     "calibrations": Target(stored.calibrations, stored.CALIBRATIONS, stored.CALIBRATION_WORDS, 2048),
-    "frames": Target(workers.frames, workers.FRAMES, workers.FRAME_WORDS),
-    "news": Target(workers.update, workers.UPDATES, workers.UPDATE_WORDS),
     "config": Target(documents.config, documents.CONFIGS, documents.YAML_WORDS),
     "policies": Target(documents.policies, documents.POLICIES, documents.YAML_WORDS),
 }

@@ -23,7 +23,7 @@ POD = f'{TARGET},exported_pod="gpu-0"'
 pytestmark = needs_promtool
 
 WELL: Mapping[str, str] = {
-    f"warmroute_workers{{{TARGET}}}": "1",
+    f'warmroute_build_info{{{TARGET},version="1"}}': "1",
     f'warmroute_pod_state{{{POD},state="ready"}}': "1",
     f'warmroute_pod_state{{{POD},state="ejected"}}': "0",
     f'warmroute_requests_total{{{TARGET},model="m",result="ok"}}': "0+600",

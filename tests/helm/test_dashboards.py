@@ -56,7 +56,7 @@ def test_the_reference_page_names_every_metric_with_its_use() -> None:
         assert all(f"`{label}`" in section for label in declared.labels)
         assert "Used by" in section
     assert unit_of(of_requests.TTFT_S) == "seconds"
-    assert unit_of(of_process.WORKERS) == ""
+    assert unit_of(of_process.REPLICAS) == ""
 
 
 def test_labels_that_a_scrape_has_as_well_are_renamed() -> None:
@@ -71,8 +71,8 @@ def test_queries_of_missing_labels_types_and_buckets_are_refused() -> None:
     """When the files are generated."""
     with pytest.raises(ValueError, match="has no label 'tenant'; it has endpoint, model, result"):
         DASHBOARD.rate(of_requests.REQUESTS, "tenant")
-    with pytest.raises(ValueError, match="warmroute_workers is a gauge"):
-        DASHBOARD.rate(of_process.WORKERS)
+    with pytest.raises(ValueError, match="warmroute_other_replicas is a gauge"):
+        DASHBOARD.rate(of_process.REPLICAS)
     with pytest.raises(ValueError, match="is a counter"):
         DASHBOARD.quantile(0.5, of_requests.REQUESTS)
     with pytest.raises(ValueError, match=r"has no bucket 0\.07"):

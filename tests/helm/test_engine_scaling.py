@@ -11,7 +11,6 @@ from ruamel.yaml import YAML
 
 from router.feeds.discovery.kube_facts import unknown_annotations
 from router.feeds.discovery.kube_objects import KubePod
-from router.observe.declared.declaration import Join
 from router.observe.declared.metric_catalog import DECLARED
 from tests.helm.charts import CHART, EXAMPLES, example, minimal
 from tests.helm.kubernetes_schemas import mistakes
@@ -47,13 +46,6 @@ def test_every_metric_and_label_exists(query: str) -> None:
     for name, matchers in used:
         assert set(re.findall(r"(\w+)=", matchers)) <= {*DECLARED[name].labels, "namespace"}
     assert "resource" in DECLARED["warmroute_pool_desired_replicas"].labels
-
-
-def test_what_is_summed_over_routers_is_summed_over_workers() -> None:
-    """One router with four workers reads like four routers."""
-    summed = {name for name, one in DECLARED.items() if name.startswith("warmroute_pool_") and "sum" in one.help}
-    assert len(summed) >= 4
-    assert {DECLARED[name].join for name in summed} == {Join.SUM}
 
 
 def test_both_autoscalers_ask_the_same() -> None:

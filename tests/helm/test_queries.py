@@ -9,6 +9,7 @@ import pytest
 
 from router.observe.declared.metric_catalog import DECLARED
 from router.observe.metrics import Metrics
+from router.observe.process_metrics import add_process_metrics
 from tests.helm.charts import Rendered, example, minimal
 
 MONITORED = {"monitoring": {"prometheusRule": {"enabled": True}}, "autoscaling": {"keda": {"enabled": True}}}
@@ -24,7 +25,9 @@ def queries(rendered: Rendered) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def exported() -> str:
     """Names of the router's series, as HELP and TYPE lines."""
-    return Metrics().render().decode()
+    metrics = Metrics()
+    add_process_metrics(metrics.registry)
+    return metrics.render().decode()
 
 
 def test_every_metric_exists(exported: str) -> None:

@@ -38,6 +38,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"terminationGracePeriodSeconds": 60}, "terminationGracePeriodSeconds: 60 would kill routers while they answer"),
     ({"config": {"limits": {"drain_timeout_s": 700}}}, "need at least 715"),
     ({"preStopSeconds": 30}, "need at least 640"),
+    ({"config": {"listen": {"workers": 4}}}, "a router is one process; set `replicaCount: 4`"),
     ({"autoscaling": {"hpa": {"enabled": True}, "keda": {"enabled": True}}}, "hpa and keda are both enabled"),
     ({"autoscaling": {"minReplicas": 5, "maxReplicas": 4, "hpa": {"enabled": True}}}, "minReplicas (5) exceeds"),
     ({"autoscaling": {"keda": {"enabled": True, "fallbackReplicas": 1}}}, "a gap of metrics would remove routers"),

@@ -99,18 +99,6 @@ def test_peek_returns_the_history_without_recording() -> None:
         assert len(looked) == len(alone)
 
 
-def test_prompts_of_other_workers_are_continued() -> None:
-    """Applying one twice changes nothing."""
-    lineage = Lineage()
-    for _ in range(2):
-        lineage.apply_remote(blocks(("a", 10)), 0.0)
-    lineage.apply_remote([], 0.0)
-    assert lineage.observe(blocks(("a", 15)), 4.0) == Ancestry(1, 4.0)
-    for _ in range(2):
-        lineage.apply_remote(blocks(("a", 15)), 5.0)
-    assert lineage.observe(blocks(("a", 20)), 10.0).turn == 2
-
-
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=20))
 def test_a_prompt_continues_the_longest_prompt_inside_it(prompts: list[list[int]]) -> None:
     """Wherever that ended after the deepest marker; each prompt is continued once."""

@@ -26,12 +26,6 @@ def test_a_conversation_is_kept_once_with_its_latest_prompt() -> None:
     assert recent.blocks == 44
 
 
-def test_prompts_of_other_workers_are_kept() -> None:
-    recent = RecentPrompts()
-    Lineage(recent).apply_remote(blocks(("a", 10)), 1.0)
-    assert kept(recent) == [10]
-
-
 def test_a_repeated_prompt_becomes_the_newest() -> None:
     recent = RecentPrompts()
     for hashes in ([1, 2], [3, 4, 5], [1, 2]):

@@ -38,12 +38,11 @@ TOOLS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
-    """Pods that store responses, and two workers of the router."""
+    """Pods that store responses."""
     stores = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
     start = partial(start_vllm, model_dir=MODEL, extra_args=AGENT_FLAGS, environment=stores)
-    config = {"listen": {"workers": 2}}
     folder = tmp_path_factory.mktemp("responses")
-    with live_fleet("responses", folder, MODEL, start, endpoints=["/v1/responses"], config=config) as running:
+    with live_fleet("responses", folder, MODEL, start, endpoints=["/v1/responses"]) as running:
         yield running
 
 
@@ -97,7 +96,7 @@ async def test_agent_sessions_stay_on_their_pod_with_exact_predictions(fleet: Li
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "streamed"])
 async def test_follow_ups_find_the_pod_that_stored_the_response(fleet: LiveFleet, stream: bool) -> None:
-    """Chains of responses at once, each link over a new connection, which may reach the other worker."""
+    """Chains of responses at once, each link over a new connection."""
 
     async def chain(n: int) -> str:
         previous: dict[str, Any] = {}

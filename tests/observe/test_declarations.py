@@ -16,9 +16,9 @@ from router.publisher.publisher_metrics import PublisherMetrics
 
 
 def exposed() -> dict[str, list[Metric]]:
-    """The families of a router with several workers and of a publisher."""
+    """The families of a router and of a publisher."""
     router = Metrics().registry
-    add_process_metrics(router, 0)
+    add_process_metrics(router)
     registries: dict[str, CollectorRegistry] = {"router": router, "publisher": PublisherMetrics().registry}
     return {program: list(registry.collect()) for program, registry in registries.items()}
 

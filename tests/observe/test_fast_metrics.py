@@ -1,8 +1,6 @@
-"""Fast metrics, compared with what `prometheus_client` exposes, and merged over several workers."""
+"""Fast metrics, compared with what `prometheus_client` exposes."""
 
 from __future__ import annotations
-
-import re
 
 import prometheus_client as theirs
 import pytest
@@ -13,7 +11,6 @@ from router.observe import fast_metrics as ours
 from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
-from router.observe.worker_metrics import dump_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 BOUNDS = (0, 0.5, 1, 10)
@@ -78,83 +75,21 @@ def test_values_that_are_added_at_once_count_the_same(values: list[float]) -> No
     assert at_once.total == pytest.approx(one_by_one.total)
 
 
-# --- several workers ---
+# --- the text ---
 
 FLEET = FleetSnapshot(
     1, (PodStatus(Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 1.0, 0.0)), PodState.READY),)
 )
 
 
-def lines(text: bytes) -> set[str]:
-    return set(text.decode().splitlines())
-
-
-def worker(requests: int, took_s: float, leases: int, *, complete: bool = True, events: int = 5) -> Metrics:
-    """A worker that served this many requests and sees the shared fleet."""
+def test_the_text_is_that_of_prometheus_client() -> None:
+    """Byte for byte."""
     metrics = Metrics()
-    metrics.requests.labels("chat", "m", "ok").inc(requests)
-    metrics.ttft_s.labels("m", "chat", "p").observe(took_s)
-    metrics.observe_fleet(FLEET, {"a": InFlight(leases)}, 7)
-    metrics.kv.complete.labels("a").set(complete)
-    metrics.kv.events.labels("a").inc(events)
-    metrics.prompt_cache_bytes.replace({("m",): 100.0 * requests})
-    return metrics
-
-
-@pytest.mark.anyio
-async def test_counters_and_buckets_are_added() -> None:
-    """Also series that only another worker has."""
-    one, two = worker(2, 0.004, 0), worker(3, 0.3, 0)
-    two.retries.labels("connect_failed").inc()
-    found = lines(one.render([await dump_metrics(two.registry)]))
-    assert found >= {
-        'warmroute_requests_total{endpoint="chat",model="m",result="ok"} 5.0',
-        'warmroute_retries_total{reason="connect_failed"} 1.0',
-        'warmroute_time_to_first_token_seconds_bucket{class="chat",le="0.005",model="m",policy="p"} 1.0',
-        'warmroute_time_to_first_token_seconds_bucket{class="chat",le="0.5",model="m",policy="p"} 2.0',
-        'warmroute_time_to_first_token_seconds_count{class="chat",model="m",policy="p"} 2.0',
-        'warmroute_time_to_first_token_seconds_sum{class="chat",model="m",policy="p"} 0.304',
-    }
-
-
-@pytest.mark.anyio
-async def test_own_gauges_are_added_and_shared_ones_are_not() -> None:
-    """Leases and prompt caches belong to one worker; states, blocks and KV events to the shared fleet."""
-    one, two = worker(1, 1.0, 2, events=3), worker(2, 1.0, 3, complete=False)
-    found = lines(one.render([await dump_metrics(two.registry)]))
-    assert found >= {
-        'warmroute_pod_in_flight_requests{pod="a"} 5.0',
-        'warmroute_pod_state{pod="a",state="ready"} 1.0',
-        'warmroute_pod_state{pod="a",state="ejected"} 0.0',
-        "warmroute_index_block_holders 7.0",
-        'warmroute_prompt_cache_bytes{model="m"} 300.0',
-        'warmroute_kv_events_total{pod="a"} 5.0',
-        'warmroute_kv_stream_complete{pod="a"} 0.0',
-    }
-
-
-@pytest.mark.anyio
-async def test_each_worker_has_its_own_process_series() -> None:
-    """CPU seconds of two processes, not their sum: one worker may use a whole core while the other is idle."""
-    one, two = worker(0, 1.0, 0), worker(0, 1.0, 0)
-    for number, metrics in enumerate((one, two)):
-        add_process_metrics(metrics.registry, number)
-    text = one.render([await dump_metrics(two.registry)]).decode()
-    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes"):
-        assert sorted(re.findall(rf'^{name}{{worker="(.)"}} \d', text, re.MULTILINE)) == ["0", "1"]
-    assert text.count("warmroute_build_info{") == 1
-
-
-def test_a_single_worker_has_the_usual_text() -> None:
-    """Byte for byte that of `prometheus_client`."""
-    metrics = worker(2, 0.1, 1)
-    assert metrics.render([]) == theirs.generate_latest(metrics.registry)
-
-
-def test_an_invalid_dump_is_refused() -> None:
-    """For example of a worker of another version."""
-    with pytest.raises(ValueError):
-        Metrics().render([b"\xc1"])
+    add_process_metrics(metrics.registry)
+    metrics.requests.labels("chat", "m", "ok").inc(2)
+    metrics.ttft_s.labels("m", "chat", "p").observe(0.1)
+    metrics.observe_fleet(FLEET, {"a": InFlight(1)}, 7)
+    assert metrics.render() == theirs.generate_latest(metrics.registry)
 
 
 def test_the_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from router.observe.hot_prefixes import MAX_PREFIXES, PrefixTally, merged
+from router.observe.hot_prefixes import MAX_PREFIXES, PrefixTally
 from router.observe.receipts import Outcome, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import record
@@ -56,20 +53,3 @@ def test_failed_and_unfinished_requests_save_nothing() -> None:
 def test_the_number_of_prefixes_is_bounded() -> None:
     many = tallied(*(served(1.0, 9000 * number, 16 + number) for number in range(MAX_PREFIXES + 5)))
     assert [one.saved_tokens for one in many.hottest()][-1] == 16 + 5
-    assert len(merged([many.hottest(), many.hottest()])) == MAX_PREFIXES
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 9000, 18000]), st.sampled_from([0, 16, 320]), st.booleans()), max_size=12)
-)
-def test_workers_together_show_what_one_worker_would(requests: list[tuple[int, int, bool]]) -> None:
-    """The sums, and the last length, of the requests of both."""
-    every = [
-        (served(float(at), salt, cached, held_blocks=at % 7), here) for at, (salt, cached, here) in enumerate(requests)
-    ]
-    one = tallied(*(kept for kept, _ in every)).hottest()
-    parts = [tallied(*(kept for kept, place in every if place is here)) for here in (True, False)]
-    saved = {salt for salt, cached, _ in requests if cached}
-    both = merged([part.hottest() for part in parts])
-    assert len(one) == len(both) == len(saved)
-    assert {x.key: x.saved_tokens for x in one} == {x.key: x.saved_tokens for x in both}

@@ -20,7 +20,6 @@ from router.observe.log import (
     LogLevel,
     RequestLine,
     RequestLog,
-    bind_worker,
     configure_logging,
 )
 from router.observe.receipts import Outcome
@@ -155,15 +154,14 @@ def restored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("restored")
 def test_every_line_is_json_where_the_log_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also those of requests and of libraries; all have the number of the worker."""
+    """Also those of requests and of libraries."""
     configure_logging("auto")
-    bind_worker(3)
     structlog.get_logger().info("pod state changed", pod="a")
     logging.getLogger("a.library").error("%d tasks cancelled", 2)
     log_of(RequestLine(**FIELDS))
     found = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["event"] for one in found] == ["pod state changed", "2 tasks cancelled", "request"]
-    assert [(one["level"], one["worker"]) for one in found] == [("info", 3), ("error", 3), ("info", 3)]
+    assert [one["level"] for one in found] == ["info", "error", "info"]
     assert all("timestamp" in one for one in found)
 
 

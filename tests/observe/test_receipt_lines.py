@@ -168,7 +168,7 @@ def test_a_full_file_is_renamed_and_the_oldest_is_dropped(tmp_path: Path) -> Non
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_no_line_is_lost_where_two_workers_rotate_a_file(tmp_path: Path) -> None:
+def test_no_line_is_lost_where_two_routers_rotate_a_file(tmp_path: Path) -> None:
     """Each file is about as large as configured."""
     file = tmp_path / "receipts.jsonl"
     timers: list[Callable[[], None]] = []
@@ -207,7 +207,7 @@ def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
     log.close()
 
 
-def test_lines_of_two_workers_do_not_mix(tmp_path: Path) -> None:
+def test_lines_of_two_routers_do_not_mix(tmp_path: Path) -> None:
     """Also long lines, and with both buffers in use."""
     file = tmp_path / "receipts.jsonl"
     logs = [ReceiptLog(str(file), never) for _ in range(2)]

@@ -13,7 +13,7 @@ from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, StoredResponses
 from router.request.decisions import only
 from router.types import PodState
-from tests.workers.fake_workers import pod
+from tests.policy.scenes import pod
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 5.0

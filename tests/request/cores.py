@@ -35,7 +35,7 @@ from router.request.core import Routing, SharedQuotas, build_core
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, Pod, PodSpeed, PromptPrefix
+from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
 from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
 from tests.policy.scenes import POLICIES
 
@@ -50,6 +50,31 @@ def pods_at(urls: Mapping[str, str]) -> list[Pod]:
     ]
 
 
+class WatchedStore(LocalStore):
+    """A store whose predictions are counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: set[Prediction] = set()
+        """Neither confirmed nor withdrawn."""
+        self.capacities_blocks: list[int | None] = []
+        """Of all predictions."""
+
+    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        prediction = super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        self.pending.add(prediction)
+        self.capacities_blocks.append(capacity_blocks)
+        return prediction
+
+    def confirm(self, prediction: Prediction, now_s: float) -> None:
+        super().confirm(prediction, now_s)
+        self.pending.discard(prediction)
+
+    def withdraw(self, prediction: Prediction) -> None:
+        super().withdraw(prediction)
+        self.pending.discard(prediction)
+
+
 class CoreOfPods:
     """The core of a router whose `pods` serve the model `m` and are ready."""
 
@@ -62,7 +87,7 @@ class CoreOfPods:
         clock: Clock = SYSTEM_CLOCK,
         admission: AdmissionConfig | None = None,
     ) -> None:
-        self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), LocalStore(), Metrics()
+        self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), WatchedStore(), Metrics()
         self.publishes_events = True
         self.clock = clock
         pods = list(pods)
@@ -99,14 +124,10 @@ class CoreOfPods:
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(load_classes(None)))
         settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=Quotas()))
         self.core = build_core(self.state, settings, routing, recording, clock)
-        self.pending: set[Prediction] = set()
-        """Predictions that were neither confirmed nor withdrawn."""
-        self.store.on_dispatch = self.pending.add
-        self.store.on_outcome = lambda prediction, _: self.pending.discard(prediction)
 
     def is_idle(self) -> bool:
         """Whether no lease, prediction or request is left."""
-        return not (self.ledger.inflight() or self.pending or self.counted("warmroute_in_flight_requests"))
+        return not (self.ledger.inflight() or self.store.pending or self.counted("warmroute_in_flight_requests"))
 
     def pod(self, name: str) -> Pod:
         """The pod in its current state."""
@@ -160,10 +181,10 @@ class CoreOfPods:
 
     def failures(self, pod: str) -> int:
         """Current failures of the pod."""
-        record = self.breaker.record_of(pod)
-        return record.failed.failures if record and record.failed else 0
+        record = self.breaker._failed.get(pod)
+        return record.failures if record else 0
 
     def doubts(self, pod: str) -> int:
         """Current failures of the pod that a request may have caused."""
-        record = self.breaker.record_of(pod)
-        return record.failed.doubts if record and record.failed else 0
+        record = self.breaker._failed.get(pod)
+        return record.doubts if record else 0

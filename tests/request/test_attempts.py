@@ -133,7 +133,7 @@ def test_a_router_that_can_open_no_connection_ejects_no_pod() -> None:
     """It is not the pods' fault."""
     pods = ScriptedPods(a=failing(ConnectFailed, local=True))
     assert [pods.chat().status for _ in range(5)] == [502] * 5
-    assert not pods.breaker.records()
+    assert not pods.breaker._failed
 
 
 @pytest.mark.parametrize("attempts", [None, 11])
@@ -237,7 +237,7 @@ def test_the_body_of_a_refusal_ejects_no_pod(body: bytes, stream: bool) -> None:
             assert served.context is not None
             assert served.context.first_token_s is None and served.context.result != "ok"
             pods.now_s += 1.0
-    assert not pods.breaker.records()
+    assert not pods.breaker._failed
 
 
 # --- requests that may not be repeated ---
@@ -398,9 +398,7 @@ def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capacity()
     """Its reported capacity, or else the configured one of 1,000 tokens."""
     pods = ScriptedPods(a=serving)
     pods.publishes_events = False
-    capacities: list[int | None] = []
-    pods.store.on_dispatch = lambda sent: capacities.append(sent.capacity_blocks)
     for capacity_tokens in (None, 64):
         plan = Direct(replace(pods.pod("a"), capacity_tokens=capacity_tokens))
         pods.serve(pods.context(plan, prompt=PROMPT))
-    assert capacities == [62, 4]
+    assert pods.store.capacities_blocks == [62, 4]

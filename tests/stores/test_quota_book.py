@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.admission.shares import Grant, Grants, ShareBook, ShareReport
+from router.admission.shares import Grant, Grants, ShareReport
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from tests.admission.share_book import ShareBook
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries
 

@@ -155,18 +155,6 @@ async def test_fields_by_the_routers_own_clock_are_not_shared(connection: RedisC
     assert await two.exchange({}) == {"1": {"a": InFlight(1, 1, 300, 41.5, 900, pulls=2)}}
 
 
-async def test_workers_of_the_same_router_are_skipped(connection: RedisConnection) -> None:
-    """Routers on other hosts see each of them."""
-    one, two, elsewhere = (
-        SharedWorkload(connection, KEYS, name, ttl_s=60, siblings=siblings)
-        for name, siblings in (("x:1", "x:"), ("x:2", "x:"), ("y:1", "y:"))
-    )
-    await one.exchange(WORK)
-    assert await two.exchange(WORK) == {}
-    assert await elsewhere.exchange({}) == {"x:1": WORK, "x:2": WORK}
-    assert await one.exchange(WORK) == {"y:1": {}}
-
-
 async def test_leaving_removes_the_row(connection: RedisConnection) -> None:
     """At once."""
     one, two = rows(connection, "1", "2")

@@ -102,7 +102,6 @@ def settings(url: str, folder: Path) -> dict[str, Any]:
     return {
         "index": {"redis": {"url": url, "ready_timeout_s": 1}},
         "receipts": receipts,
-        "listen": {"workers": 2},
         "tenants": "tenants.yaml",
     }
 

@@ -133,7 +133,7 @@ async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy) -> None
         await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
         await nothing_stays_behind(deployment)
         assert 'result="client_gone"} 1.0' in deployment.program.metrics.render().decode()
-        assert not deployment.program.pods.breaker.records()
+        assert not deployment.program.pods.breaker._failed
         writer.transport.abort()
 
 
@@ -168,4 +168,4 @@ async def test_a_client_can_disconnect_in_any_phase(deploy: Deploy, phase: str) 
         await deployment.until(lambda: not any(engine.load.running for engine in deployment.engines))
         await nothing_stays_behind(deployment)
         assert all(status.state is PodState.READY for status in deployment.program.fleet.snapshot.pods)
-        assert not deployment.program.pods.breaker.records()
+        assert not deployment.program.pods.breaker._failed

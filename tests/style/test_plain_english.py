@@ -53,7 +53,6 @@ NAMES = {
     "spare_the_old": "tune_gc",
     "search_by_the_clock": "gc_loop",
     "mind_cancellation": "raise_if_cancelled",
-    "look_after": "supervise_workers",
     "obstacle": "unusable_reason",
     "blame": "record_failure",
     "silent_ttl_s": "no_events_ttl_s",

@@ -32,9 +32,9 @@ from starlette.exceptions import HTTPException
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
 from router.errors import ConfigError, MalformedRequest
+from router.feeds.discovery.membership import Membership
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
-from router.frontends.admin.admin_commands import AdminCommands
 from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies, explained_json
@@ -57,7 +57,7 @@ class AdminRoutes:
 
     fleet: Fleet
     policies: PolicyFeed
-    commands: AdminCommands
+    membership: Membership
     explain: ExplainRoutes
     describe_pods: Callable[[], list[dict[str, Any]]]
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
@@ -82,8 +82,8 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
 
     add_page_routes(app, routes.page)
     router = APIRouter(prefix="/admin")
-    add_pod_routes(router, routes.fleet, routes.commands, routes.describe_pods)
-    add_policy_routes(router, routes.policies, routes.commands)
+    add_pod_routes(router, routes.fleet, routes.membership, routes.describe_pods)
+    add_policy_routes(router, routes.policies)
     routes.explain.add_to(router)
     app.include_router(router)
     add_adapter_routes(app, routes.adapters)
@@ -111,7 +111,7 @@ def _adapter_response(answers: Mapping[PodId, PodAnswer]) -> Response:
 
 
 def add_pod_routes(
-    router: APIRouter, fleet: Fleet, commands: AdminCommands, describe: Callable[[], list[dict[str, Any]]]
+    router: APIRouter, fleet: Fleet, membership: Membership, describe: Callable[[], list[dict[str, Any]]]
 ) -> None:
     @router.get("/pods")
     async def pods() -> list[dict[str, Any]]:
@@ -121,14 +121,14 @@ def add_pod_routes(
     async def add(body: dict[str, Any]) -> dict[str, str]:
         pod = _parsed_pod(body)
         try:
-            commands.add(pod)
+            membership.add(pod)
         except ConfigError as error:
             raise MalformedRequest(str(error)) from error
         return {"status": "joining", "url": pod.url}
 
     @router.delete("/pods/{pod_id:path}")
     async def remove(pod_id: str) -> dict[str, str]:
-        if not commands.remove(pod_id):
+        if not membership.remove(pod_id):
             raise HTTPException(404, f"Unknown pod `{pod_id}`.")
         return {"status": "gone", "pod": pod_id}
 
@@ -143,7 +143,7 @@ def add_pod_routes(
     def apply(pod_id: str, event: PodEvent) -> dict[str, str]:
         if fleet.status(pod_id) is None:
             raise HTTPException(404, f"Unknown pod `{pod_id}`.")
-        return {"status": commands.drain(pod_id, event).value, "pod": pod_id}
+        return {"status": membership.drain(pod_id, event).value, "pod": pod_id}
 
 
 def _parsed_pod(body: dict[str, Any]) -> PodConfig:
@@ -155,14 +155,14 @@ def _parsed_pod(body: dict[str, Any]) -> PodConfig:
         raise MalformedRequest(mistakes, param=mistakes.partition(": ")[0]) from None
 
 
-def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminCommands) -> None:
+def add_policy_routes(router: APIRouter, feed: PolicyFeed) -> None:
     @router.get("/policies")
     async def policies() -> dict[str, Any]:
         return describe_policies(feed)
 
     @router.post("/policies/reload")
     async def reload() -> dict[str, Any]:
-        done = await commands.reload()
+        done = await feed.reload()
         if done.error:
             raise MalformedRequest(done.error)
         return {"version": done.version, "changed": done.changed, "review": done.review}
@@ -170,11 +170,10 @@ def add_policy_routes(router: APIRouter, feed: PolicyFeed, commands: AdminComman
 
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """The calls about decisions. `find` returns a decision by request id, `find_remote` the JSON of another worker's,
-    `read` parses a body, `preview` decides without sending."""
+    """The calls about decisions. `find` returns a decision by request id, `read` parses a body, `preview` decides
+    without sending."""
 
     find: Callable[[str], RecordedDecision | None]
-    find_remote: Callable[[str], Awaitable[bytes | None]]
     read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
 
@@ -182,14 +181,13 @@ class ExplainRoutes:
         @router.get("/explain/{request_id:path}")
         async def explain(request_id: str) -> Response:
             kept = self.find(request_id)
-            found = explained_json(kept) if kept is not None else await self.find_remote(request_id)
-            if found is None:
+            if kept is None:
                 raise HTTPException(
                     404,
                     f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
                     "request was answered without one, for the reason in its log line.",
                 )
-            return Response(found, media_type="application/json")
+            return Response(explained_json(kept), media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:

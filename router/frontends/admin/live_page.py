@@ -58,7 +58,7 @@ class SnapshotStream:
     def viewer(self) -> Iterator[AsyncIterator[bytes]]:
         """A viewer from now on: the values, as server-sent events. Raises `Saturated` if there are `MAX_VIEWERS`."""
         if self.viewers >= MAX_VIEWERS:
-            raise Saturated(f"{MAX_VIEWERS} pages are open, the maximum for one worker; close one of them.")
+            raise Saturated(f"{MAX_VIEWERS} pages are open, the maximum; close one of them.")
         self.viewers += 1
         self._watched.set()
         try:

@@ -116,7 +116,7 @@ class CountedHistory:
 
 
 def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers]]]) -> Counted:
-    """From the metrics of the page, of all workers. Restarts are those that this worker saw: all see the same."""
+    """From the metrics of the page."""
     slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
     slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
     return Counted(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import add
@@ -26,7 +26,7 @@ from router.frontends.admin.views import MetricsPage, kv_events_state
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers
-from router.observe.hot_prefixes import HotPrefix, PrefixTally, merged
+from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.journal import Journal
 from router.observe.receipts import RecordedDecision
 from router.policy.decide import expected_ttft_ms
@@ -129,14 +129,6 @@ class DecisionRow(msgspec.Struct, frozen=True, omit_defaults=True):
     failures: int = 0
 
 
-class WorkerPart(msgspec.Struct, frozen=True):
-    """What each worker counts for itself."""
-
-    metrics: dict[str, Rows]
-    decisions: list[DecisionRow]
-    prefixes: list[HotPrefix] = []
-
-
 @dataclass(frozen=True, slots=True)
 class PageFacts:
     """What the page shows of the configuration. `price`: of one GPU for one hour; `stale_files` may block."""
@@ -145,45 +137,37 @@ class PageFacts:
     currency: str = ""
     keeps_prompts: bool = False
     kept_decisions: int = 0
-    """The most that a worker keeps."""
+    """The most that are kept."""
     stale_files: Callable[[], list[StaleFile]] = list
 
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
-    """The objects that the page shows. `others` returns the `part` of every other worker."""
+    """The objects that the page shows."""
 
     gauges: MetricsPage
     kv_streams: KvStreams
     journal: Journal
     policies: PolicyFeed
-    others: Callable[[], Awaitable[Sequence[bytes]]]
     facts: PageFacts = PageFacts()
     history: CountedHistory = field(default_factory=CountedHistory)
 
-    async def part(self) -> bytes:
-        """What this worker counts, for another one."""
-        return msgspec.msgpack.encode(await self._own_part())
-
     async def snapshot(self) -> bytes:
-        """The page's data, as JSON. Raises `ValueError` if another worker's part is malformed."""
-        others = await self.others()
+        """The page's data, as JSON."""
         pods, hidden = await self._pods()
-        parts = [await self._own_part(), *(msgspec.msgpack.decode(part, type=WorkerPart) for part in others)]
+        metrics = await self._metrics()
         health = self._health() | {"stale_files": await self._stale_files()}
-        metrics = _merged(part.metrics for part in parts)
         return msgspec.json.encode(
             {
                 "at_s": time.time(),
                 "notices": self._notices(metrics, health["index_age_s"] if self.gauges.observe_cluster else None),
-                "workers": len(parts),
                 "pods": pods,
                 "pods_not_shown": hidden,
                 "models": self._models(),
                 "bounds": BOUNDS,
                 "metrics": metrics,
-                "decisions": _latest(part.decisions for part in parts),
-                "prefixes": merged(part.prefixes for part in parts),
+                "decisions": [decision_row(kept) for kept in reversed(self.journal.latest(MAX_DECISIONS))],
+                "prefixes": await self._hot_prefixes(),
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
@@ -194,15 +178,14 @@ class PageSource:
             }
         )
 
-    async def _own_part(self) -> WorkerPart:
+    async def _metrics(self) -> dict[str, Rows]:
         await self.gauges.observe_requests()
         shown: dict[str, Rows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
                 shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
                 await asyncio.sleep(0)
-        rows = [decision_row(kept) for kept in self.journal.latest(MAX_DECISIONS)]
-        return WorkerPart(shown, rows, await self._hot_prefixes())
+        return shown
 
     async def _hot_prefixes(self) -> list[HotPrefix]:
         """Those of all decisions in memory."""
@@ -353,21 +336,6 @@ def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> Rows:
         known = found.get(labels)
         found[labels] = numbers if known is None else list(map(add, known, numbers))
     return list(found.items())
-
-
-def _merged(parts: Iterable[Mapping[str, Rows]]) -> dict[str, Rows]:
-    """The sums of all workers."""
-    rows: dict[str, Rows] = {}
-    for part in parts:
-        for name, series in part.items():
-            rows.setdefault(name, []).extend(series)
-    return {name: _bounded(series) for name, series in rows.items()}
-
-
-def _latest(parts: Iterable[Sequence[DecisionRow]]) -> list[DecisionRow]:
-    """The newest decisions of all workers, newest first."""
-    every = sorted((row for part in parts for row in part), key=lambda row: row.at_s, reverse=True)
-    return every[:MAX_DECISIONS]
 
 
 def _is_healthy(status: PodStatus) -> bool:

@@ -17,7 +17,7 @@ _OPTIONS = {"listen": "set listen.port or --port", "admin": "set admin.port or -
 
 def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "listen") -> socket.socket:
     """A socket bound to the address, not listening yet; for a name with several addresses, to an IPv4 one. Unless
-    `exclusive`, other workers can bind it as well. Raises `ConfigError`, which names the section of router.yaml."""
+    `exclusive`, other routers can bind it as well. Raises `ConfigError`, which names the section of router.yaml."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
@@ -36,7 +36,7 @@ def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "
 
 
 def bind_admin(listen: AdminListen) -> socket.socket:
-    """The listening socket of the admin listener. Workers that are forked later share it. Raises `ConfigError`."""
+    """The listening socket of the admin listener. Raises `ConfigError`."""
     if listen.socket:
         return _listen_unix(listen.socket)
     bound = bind_port(listen.host, listen.port, exclusive=True, section="admin")

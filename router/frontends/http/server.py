@@ -85,7 +85,7 @@ class SocketServer(_TlsCapableServer):
 
 class DrainingServer(_TlsCapableServer):
     """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
-    log: `summary` is what it serves; without it, that is not logged; `figures` are numbers of requests."""
+    log: `summary` is what it serves; `figures` are numbers of requests."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class DrainingServer(_TlsCapableServer):
         admin: SocketServer,
         *,
         delay_s: float,
-        summary: Callable[[], Mapping[str, object]] | None = None,
+        summary: Callable[[], Mapping[str, object]] = dict,
         figures: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         super().__init__(config)
@@ -115,7 +115,7 @@ class DrainingServer(_TlsCapableServer):
         """Called by uvicorn when it starts."""
         await super().startup(sockets)
         await self.admin.open()
-        if self._summary and self.started:
+        if self.started:
             url = ",".join(
                 address_of(sock, tls=self.config.is_ssl) for server in self.servers for sock in server.sockets
             )

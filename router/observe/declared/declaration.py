@@ -41,7 +41,6 @@ LABELS = {
     "tier": "`gpu`, `cpu`, `disk`, `remote`; `peer` for what is pulled from another pod",
     "trust": "All results of a parity self-test",
     "version": "Digest of a policy, or version of a program",
-    "worker": "Numbers of the worker processes; only with several",
 }
 """Where the values of each label come from. All are bounded: clients choose the names of tenants only."""
 
@@ -54,17 +53,6 @@ class MetricKind(StrEnum):
     HISTOGRAM = "histogram"
 
 
-class Join(StrEnum):
-    """How the values of several workers of one router become one value."""
-
-    SUM = "sum of the workers"
-    SAME = "equal in all workers"
-    MAX = "largest of the workers"
-    """Every worker counts the same events; a worker that restarted has counted fewer."""
-    MIN = "smallest of the workers"
-    WORKER = "a series for each worker"
-
-
 class Declaration(msgspec.Struct, frozen=True):
     """One metric. `name` is without the suffixes of samples; it ends with the unit."""
 
@@ -72,7 +60,6 @@ class Declaration(msgspec.Struct, frozen=True):
     name: str
     help: str
     labels: tuple[str, ...]
-    join: Join = Join.SUM
     buckets: tuple[float, ...] = ()
     """Ascending upper bounds (inclusive) of a histogram, without infinity."""
     exemplars: bool = False
@@ -84,14 +71,14 @@ class Declaration(msgspec.Struct, frozen=True):
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
-def counter(name: str, text: str, labels: str = "", join: Join = Join.SUM) -> Declaration:
+def counter(name: str, text: str, labels: str = "") -> Declaration:
     """A number that only grows. `labels` are names separated by spaces."""
-    return Declaration(MetricKind.COUNTER, name, text, tuple(labels.split()), join)
+    return Declaration(MetricKind.COUNTER, name, text, tuple(labels.split()))
 
 
-def gauge(name: str, text: str, labels: str = "", join: Join = Join.SAME) -> Declaration:
+def gauge(name: str, text: str, labels: str = "") -> Declaration:
     """A number that rises and falls."""
-    return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()), join)
+    return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()))
 
 
 def histogram(
@@ -99,4 +86,4 @@ def histogram(
 ) -> Declaration:
     """Values counted by upper bound."""
     bounds = tuple(map(float, buckets))
-    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), Join.SUM, bounds, exemplars)
+    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), bounds, exemplars)

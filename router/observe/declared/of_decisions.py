@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.declaration import counter, gauge, histogram
 from router.observe.declared.of_requests import SECONDS
 
 DECISIONS = counter(
@@ -58,7 +58,6 @@ EVICTED_REUSE = gauge(
     "warmroute_evicted_reuse_ratio",
     "Learnt number of requests that would have used an evicted block, which prices evictions.",
     "model",
-    Join.MAX,
 )
 
 PREFILL_SAVED_S = counter(
@@ -73,7 +72,7 @@ PREFILL_SAVED_GPU_S = counter(
 )
 
 POLICY_INFO = gauge("warmroute_policy_info", "1 for each active policy.", "policy version set_version")
-POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.", "result", Join.MAX)
+POLICY_RELOADS = counter("warmroute_policy_reloads", "Policy reloads, by result.", "result")
 POLICY_RELOAD_FAILED = gauge(
     "warmroute_policy_reload_failed", "1 while the policy files are invalid and the last valid set is used."
 )
@@ -81,7 +80,6 @@ POLICY_RELOAD_TTFT = gauge(
     "warmroute_policy_reload_ttft_ratio",
     "Mean expected time to first token of recent decisions by the policies of the last reload, relative to those before"
     " it; 1 if nothing changed.",
-    join=Join.MAX,
 )
 
 SHADOW_DECISIONS = counter(

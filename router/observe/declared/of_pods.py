@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.declaration import counter, gauge, histogram
 from router.observe.declared.of_requests import SECONDS
 
 SLOW_TRANSFER = 3.0
@@ -17,7 +17,7 @@ POD_TTFT_S = histogram(
     "pod",
     buckets=_POD_SECONDS,
 )
-POD_IN_FLIGHT = gauge("warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod", Join.SUM)
+POD_IN_FLIGHT = gauge("warmroute_pod_in_flight_requests", "Requests being served, by pod.", "pod")
 POD_INFO = gauge(
     "warmroute_pod_info",
     "1 for each pod, with its first model, engine, version and role.",
@@ -36,19 +36,17 @@ POD_SLOWDOWN = gauge(
     "Learnt time of a prefill of 1,000 tokens on a pod, relative to its class.",
     "pod",
 )
-POD_RESTARTS = counter("warmroute_pod_restarts", "Restarts that emptied a pod's cache, by pod.", "pod", Join.MAX)
-EJECTIONS = counter("warmroute_ejections", "Ejections, by pod.", "pod", Join.MAX)
+POD_RESTARTS = counter("warmroute_pod_restarts", "Restarts that emptied a pod's cache, by pod.", "pod")
+EJECTIONS = counter("warmroute_ejections", "Ejections, by pod.", "pod")
 EJECTIONS_REFUSED = counter(
     "warmroute_ejections_refused",
     "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
     "pod",
 )
-KV_EVENTS = counter("warmroute_kv_events", "Applied KV events, by pod.", "pod", Join.MAX)
-KV_GAPS = counter(
-    "warmroute_kv_stream_gaps", "Times that KV events of a pod were lost for good, by pod.", "pod", Join.MAX
-)
+KV_EVENTS = counter("warmroute_kv_events", "Applied KV events, by pod.", "pod")
+KV_GAPS = counter("warmroute_kv_stream_gaps", "Times that KV events of a pod were lost for good, by pod.", "pod")
 KV_STREAM_COMPLETE = gauge(
-    "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod", Join.MIN
+    "warmroute_kv_stream_complete", "1 while the KV event stream of a pod has no gap, else 0.", "pod"
 )
 
 DISCOVERY_AGE_S = gauge(
@@ -70,9 +68,7 @@ HANDOFF_S = histogram(
     "dialect",
     buckets=SECONDS,
 )
-TRANSFERS = gauge(
-    "warmroute_pod_transfers", "Transfers of KV to other pods in progress, by the pod that sends.", "pod", Join.SUM
-)
+TRANSFERS = gauge("warmroute_pod_transfers", "Transfers of KV to other pods in progress, by the pod that sends.", "pod")
 TRANSFER_BYTES = counter("warmroute_transfer_bytes", "Bytes of KV in transfers whose time was measured.", "link")
 TRANSFER_SLOWDOWN = histogram(
     "warmroute_transfer_slowdown_ratio",

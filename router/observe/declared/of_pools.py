@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import Join, gauge
+from router.observe.declared.declaration import gauge
 
 _POOL = "pool model role"
 
@@ -10,31 +10,26 @@ POOL_DESIRED_REPLICAS = gauge(
     "warmroute_pool_desired_replicas",
     "Replicas that this router's requests need, by resource, not rounded; sum over routers, then maximum.",
     f"{_POOL} resource",
-    Join.SUM,
 )
 POOL_QUEUED_TOKENS = gauge(
     "warmroute_pool_queued_prompt_tokens",
     "Uncached prompt tokens of this router's requests without a first token; sum over routers.",
     _POOL,
-    Join.SUM,
 )
 POOL_BACKLOG_S = gauge(
     "warmroute_pool_prefill_backlog_seconds",
     "Predicted seconds of one pod to compute these tokens; sum over routers.",
     _POOL,
-    Join.SUM,
 )
 POOL_PREFILL_LOAD = gauge(
     "warmroute_pool_prefill_load_ratio",
     "Predicted seconds of prefill that arrive at this router per second; sum over routers.",
     _POOL,
-    Join.SUM,
 )
 POOL_SATURATION = gauge(
     "warmroute_pool_saturation_ratio",
     "Desired by ready replicas, at most 1; sum over routers, at most 1.",
     _POOL,
-    Join.SUM,
 )
 POOL_READY_REPLICAS = gauge(
     "warmroute_pool_ready_replicas", "Ready replicas; about the same in all routers, maximum.", _POOL

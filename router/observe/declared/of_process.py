@@ -1,8 +1,8 @@
-"""The router itself: its index, workers and process"""
+"""The router itself: its index and process"""
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.declaration import counter, gauge, histogram
 
 LOOP_LAG_S = histogram(
     "warmroute_loop_lag_seconds",
@@ -12,7 +12,7 @@ LOOP_LAG_S = histogram(
 INDEX_BLOCKS = gauge("warmroute_index_block_holders", "Pairs of block and holder in the index.")
 DEGRADED_MATCHES = counter("warmroute_degraded_matches", "Prefix matches without an up-to-date cluster index.", "model")
 INDEX_AGE_S = gauge("warmroute_index_age_seconds", "Seconds since the replica of the cluster index was up to date.")
-INDEX_BYTES = gauge("warmroute_index_bytes", "Bytes of memory of the replica's table.", join=Join.SUM)
+INDEX_BYTES = gauge("warmroute_index_bytes", "Bytes of memory of the replica's table.")
 INDEX_DROPPED_BLOCKS = counter(
     "warmroute_index_dropped_blocks", "Blocks that did not fit into index.redis.max_replica_bytes."
 )
@@ -21,14 +21,8 @@ INDEX_HOLDER_COMPLETE = gauge(
     "warmroute_index_holder_complete",
     "1 while no changes of a holder are missing, else 0.",
     "model holder",
-    Join.MIN,
 )
 REPLICAS = gauge("warmroute_other_replicas", "Other routers that registered recently.")
-WORKERS = gauge("warmroute_workers", "Worker processes of this router.")
-WORKER_UPDATES_DROPPED = counter(
-    "warmroute_worker_updates_dropped",
-    "Updates not sent to a worker that does not read; it receives a full snapshot later.",
-)
 USAGE_LOST = counter("warmroute_usage_lost", "Lines of usage that were dropped because they could not be written.")
 RECEIPTS_LOST = counter("warmroute_receipts_lost", "Receipts that could not be written to Redis.")
 IDENTITY_PROVIDERS_FAILING = gauge(
@@ -37,12 +31,10 @@ IDENTITY_PROVIDERS_FAILING = gauge(
 
 BUILD_INFO = gauge("warmroute_build_info", "1, with the versions of warmroute and Python.", "version python_version")
 
-# prometheus_client's families, for each worker.
-CPU_S = counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.", "worker", Join.WORKER)
-RESIDENT_BYTES = gauge("process_resident_memory_bytes", "Resident memory size in bytes.", "worker", Join.WORKER)
-VIRTUAL_BYTES = gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", "worker", Join.WORKER)
-START_TIME_S = gauge(
-    "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", "worker", Join.WORKER
-)
-OPEN_FDS = gauge("process_open_fds", "Number of open file descriptors.", "worker", Join.WORKER)
-MAX_FDS = gauge("process_max_fds", "Maximum number of open file descriptors.", "worker", Join.WORKER)
+# prometheus_client's families.
+CPU_S = counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.")
+RESIDENT_BYTES = gauge("process_resident_memory_bytes", "Resident memory size in bytes.")
+VIRTUAL_BYTES = gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.")
+START_TIME_S = gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
+OPEN_FDS = gauge("process_open_fds", "Number of open file descriptors.")
+MAX_FDS = gauge("process_max_fds", "Maximum number of open file descriptors.")

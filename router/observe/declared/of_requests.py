@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import Join, counter, gauge, histogram
+from router.observe.declared.declaration import counter, gauge, histogram
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
 
 REQUESTS = counter("warmroute_requests", "Requests that ended, by endpoint, model and result.", "endpoint model result")
-IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.", join=Join.SUM)
-QUEUED = gauge("warmroute_queue_requests", "Requests that wait in front of the fleet.", join=Join.SUM)
+IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.")
+QUEUED = gauge("warmroute_queue_requests", "Requests that wait in front of the fleet.")
 QUEUE_S = histogram(
     "warmroute_queue_seconds", "Seconds that requests waited in front of the fleet.", "model", buckets=SECONDS
 )
@@ -21,10 +21,9 @@ QUEUE_ERROR = gauge(
     "warmroute_queue_error_ratio",
     "Learnt share by which first tokens may come later than predicted, before a request is refused.",
     "model",
-    Join.MAX,
 )
 QUEUE_REST_S = gauge(
-    "warmroute_queue_rest_seconds", "Learnt time between two prompts of a pod, for decoding alone.", "model", Join.MAX
+    "warmroute_queue_rest_seconds", "Learnt time between two prompts of a pod, for decoding alone.", "model"
 )
 TTFT_S = histogram(
     "warmroute_time_to_first_token_seconds",
@@ -90,7 +89,6 @@ TENANT_IN_FLIGHT_TOKENS = gauge(
     "warmroute_tenant_in_flight_prompt_tokens",
     "Prompt tokens of requests being served, by tenant, of the latest 1,000 decisions.",
     "tenant",
-    Join.SUM,
 )
 CACHED_ERROR = histogram(
     "warmroute_cached_tokens_error",
@@ -118,7 +116,7 @@ INCREMENTAL_MISMATCHES = counter(
     "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
     "model",
 )
-PROMPT_CACHE_BYTES = gauge("warmroute_prompt_cache_bytes", "Estimated bytes of prompt caches.", "model", Join.SUM)
+PROMPT_CACHE_BYTES = gauge("warmroute_prompt_cache_bytes", "Estimated bytes of prompt caches.", "model")
 
 CLASS_REQUESTS = counter(
     "warmroute_class_requests",
