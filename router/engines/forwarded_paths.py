@@ -34,8 +34,7 @@ INFERENCE_PATHS = frozenset(
         *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),
     }
 )
-"""POST only. Source: reference/protocols.md 6.3, agents-apis.md 4, and the routes of vLLM 0.32, SGLang 0.5,
-TensorRT-LLM and llama.cpp."""
+"""POST only. Source: docs/engines.md#paths-that-are-forwarded."""
 
 _POST = frozenset({"POST"})
 _ANY = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})

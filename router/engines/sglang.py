@@ -1,4 +1,4 @@
-"""SGLang 0.5, as in reference/protocols.md 1.6 and 4.6. It exports metrics only with `--enable-metrics`."""
+"""SGLang 0.5, as in docs/engines.md. It exports metrics only with `--enable-metrics`."""
 
 from __future__ import annotations
 

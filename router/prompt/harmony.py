@@ -1,6 +1,6 @@
 """Renders chats of gpt-oss in the Harmony format, as vLLM 0.32 does instead of using the model's template.
 
-Source: `entrypoints/openai/parser/harmony_utils.py` (reference: agents-apis.md 2.3). `oss-harmony` writes the system
+Source: docs/apis.md#harmony. `oss-harmony` writes the system
 message and the declarations of tools. Texts of clients are encoded by the model's own tokenizer: the library's encoder
 takes seconds for some of them and holds the interpreter.
 """

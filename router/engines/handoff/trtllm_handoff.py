@@ -1,6 +1,6 @@
 """TensorRT-LLM's handoff: the context response has parameters and prompt tokens for the generation request.
 
-Where its one token ended the text, it is the whole response. Source: reference/protocols.md 3.9.
+Where its one token ended the text, it is the whole response. Source: docs/handoff.md#tensorrt-llm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The KV connectors of vLLM: Nixl, Mooncake, p2p offloading, and stores that pods share.
 
-Source: reference/protocols.md 3.1 to 3.6.
+Source: docs/handoff.md#vllm.
 """
 
 from __future__ import annotations
