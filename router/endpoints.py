@@ -25,7 +25,7 @@ class Endpoint(StrEnum):
 
 
 MAX_RESPONSE_ID_CHARACTERS = 128
-"""Of the id of a response that a pod stores: of ASCII letters, digits, `_` and `-`."""
+"""Maximum length of the id of a stored response, which has ASCII letters, digits, `_` and `-`."""
 
 TEXTS = frozenset({Endpoint.EMBEDDINGS, Endpoint.OTHER})
 """Endpoints of which only the number of tokens is read, where the body has texts to embed, score or rank."""

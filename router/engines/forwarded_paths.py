@@ -61,7 +61,7 @@ CONTROL_WORDS = frozenset(
 LORA_PATHS = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter"}
 )
-"""Of the admin listener, which sends them to all pods of a model."""
+"""Paths of the admin listener, which sends them to all pods of a model."""
 _CANONICAL = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 _OWN = re.compile(r"/(?:health|livez|readyz|metrics|v1/models|admin|ui)(?:/.*)?")
 """Paths that the router answers itself."""

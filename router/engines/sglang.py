@@ -40,7 +40,7 @@ class _KvEvents(msgspec.Struct):
 class _ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
-    """Of one rank."""
+    """The capacity of one rank."""
     dp_size: int = 1
     kv_events: _KvEvents | None = None
 

@@ -146,6 +146,6 @@ CONVERSION_PROBES: Mapping[Endpoint, MakeGroups] = {
     Endpoint.MESSAGES: messages_probes,
     Endpoint.RESPONSES: responses_probes,
 }
-"""Of the conversions that are tested."""
+"""The conversions that are tested, with their probes."""
 PROVEN_WITH: Mapping[Endpoint, tuple[Endpoint, ...]] = {Endpoint.MESSAGES: (Endpoint.COUNT_TOKENS,)}
 """Endpoints with the same conversion as the tested one."""

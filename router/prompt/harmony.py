@@ -20,7 +20,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable
 
 EFFORTS = ("low", "medium", "high")
 MAX_DECLARATION_BYTES = 16 * 1024
-"""Of one tool. The library encodes as much in about 5 ms, if it has no longer words than `_LONG_WORD`."""
+"""Maximum size of a tool. The library encodes it in about 5 ms, unless it has words like `_LONG_WORD`."""
 _LONG_WORD = re.compile(r"[^\s\"{}\[\],:]{256}")
 _SYSTEM_ROLES = ("system", "developer")
 _DATE = re.compile(r"Current date: ([0-9-]{10})\n")

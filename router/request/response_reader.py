@@ -62,7 +62,7 @@ FORMATS: Mapping[Endpoint, ResponseFormat] = {
     Endpoint.MESSAGES: MESSAGES_FORMAT,
     Endpoint.RESPONSES: RESPONSES_FORMAT,
 }
-"""Of the endpoints whose responses are not those of chats."""
+"""Formats of the endpoints whose responses differ from those of chats."""
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16

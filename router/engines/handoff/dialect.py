@@ -90,7 +90,7 @@ class Dialect:
 
 _NULL = msgspec.Raw(b"null")
 _MAX_VALUE_BYTES = 64
-"""Of a number or a flag, as in every body that the router reads."""
+"""Maximum size of a number or a flag, as in every body that the router reads."""
 
 
 class _SplitFields(msgspec.Struct):

@@ -16,7 +16,7 @@ class TrtllmHandoff(Dialect):
     """`trtllm-serve` with a cache transceiver, context first."""
 
     hold_s = 20.0
-    """Of the 60 s of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
+    """A third of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         """`max_tokens` stays: the engine stops after one token by itself."""

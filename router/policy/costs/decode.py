@@ -61,5 +61,5 @@ class DecodeTerm(CostTerm):
 
 
 def _busy_share(at: Placement) -> float:
-    """Of the pods that are as fast; 0 for a pod that computes no prompts."""
+    """The mean busy share of the pods that are as fast; 0 for a pod that computes no prompts."""
     return at.request.scene.congestion.busy_shares.get(at.pod.id, 0.0)
