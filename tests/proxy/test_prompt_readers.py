@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.apis.body_types import CHANGING_FIELDS
 from router.errors import ContextTooLong, RouterError
 from router.frontends import prompt_check, prompt_readers
 from router.frontends.prompt_readers import (
@@ -31,7 +32,7 @@ from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.texts import CHANGING_FIELDS, MAX_TEXT_BYTES
+from router.prompt.texts import MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

@@ -18,6 +18,7 @@ import structlog
 from router.admission.tenant import Tenant
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
+from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
     BodyTooLarge,
@@ -45,7 +46,7 @@ from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import headers_too_large, stream_error_body
 from router.request.inbound import Inbound
-from router.request.reading import ENDPOINTS, RequestReader
+from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest
 
@@ -110,7 +111,7 @@ class OpenAiEdge(HttpEdge):
 
     def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
         """Why its tenant's quota refuses a request before its body is read; None if it does not."""
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         return self._endings.quota_refusal(received.tenant, endpoint) if received.tenant.quotas else None
 
     def _saturated(self) -> Saturated:
@@ -184,7 +185,7 @@ class OpenAiEdge(HttpEdge):
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
         if not (is_form or self._large_bodies.are_checked(body)) or received.refusal is not None:
             return None
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         try:
             if is_form:
                 model = await self._forms.model(endpoint, body, content_type)
@@ -217,7 +218,7 @@ class OpenAiEdge(HttpEdge):
         phases = Phases(time.monotonic())
         if trace is not None:
             trace.phases = phases
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         try:
             if received.refusal is not None:
                 raise received.refusal
@@ -238,7 +239,7 @@ class OpenAiEdge(HttpEdge):
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Settle a request whose client disconnected before it was served."""
-        self._endings.abandoned(ENDPOINTS.get(received.path, Endpoint.OTHER), received.tenant.name)
+        self._endings.abandoned(endpoint_of(received.path), received.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:
         self._endings.refused(Endpoint.OTHER, error)
