@@ -28,14 +28,13 @@ from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet, PodEvent
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
-from router.frontends.admin.admin_access import AdminAccess
+from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.admin_commands import DRAIN, AdminCommands
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import App, public_app
-from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import upstream_pools
 from router.frontends.prompt_readers import FleetLookups
@@ -221,6 +220,8 @@ class Program:
 
     def _admin_app(self) -> App:
         sync, find = self._worker_sync, self.records.journal.find
+        listen, limits = self._config.admin, self._config.limits
+        tokens = admin_tokens(listen)
         routes = AdminRoutes(
             self.fleet,
             self.policies,
@@ -231,13 +232,11 @@ class Program:
             sync.render if sync else self._metrics_page.render,
             self._snapshots,
             LoraAdapters(self.fleet, self._pools.of, self._commands.set_adapters),
-        )
-        listen, limits = self._config.admin, self._config.limits
-        access = AdminAccess(
-            admin_app(routes), listen.host, admin_tokens(listen), limits.max_body_bytes, lambda: self._readiness()[0]
+            has_tokens=tokens is not None,
         )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
-        return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
+        edge = AdminEdge(limits.model_copy(update={"max_connections": connections}), listen.host, tokens)
+        return App(edge, admin_app(routes), AdmissionGate())
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.app.is_stopping)
