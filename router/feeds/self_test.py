@@ -29,7 +29,7 @@ from router.feeds.probe_bodies import (
 )
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.stores.prefix_store import PrefixStore
+from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 _NEIGHBOURS = 4
@@ -171,7 +171,7 @@ class ParityFeed:
     def __init__(
         self,
         fleet: Fleet,
-        store: PrefixStore,
+        store: LocalStore,
         post: Post,
         reader: ProbeReader,
         publishes_events: Callable[[PodId], bool],

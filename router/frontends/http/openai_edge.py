@@ -21,7 +21,6 @@ from router.config.schema import Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
-    BodyTooLarge,
     MalformedRequest,
     MethodNotAllowed,
     RouterError,
@@ -62,6 +61,8 @@ log = structlog.get_logger()
 class OpenAiEdge(HttpEdge):
     """Answers requests that are forwarded to pods."""
 
+    own_bodies = False
+
     def __init__(
         self,
         forwarder: Forwarder,
@@ -91,16 +92,16 @@ class OpenAiEdge(HttpEdge):
     ) -> RouterError | None:
         """Why a request is refused before its key is checked; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
+        if not methods:
+            return None  # the listener's own application reads no body
         if is_next and self._serving >= limits.max_in_flight:
             return self._saturated()
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)
-        declared = named.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > limits.max_body_bytes:
-            limit = f"{limits.max_body_bytes} bytes (limits.max_body_bytes)"
-            return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
+        if (too_large := super().refusal(received, methods)) is not None:
+            return too_large
         if b"content-encoding" in named and not _IDENTITY.issuperset(
             value for name, value in headers if name == b"content-encoding"
         ):
