@@ -1,6 +1,6 @@
 """The cost model: times of prefills, decode steps and transfers from their coefficients.
 
-Source: reference/cost-model.md.
+Source: docs/cost-model.md.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BYTES_PER_MS_PER_GB_PER_S = 1e6
 @dataclass(frozen=True, slots=True)
 class PodSpeed:
     """Coefficients of `T_prefill(n, p) = c0 + c1 (n-p) + c2 (n^2 - p^2)` and of a decode step
-    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds. Source: reference/cost-model.md 4.1."""
+    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds."""
 
     c0_ms: float
     c1_ms_per_token: float
@@ -42,7 +42,7 @@ class PodSpeed:
 
     def fixed_ms(self, requests: int, context_tokens: int) -> float:
         """The part of a step that does not depend on its prompts: a decode step if `requests` decode with
-        `context_tokens` in total, else c0. Source: reference/simulator.md 5.2."""
+        `context_tokens` in total, else c0."""
         if not (requests and self.d0_ms):
             return self.c0_ms
         return self.d0_ms + self.d1_ms_per_request * requests + self.d2_ms_per_context_token * context_tokens
@@ -54,7 +54,7 @@ class PodSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link for KV: a transfer takes `t0 + bytes / bandwidth`. Source: reference/cost-model.md 4.2."""
+    """A link for KV: a transfer takes `t0 + bytes / bandwidth`."""
 
     t0_ms: float
     bytes_per_ms: float

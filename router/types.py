@@ -220,9 +220,9 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     shared_blocks: int = 0
     """Leading blocks of this prompt that most of the traffic shares."""
     congestion: Congestion = Congestion()
-    """Of the pods that compute the prompts of this model."""
+    """How busy the pods are that compute the prompts of this model."""
     pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
     """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""
     expected_output_tokens: int = PRIOR_OUTPUT_TOKENS
-    """Of the answer, as learnt for this model and limited by the client."""
+    """Expected length of the answer, as learnt for this model and limited by the client."""

@@ -31,7 +31,7 @@ AHEAD_MS = 300.0
 """How far a process may be ahead of its part of a pod's pace, for each other one that sends to the pod: in a short time
 they do not send equally much, and the pod's queue shows what they sent."""
 FIRST_TOKENS_PART = 0.2
-"""Of the requests that may miss their SLO, those whose first token may be late. The others may get later tokens late:
+"""The share of the requests that may miss their SLO by a late first token. The others may get later tokens late:
 prompts on the same pod, which nobody can predict, delay short answers."""
 MAX_ERROR_SHARE, ERROR_STEP = 0.5, 0.05
 MAX_REST_MS, REST_STEP_MS = 1000.0, 15.0

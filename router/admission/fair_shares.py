@@ -37,7 +37,7 @@ class FairShares:
         self._ends: list[tuple[float, _Key]] = []
         """One entry for each active tenant, at a time that it is active at least until."""
         self._weights: dict[int, float] = {}
-        """Of the active tenants, by band."""
+        """Sum of the weights of the active tenants, by band."""
 
     def is_within(self, tenant: Tenant, now_s: float, early_ms: float) -> bool:
         """Whether it has not used its share. While others are active, it may use it `early_ms` early: its requests come

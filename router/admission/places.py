@@ -9,7 +9,7 @@ from router.decision import Candidate, Cost, RouteDecision, Split
 from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodId, Role
 
 FULL_SHARE = 0.9
-"""Of a pod's KV, for prompts: the rest is for answers."""
+"""The share of a pod's KV for prompts; the rest is for answers."""
 _IDLE = InFlight()
 
 

@@ -23,7 +23,7 @@ RETURN_S = 2.0
 """Time in which all processes come back to a book that was lost, perhaps with its content. Until then each claims
 its local share."""
 MAX_REPORTS = 128
-"""Of one exchange; others follow with the next one."""
+"""Maximum reports in an exchange; others follow with the next one."""
 
 
 class MeterSharing:

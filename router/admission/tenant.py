@@ -56,9 +56,7 @@ def allowed_names(patterns: Iterable[str]) -> AllowedNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Of the tenants of one priority band, each gets its `weight` of the prefill time.
-
-    A higher `band` goes first."""
+    """Each tenant of a priority band gets its `weight` of the prefill time. A higher `band` goes first."""
 
     name: str = ""
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0

@@ -26,7 +26,7 @@ MAX_TOKEN_BYTES = 8 * 1024
 MAX_VERIFIED_TOKENS = 10_000
 """Verified tokens that are kept, about 200 bytes each. The oldest go first."""
 MAX_SIGNING_KEYS = 100
-"""Of one issuer. Further ones are ignored."""
+"""Further keys of an issuer are ignored."""
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _ALGORITHMS = frozenset((*_RSA, "ES256", "ES384", "ES512", "EdDSA"))
 _RSA_KEY_BITS = range(2048, 8193)

@@ -32,7 +32,7 @@ from router.types import PodSpeed
 
 DEFAULT_FLEET = Path("llama-70b-h100")
 MAX_FIRST_LINE_BYTES = 1 << 20
-"""Of a JSONL file, to recognize its format."""
+"""How much of a JSONL file is read to recognize its format."""
 
 
 @dataclass(frozen=True)

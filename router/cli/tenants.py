@@ -19,10 +19,10 @@ from router.admission.keys import MAX_KEY_BYTES
 
 tenants_app = typer.Typer(no_args_is_help=True)
 PREFIX = "sk-wr-"
-"""Of new keys: some clients require `sk-`, and scanners for secrets recognize a fixed beginning."""
+"""Start of new keys: some clients require `sk-`, and scanners for secrets recognize a fixed beginning."""
 KEY_BYTES = 32
 MIN_CHARACTERS = 20
-"""Of an existing key. Its digest must not be found by trying."""
+"""Minimum length of an existing key: its digest must not be found by trying."""
 
 
 @tenants_app.callback()

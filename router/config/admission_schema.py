@@ -36,12 +36,12 @@ class AdmissionConfig(Strict):
     max_wait_ms: PositiveFloat = 1200.0
     """The longest wait that is predicted for a request that is not refused."""
     slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
-    """Of the requests that are not refused, those that shall meet the SLO; more refuses more. How much later than
+    """The share of the accepted requests that shall meet the SLO; a larger one refuses more. How much later than
     predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
 
     @property
     def default_slo(self) -> Slo:
-        """Of clients whose tenant has none."""
+        """The SLO of clients whose tenant has none."""
         return Slo(self.slo.ttft_ms, self.slo.tpot_ms, self.slo.idle_prefills)
 
     @property

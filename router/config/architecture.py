@@ -103,7 +103,7 @@ def text_part(config: Config) -> Config:
 
 def kv_size(config: Config, kv_dtype: KvDtype = KvDtype.BF16, tensor_parallel: int = 1) -> KvSize:
     """Per layer and token, grouped, multi-query and multi-head attention keep `2 kv_heads head_dim` numbers, latent
-    attention (MLA) `kv_lora_rank + qk_rope_head_dim`. Source: reference/cost-model.md 4.1. Raises `ConfigError`."""
+    attention (MLA) `kv_lora_rank + qk_rope_head_dim`. Source: docs/cost-model.md#kv-size. Raises `ConfigError`."""
     config = text_part(config)
     layers = _layers(config)
     copies = _copies(config, tensor_parallel)

@@ -149,8 +149,8 @@ class KubernetesPods(Strict):
     namespaces: tuple[Namespace, ...] = ()
     """Default: the router's own. `["*"]`: all."""
     port: Port | None = None
-    """Of the engines. Default: from annotations and labels, else the container port named http, else the first one.
-    With `service`: its first port."""
+    """The port of the engines. Default: from annotations and labels, else the container port named http, else the first
+    one. With `service`: its first port."""
     not_ready_grace_s: NonNegativeFloat = 300.0
     """A pod that is not ready gets no new requests, but keeps its streams and its index entries for this long."""
     resync_s: Annotated[float, Field(ge=10)] = 300.0

@@ -72,7 +72,7 @@ class AdminListen(Strict):
     """The price of one GPU for one hour: with it, the operators' page shows the money that hits of prefix caches
     saved."""
     currency: Annotated[str, Field(max_length=8)] = "USD"
-    """Of that price."""
+    """The currency of `gpu_hour_price`."""
 
     @field_validator("bearer_file")
     @classmethod

@@ -139,7 +139,7 @@ class PodPriors:
 
 
 def without_cost(models: Iterable[ModelConfig]) -> dict[str, str]:
-    """Of each model without `cost`, what it starts with and what to do."""
+    """What each model without `cost` starts with, and what to do."""
     row = CostPrior()
     start = f"starts with the speed of {row.model} on {row.hardware}"
     hint = f"{start}; name its own row, or write one with `warmroute prior`"

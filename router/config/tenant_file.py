@@ -237,6 +237,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _unix_s(text: str) -> float:
-    """Of a date or a time in ISO 8601; UTC unless it says otherwise. Raises `ValueError`."""
+    """The Unix time of a date or time in ISO 8601, UTC if it names no zone. Raises `ValueError`."""
     parsed = datetime.fromisoformat(text)
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()

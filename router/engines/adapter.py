@@ -63,7 +63,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
-    """Of the engine; empty where it is not reported."""
+    """The engine's release; empty where it is not reported."""
     weights: str = ""
     """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None

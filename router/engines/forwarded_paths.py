@@ -28,8 +28,7 @@ INFERENCE_PATHS = frozenset(
         *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),
     }
 )
-"""POST only. Source: reference/protocols.md 6.3, agents-apis.md 4, and the routes of vLLM 0.32, SGLang 0.5,
-TensorRT-LLM and llama.cpp."""
+"""POST only. Source: docs/engines.md#paths-that-are-forwarded."""
 
 _POST = frozenset({"POST"})
 _ANY = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
@@ -56,7 +55,7 @@ CONTROL_WORDS = frozenset(
 LORA_PATHS = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter"}
 )
-"""Of the admin listener, which sends them to all pods of a model."""
+"""Paths of the admin listener, which sends them to all pods of a model."""
 _CANONICAL = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 _OWN = re.compile(r"/(?:health|livez|readyz|metrics|v1/models|admin|ui)(?:/.*)?")
 """Paths that the router answers itself."""

@@ -1,4 +1,4 @@
-"""llama.cpp's server, as in reference/protocols.md 4.7.
+"""llama.cpp's server, as in docs/engines.md.
 
 It exports metrics only with `--metrics`, publishes no KV events, and reuses the prompt that a slot served last, token
 by token.

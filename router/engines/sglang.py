@@ -1,4 +1,4 @@
-"""SGLang 0.5, as in reference/protocols.md 1.6 and 4.6. It exports metrics only with `--enable-metrics`."""
+"""SGLang 0.5, as in docs/engines.md. It exports metrics only with `--enable-metrics`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _KvEvents(msgspec.Struct):
 class _ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
-    """Of one rank."""
+    """The capacity of one rank."""
     dp_size: int = 1
     kv_events: _KvEvents | None = None
 

@@ -46,9 +46,7 @@ FIELDS = (
     Steering("sglang", ("custom_labels",), "adds series to the engine's metrics"),
     Steering("dynamo", ("nvext",), "chooses the worker, the rank, the tokens and the priority"),
 )
-"""Top-level fields of a body. Source: reference/protocols.md 3.11 and 4.3; vLLM 0.32 entrypoints/*/protocol.py; SGLang
-entrypoints/openai/protocol.py (004c82e0); TensorRT-LLM serve/openai_protocol.py (0076e939); llama.cpp tools/server;
-Dynamo's documentation of nvext."""
+"""Top-level fields of a body. Source: docs/engines.md#fields-and-headers-that-steer-an-engine."""
 
 CONTAINERS = frozenset({"vllm_xargs", "extra_args", "extra_body", "sampling_params"})
 """Fields whose value is an object in which engines look for the same names: vLLM copies vllm_xargs to the sampling
@@ -73,8 +71,7 @@ HEADERS = (
         "names the pod whose KV is read",
     ),
 )
-"""Source: reference/protocols.md 3.8, 3.10, 4.3; vLLM 0.32 entrypoints/generate/base/serving.py; SGLang
-entrypoints/request_headers.py (204a3c7a)."""
+"""Source: as of `FIELDS`."""
 
 
 def names_of(table: tuple[Steering, ...]) -> frozenset[str]:

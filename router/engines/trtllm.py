@@ -1,4 +1,4 @@
-"""TensorRT-LLM's `trtllm-serve`, as in reference/protocols.md 4.7.
+"""TensorRT-LLM's `trtllm-serve`, as in docs/engines.md.
 
 Reading its KV events over HTTP removes them, so the router does not. It has no /tokenize and refuses unknown fields.
 """

@@ -1,4 +1,4 @@
-"""vLLM 0.8 to 0.33, as in reference/protocols.md 1.1 and 4.1 to 4.3. Every field may be missing."""
+"""vLLM 0.8 to 0.33, as in docs/engines.md. Every field may be missing."""
 
 from __future__ import annotations
 

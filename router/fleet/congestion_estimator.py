@@ -30,7 +30,7 @@ MAX_PODS = 4096
 
 
 class _Averages(msgspec.Struct, gc=False):
-    """Of one pod, decayed to `at_s`. `observed_s`: the decayed length of the time that they cover."""
+    """The averages of one pod, decayed to `at_s`. `observed_s`: the decayed length of the time that they cover."""
 
     since_s: float
     at_s: float
@@ -89,7 +89,7 @@ class CongestionEstimator:
     def means(
         self, fleet: FleetSnapshot, model: str, inflight: Callable[[], Mapping[PodId, InFlight]], now_s: float
     ) -> Congestion:
-        """Of the ready pods that serve `model` and compute prompts. `inflight` returns the work of all routers.
+        """Means over the ready pods that serve `model` and compute prompts. `inflight` returns the work of all routers.
 
         O(pods), but O(1) within `REFRESH_S`."""
         known = self._means.get(model)

@@ -16,7 +16,7 @@ REMEMBERED_ANSWERS = 200
 MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
 MAX_MEANS = 16_384
-"""Of models and adapters, and of these for tenants with quotas; further ones have the prior."""
+"""Maximum number of means, for models, adapters, and these by tenant with quotas; further ones have the prior."""
 
 
 class OutputLengths:

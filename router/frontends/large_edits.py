@@ -13,7 +13,7 @@ EDITED_INLINE_BYTES = 1024 * 1024
 CLEANED_INLINE_BYTES = 16 * 1024
 """Bodies with more are rid of a `uuid` in a thread: 3 ms, where a client has filled them with small parts."""
 _KEY_BYTES = 26
-"""Of the longest name that is searched for."""
+"""Size of the longest name that is searched for."""
 _Edited = TypeVar("_Edited", bytes, bytes | None)
 
 

@@ -19,7 +19,7 @@ class QueueTasks:
         self._queues = queues
         self._on_change = on_change
         self._changed: dict[ModelQueue, asyncio.Event] = {}
-        """Of each queue that has a task."""
+        """Events that wake the task of each queue."""
         self._tasks: set[asyncio.Task[None]] = set()
         queues.on_change = self._wake
 

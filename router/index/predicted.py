@@ -34,7 +34,7 @@ class _Held(msgspec.Struct, gc=False):
     """What a pod has of a run."""
 
     number: int = 0
-    """Of the prediction that was confirmed last and contained the run; 0 if there is none, or its blocks are gone."""
+    """The latest confirmed prediction that contained the run; 0 if there is none, or its blocks are gone."""
     blocks: int = 0
     """How many leading blocks of the run the pod still has."""
     pending: int = 0

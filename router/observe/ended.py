@@ -30,7 +30,7 @@ class UsedTokens(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     adapter: str = ""
     endpoint: str
     status: int
-    """Of the response; 0 where none began."""
+    """Status of the response; 0 where none began."""
     result: str
     prompt_tokens: int
     cached_tokens: int
@@ -51,7 +51,7 @@ class EndedRequest(msgspec.Struct, kw_only=True):
     is_read: bool = True
     """Whether its body was read: of others, only the endpoint and perhaps the model are known."""
     status: int = 0
-    """Of the response; 0 where none began."""
+    """Status of the response; 0 where none began."""
     error: str = ""
     """The message of the router's error."""
     tenant: str = ""

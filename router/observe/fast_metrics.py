@@ -24,7 +24,7 @@ from router.observe.declared.declaration import Declaration
 
 Labels = tuple[str, ...]
 Numbers = list[float]
-"""Of one series: its value, or the counts of its buckets and the sum of its values."""
+"""The value of a series, or the counts of its buckets and the sum of its values."""
 
 MAX_SERIES = 10_000
 """Most label values of one metric; the rest is counted in a series whose label values are all `OTHER`."""

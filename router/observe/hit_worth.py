@@ -66,7 +66,7 @@ class HitWorth:
         return found
 
     async def _sampled(self) -> tuple[Mapping[str, int], Mapping[tuple[str, str], Saved]]:
-        """Of the latest requests: prompt tokens by model; what was saved, by model and placement."""
+        """Prompt tokens of the latest requests by model, and what was saved by model and placement."""
         tokens: dict[str, int] = {}
         saved: dict[tuple[str, str], Saved] = {}
         holders = 0

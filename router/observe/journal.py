@@ -48,7 +48,7 @@ def excerpt(prompt: Mapping[str, Any]) -> str:
 
 
 def _beginning(content: Any) -> str:
-    """Of a text, or of the first text of a list of parts."""
+    """The first characters of a text, or of the first text of a list of parts."""
     if isinstance(content, list):
         content = next((part["text"] for part in content if isinstance(part, dict) and "text" in part), "")
     return content[:MAX_EXCERPT_CHARACTERS] if isinstance(content, str) else ""

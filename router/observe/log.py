@@ -22,7 +22,7 @@ from router.observe.ended import EndedRequest
 MAX_FIELD_CHARACTERS = 8192
 """A longer text in a field is shortened."""
 MAX_ERROR_CHARACTERS = 500
-"""Of a request's error."""
+"""A longer error of a request is shortened."""
 MAX_FIELD_ITEMS = 50
 """A list in a field is cut here."""
 WRITE_INTERVAL_S, MAX_WAITING_LINES = 0.1, 64

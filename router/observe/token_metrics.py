@@ -31,11 +31,11 @@ _TIERS = (*(tier.name.lower() for tier in Tier), "peer")
 _STAGES = ("all", "available", "captured", "delivered")
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
 _Group: TypeAlias = tuple[Labels, str, str, str, int, bool]
-"""Of prompts that are counted together: labels, tenant, kind of plan, reason of the decision, tokens of a block, and
-whether the engine reported cached tokens."""
+"""What prompts that are counted together have in common: labels, tenant, kind of plan, reason of the decision, tokens
+of a block, and whether the engine reported cached tokens."""
 _Row: TypeAlias = tuple[int, BlocksByTier, int, BlocksByTier, int, int]
-"""Of one prompt: its tokens; the longest prefix by tier, and its tokens; the prefix by tier on the chosen pod; captured
-and delivered tokens."""
+"""What is counted of a prompt: its tokens; the longest prefix by tier, and its tokens; the prefix by tier on the chosen
+pod; captured and delivered tokens."""
 
 
 class TokenMetrics:

@@ -6,8 +6,7 @@ The coefficients of the cost model, fitted to observed times:
               F = c0, or d0 + d1 b + d2 ctx if b decode       if a pod differs from its class
     transfer  T(b, k) = t0 + b (1 + k) / B                    by class of links
 
-Coefficients of a decode step are learnt from the prompts that were computed in it. Source of the formulas:
-reference/cost-model.md, simulator.md 5.2.
+Coefficients of a decode step are learnt from the prompts that were computed in it: docs/cost-model.md#calibration.
 """
 
 from __future__ import annotations

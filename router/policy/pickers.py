@@ -54,8 +54,7 @@ class RingBoundedLoad(Configurable):
 
     Retries use the next such pods on the ring, then the others by cost. A request without a key, or with every pod over
     the bound, uses the least loaded pod. Without slack the bound would
-    be exceeded all the time at low load. Source: Mirrokni, Thorup and Zadimoghaddam 2016; the
-    finding on slack: reference/algorithms.md 1.8.
+    be exceeded all the time at low load. Source: docs/cost-model.md#bounded-load.
 
     Each pod has four points on the ring for each of `points_per_pod`, because one hash gives four.
     """

@@ -1,6 +1,6 @@
 """How long did a pod compute on the prompts sent to it, how long did a transfer take?
 
-What `calibration.py` learns from. Source: reference/cost-model.md, simulator.md 5.2.
+What `calibration.py` learns from. Source: docs/cost-model.md#calibration.
 """
 
 from __future__ import annotations

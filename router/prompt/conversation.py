@@ -43,7 +43,7 @@ _ANY = msgspec.json.Decoder(float_hook=short_float)
 _PLAIN_FIELDS = {"role", "content"}
 _PLAIN_ROLES = ("system", "user", "assistant")
 MAX_ARGUMENTS_CHARACTERS = 256 * 1024
-"""Of a tool call: twice as many would hold the interpreter for 20 ms, in any thread."""
+"""Maximum length of a tool call. Twice as many would hold the interpreter for 20 ms, in any thread."""
 BILLING_HEADER = "x-anthropic-billing-header"
 """Start of a line that Claude Code puts first in its system prompt and changes on every request."""
 

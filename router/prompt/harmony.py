@@ -1,6 +1,6 @@
 """Renders chats of gpt-oss in the Harmony format, as vLLM 0.32 does instead of using the model's template.
 
-Source: `entrypoints/openai/parser/harmony_utils.py` (reference: agents-apis.md 2.3). `oss-harmony` writes the system
+Source: docs/apis.md#harmony. `oss-harmony` writes the system
 message and the declarations of tools. Texts of clients are encoded by the model's own tokenizer: the library's encoder
 takes seconds for some of them and holds the interpreter.
 """
@@ -20,7 +20,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable
 
 EFFORTS = ("low", "medium", "high")
 MAX_DECLARATION_BYTES = 16 * 1024
-"""Of one tool. The library encodes as much in about 5 ms, if it has no longer words than `_LONG_WORD`."""
+"""Maximum size of a tool. The library encodes it in about 5 ms, unless it has words like `_LONG_WORD`."""
 _LONG_WORD = re.compile(r"[^\s\"{}\[\],:]{256}")
 _SYSTEM_ROLES = ("system", "developer")
 _DATE = re.compile(r"Current date: ([0-9-]{10})\n")

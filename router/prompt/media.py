@@ -47,7 +47,7 @@ class MediaText(msgspec.Struct, frozen=True, gc=False):
     text: str
     exact: int
     count: int
-    """Of all pictures, sounds and videos."""
+    """Number of all pictures, sounds and videos."""
     keys: tuple[int, ...]
     """URLs of the last ones whose tokens are unknown, as numbers."""
     pictures: tuple[Picture, ...] = ()

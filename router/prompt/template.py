@@ -1,7 +1,7 @@
 """Renders a chat request into the text that the engine will encode.
 
-As in vLLM 0.32 (reference: protocols.md 4.4), messages and tools are rewritten (`conversation.py`), merged with the
-template's variables, and rendered (`sandbox.py`). A template from a client is refused.
+As in vLLM (docs/engines.md#from-a-chat-to-tokens), messages and tools are rewritten (`conversation.py`), merged with
+the template's variables, and rendered (`sandbox.py`). A template from a client is refused.
 """
 
 from __future__ import annotations

@@ -24,16 +24,16 @@ from router.types import Endpoint, PromptKind
 MAX_SEARCHED_BYTES = 256 * 1024
 """Maximum size of one of `CONTAINERS`."""
 MAX_SEARCHED_FIELDS = 4096
-"""Of a body with engine fields, with those of its `CONTAINERS`: this many are searched in 4 ms."""
+"""Maximum fields of a body with engine fields and of its `CONTAINERS`; searching them takes 4 ms."""
 MAX_NESTING = 4
 """Depth to which `CONTAINERS` inside each other are searched; deeper ones are dropped."""
 
 MAX_NUMBER_BYTES = 64
-"""Of a number, or of a string with a number."""
+"""Maximum size of a number, or of a string with a number."""
 LARGE_BYTES = 1024 * 1024
 """Larger bodies are not checked for UTF-8 in one call."""
 MAX_DECODED_BYTES = 4 * 1024 * 1024
-"""Of a body, without messages and prompt: one string of as many bytes is decoded in 5 ms."""
+"""Maximum size of a body without messages and prompt. A string of this size is decoded in 5 ms."""
 _DETECTED = sorted(STEERING_FIELDS | CONTAINERS)
 
 

@@ -30,7 +30,7 @@ class LimitLine(NamedTuple):
 
 
 Lines: TypeAlias = Sequence[Sequence[LimitLine]]
-"""Of each name that an API has for limits, those that may be reported under it."""
+"""The limits that may be reported under each name that an API has for limits."""
 
 
 def limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
@@ -53,7 +53,8 @@ def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: 
 
 
 def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
-    """Of each group the limit that has the smallest part left. `reset`: the same for all limits; or `reset_of` each."""
+    """Headers of the limit of each group that has the smallest part left. `reset` applies to all limits without
+    `reset_of`."""
     found: HeaderList = []
     for group in groups:
         least = inf

@@ -44,7 +44,7 @@ def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
 
 
 def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
-    """Of a request that was refused before its body was read."""
+    """The usage of a request that was refused before its body was read."""
     return UsedTokens(
         request_id=ended.id,
         at_s=ended.at_s,

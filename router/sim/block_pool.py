@@ -1,8 +1,8 @@
 """Which blocks does one engine hold, and which KV events does it publish?
 
 Adds to `BlockCache` the chain hashes of full blocks, several copies of one block, and an event for every change. As in
-vLLM, a fully cached prompt computes its last block again, into a second copy (reference/protocols.md 1.5). Events are
-queued until `take_events`.
+vLLM, a fully cached prompt computes its last block again, into a second copy (docs/engines.md#what-they-mean). Events
+are queued until `take_events`.
 """
 
 from __future__ import annotations

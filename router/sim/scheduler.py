@@ -29,7 +29,7 @@ def step_ms(speed: PodSpeed, decodes: int, context_tokens: int, chunks: Iterable
     """d0 + d1 decodes + d2 context tokens, plus c1 m + c2 ((ctx + m)^2 - ctx^2) for each chunk (ctx, m).
 
     A step without decodes has c0 as its fixed part, so a prompt alone in one step takes exactly `PodSpeed.prefill_ms`.
-    Source: reference/simulator.md 5.2.
+    Source: docs/cost-model.md#a-step.
     """
     total_ms = speed.c0_ms + sum(speed.prefill_ms(context + m, context) - speed.c0_ms for context, m in chunks)
     if decodes:

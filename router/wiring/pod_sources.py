@@ -38,7 +38,7 @@ class PodSources:
     def __init__(self, config: RouterConfig) -> None:
         self.by_name: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
         self.statuses: list[SourceStatus] = []
-        """Of the sources whose pods may be outdated."""
+        """The states of the sources whose pods may be outdated."""
         self._deletion_costs: list[Callable[[CostsOf], DeletionCosts]] = []
         found = config.discovery
         for file in found.file:

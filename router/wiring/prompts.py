@@ -145,7 +145,7 @@ class Prompts:
         self._names = ModelNames(config.models)
         self._threads = ReadThreads()
         self._templates: dict[str, ChatTemplate | Harmony | None] = {}
-        """Of the patterns with one tokenizer, compiled once: that takes milliseconds."""
+        """Templates of patterns, by tokenizer. Each is compiled once, which takes milliseconds."""
         self._added: set[str] = set()
         """Models of patterns and unlisted models that have a reader."""
         self.generations: dict[str, Generation] = {}

@@ -25,7 +25,7 @@ TABLE: dict[tuple[str, str], dict[float, tuple[float, ...]]] = {
     ("llama-3.1-70b", "h100x8"): {4.0: (173e3,), 12.1: (448, 2.5e3, 50e3), 49.5: (160, 944, 30e3)},
     ("deepseek-v3", "h200x8"): {4.0: (240, 1.4e3, 32e3), 12.1: (160, 896, 26e3), 49.5: (144, 800, 24e3)},
 }
-"""reference/cost-model.md 4.3: by model and hardware, by GB/s, tokens for each t0 of `STARTS_MS`."""
+"""docs/cost-model.md#crossover: by model and hardware, by GB/s, tokens for each t0 of `STARTS_MS`."""
 CASES = [
     pytest.param(*which, t0_ms, gb_per_s, tokens, id=f"{'-'.join(which)}-{gb_per_s}-{t0_ms:g}")
     for which, by_link in TABLE.items()

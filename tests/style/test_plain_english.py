@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SUFFIXES = {".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".jinja"}
-FOLDERS = ("router", "tests", "loadtest", "config", "policies", "helm", ".ci", ".github")
+FOLDERS = ("router", "docs", "tests", "loadtest", "config", "policies", "helm", ".ci", ".github")
 EXCLUDED = (Path("tests/style"), Path("loadtest/results"))
 """This test has to name the words; recorded results are left as they were recorded."""
 

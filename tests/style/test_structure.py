@@ -74,6 +74,14 @@ def test_no_module_is_longer_than_four_hundred_lines() -> None:
     assert not {path: lines for path, lines in lengths.items() if lines > MAX_MODULE_LINES}
 
 
+def test_docstrings_have_a_subject_or_a_verb() -> None:
+    """One that begins with "Of" has to be read twice: it continues a name that is written elsewhere."""
+    statements = ((path, node) for path, module in modules().items() for node in ast.walk(module))
+    texts = ((path, node.value) for path, node in statements if isinstance(node, ast.Expr))
+    constants = ((path, text) for path, text in texts if isinstance(text, ast.Constant))
+    assert not [f"{path}:{text.lineno}" for path, text in constants if str(text.value).startswith("Of ")]
+
+
 @pytest.mark.parametrize(
     ("source", "count"),
     [("def f(self, a, b): ...", 2), ("def f(a, /, b, *, c): ...", 3), ("def f(*a, **b): ...", 2)],

@@ -1,6 +1,6 @@
 """SGLang's handoff: both pods get the same body at once and meet in a room of the prefill pod's bootstrap server.
 
-The prefill request is not limited to one token: the engine does that by its role. Source: reference/protocols.md 3.8.
+The prefill request is not limited to one token: the engine does that by its role. Source: docs/handoff.md#sglang.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The base class of P/D dialects: how KV is handed over between two pods, or pulled from a peer.
 
 A dialect is pure: it edits bodies and reads responses, and never sends anything. For an invalid response it returns
-None and never raises. Source: reference/protocols.md 3.
+None and never raises. Source: docs/handoff.md.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Dialect:
 
 _NULL = msgspec.Raw(b"null")
 _MAX_VALUE_BYTES = 64
-"""Of a number or a flag, as in every body that the router reads."""
+"""Maximum size of a number or a flag, as in every body that the router reads."""
 
 
 class _SplitFields(msgspec.Struct):

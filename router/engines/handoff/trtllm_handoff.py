@@ -1,6 +1,6 @@
 """TensorRT-LLM's handoff: the context response has parameters and prompt tokens for the generation request.
 
-Where its one token ended the text, it is the whole response. Source: reference/protocols.md 3.9.
+Where its one token ended the text, it is the whole response. Source: docs/handoff.md#tensorrt-llm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class TrtllmHandoff(Dialect):
     """`trtllm-serve` with a cache transceiver, context first."""
 
     hold_s = 20.0
-    """Of the 60 s of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
+    """A third of `kv_transfer_timeout_ms`, after which the context pod drops the KV."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         """`max_tokens` stays: the engine stops after one token by itself."""

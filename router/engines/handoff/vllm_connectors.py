@@ -1,6 +1,6 @@
 """The KV connectors of vLLM: Nixl, Mooncake, p2p offloading, and stores that pods share.
 
-Source: reference/protocols.md 3.1 to 3.6.
+Source: docs/handoff.md#vllm.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Nixl(Dialect):
     reads them once. The parameters are opaque and never reused: old ones give wrong text without an error."""
 
     hold_s = 10.0
-    """Of a lease of 30 s, after which the blocks may hold another prompt."""
+    """A third of the lease, after which the blocks may hold another prompt (docs/handoff.md#nixl)."""
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         return one_token_body(endpoint, body, {"kv_transfer_params": _NIXL_REQUEST, "return_token_ids": True})

@@ -71,7 +71,7 @@ class Permission:
     """What a request needs. `namespace`: `*` for all."""
 
     group: str
-    """Of the API, empty for the core."""
+    """The API group, empty for the core."""
     resource: str
     verbs: tuple[str, ...]
     namespace: str

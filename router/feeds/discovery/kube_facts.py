@@ -82,7 +82,7 @@ CONVENTIONS = (
     Convention("production-stack", "sleeping", "role", {"true": NOT_SERVING}),
     Convention("Kubernetes 1.35", ZONE_LABEL, "zone"),
 )
-"""Of two rows for one fact the first that applies wins."""
+"""The first row that applies gives the fact."""
 IMAGES: Mapping[str, str] = {
     "vllm": "vllm",
     "sglang": "sglang",

@@ -34,7 +34,7 @@ class Presence:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._not_ready_since_s: dict[tuple[str, str], float | None] = {}
-        """Of the pods that are used, by uid and URL; None while ready."""
+        """When each pod in use became unready, by uid and URL; None while it is ready."""
         self.next_change_s: float | None = None
         """When the result changes by time alone."""
 

@@ -21,7 +21,7 @@ from router.frontends.http.upstream import UpstreamPool
 from router.types import MAX_NAME_CHARACTERS, Pod, PodId, PodState, PodStatus
 
 TIMEOUT_S = 120.0
-"""Of one pod: it may download the adapter."""
+"""How long one pod may take: it may download the adapter."""
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_ANSWER_CHARACTERS = 300
 _DONE = {True: "loaded", False: "unloaded"}

@@ -35,7 +35,8 @@ RECENT_S = 15.0
 """Over which times of first tokens are computed."""
 MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
-"""Of the latest first tokens of a pod, and how many of it and of the others are needed. Sooner than what is learnt."""
+"""How late the latest first tokens of a pod are, and how many of them and of other pods' are needed for a notice. It
+appears sooner than one about a learnt slowdown."""
 LATEST_DECISIONS = 500
 MAX_INDEX_AGE_S = 5.0
 MAX_TTFT_RATIO = 1.2
@@ -142,7 +143,7 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
 
 
 def _latest_ratios(journal: Journal) -> Iterator[tuple[PodId, float]]:
-    """Of requests that one pod served alone."""
+    """Observed over expected times to first token, of requests that one pod served alone."""
     since_s = time.time() - RECENT_S
     for kept in journal.latest(LATEST_DECISIONS):
         ended = kept.outcome

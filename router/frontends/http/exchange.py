@@ -129,7 +129,7 @@ class Exchange(msgspec.Struct, eq=False):
     """Whether a task was started for it."""
     _task: asyncio.Task[None] | None = None
     _headers: HeaderList | None = None
-    """Of the response."""
+    """Headers of the response."""
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None

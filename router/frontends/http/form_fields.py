@@ -19,7 +19,7 @@ from router.types import MAX_NAME_CHARACTERS, Endpoint
 MAX_PARTS = 1000
 """As many fields as the engines' parser accepts."""
 MAX_HEAD_BYTES = 4096
-"""Of a part: a filename of 255 characters in both notations has 3,900."""
+"""Maximum head of a part. One with a filename of 255 characters in both notations has 3,900 bytes."""
 SLICE_BYTES = 512 * 1024
 """Searched at once: at most 2 ms."""
 _SHOWN_CHARACTERS = 100

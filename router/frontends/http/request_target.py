@@ -13,7 +13,7 @@ from typing import NamedTuple
 import httptools
 
 MAX_SHOWN_CHARACTERS = 80
-"""Of a client's path in an error message."""
+"""A longer path is shortened in error messages."""
 
 _AMBIGUOUS = re.compile(
     r"""

@@ -21,7 +21,7 @@ from router.request.tracker import Tracker
 from router.types import Pod
 
 BUFFER_BYTES = 64 * 1024
-"""Of each direction at each side."""
+"""Size of the buffer of each direction at each side."""
 CLOSE_S = 5.0
 """How long a side may take to receive what was sent before the other side closed."""
 SWITCHING = 101

@@ -20,8 +20,7 @@ class DecodeTerm(CostTerm):
     `requests decoding` is the last scrape of the engine or our ledger, whichever is more: a scrape lags, a ledger does
     not include other routers. `context in flight` counts the tokens of our requests. `expected output` is the mean
     length of the model's latest answers, or the client's limit if it is less. `weight` is the milliseconds of time to
-    first token that one millisecond of decoding is worth. Source of d0, d1, d2: reference/cost-model.md, simulator.md
-    5.2.
+    first token that one millisecond of decoding is worth. Source: docs/cost-model.md#a-step.
 
     While a pod computes prompts, its other requests wait for their next token: a step of d0 takes d0 / (1 - busy).
     `busy when as fast` is the share of time that the pods with about the same c1 have a prompt without a
@@ -62,5 +61,5 @@ class DecodeTerm(CostTerm):
 
 
 def _busy_share(at: Placement) -> float:
-    """Of the pods that are as fast; 0 for a pod that computes no prompts."""
+    """The mean busy share of the pods that are as fast; 0 for a pod that computes no prompts."""
     return at.request.scene.congestion.busy_shares.get(at.pod.id, 0.0)

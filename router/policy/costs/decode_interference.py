@@ -16,7 +16,7 @@ class DecodeInterferenceTerm(CostTerm):
         decode_interference = weight * requests decoding * (c1 (n - p) + c2 (n^2 - p^2))
 
     `weight` is the milliseconds of this request's time to first token that one millisecond of another request is worth.
-    The term favours prefill pods, where no request decodes. Source: reference/cost-model.md 4.1 (a step's time).
+    The term favours prefill pods, where no request decodes. Source: docs/cost-model.md#a-step.
     """
 
     side: ClassVar[Side] = Side.PREFILL

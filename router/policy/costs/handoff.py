@@ -19,7 +19,7 @@ class HandoffTerm(CostTerm):
     `handoff tokens` are those that the decode pod does not hold, `handoff concurrent` the other transfers of the
     prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV of a layer is sent while the next layers are
     computed, which hides all but one layer's share. A policy without this term plans no splits. Source:
-    reference/cost-model.md 4.3, layer-wise streaming.
+    docs/cost-model.md#layer-by-layer.
     """
 
     side: ClassVar[Side] = Side.DECODE

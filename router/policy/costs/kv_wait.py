@@ -19,7 +19,7 @@ class KvWaitTerm(CostTerm):
 
     Running requests end one by one over the time that one of them takes, and free their KV as they end: a share of it
     is free after that share of the time. `KV in use` is the last scrape, as a share of the capacity; `prompts before
-    it` are those without a first token. 0 if the capacity is unknown. Source: reference/simulator.md 5.2 (admission).
+    it` are those without a first token. 0 if the capacity is unknown. Source: docs/cost-model.md#kv-space.
     """
 
     side: ClassVar[Side] = Side.DECODE

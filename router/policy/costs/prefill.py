@@ -15,9 +15,8 @@ class PrefillTerm(CostTerm):
         prefill = F + c1 (n - p + e) + c2 (n^2 - p^2)
 
     e are the tokens of its pictures that the pod must encode first: those outside the p tokens that it has not seen.
-    Encoding takes about as long as the prefill of as many tokens (reference/multimodal.md 5). F is the fixed part of
-    the step that computes them: c0, or d0 + d1 b + d2 context if b requests decode in it.
-    Source: reference/cost-model.md 4.1, fitted per model and hardware with 0.4 to 3.4 % error; simulator.md 5.2.
+    Encoding takes about as long as the prefill of as many tokens. F is the fixed part of the step that computes them:
+    c0, or d0 + d1 b + d2 context if b requests decode in it. Source: docs/cost-model.md#prefill.
     """
 
     side: ClassVar[Side] = Side.PREFILL

@@ -15,7 +15,7 @@ class TierReadTerm(CostTerm):
         tier_read = sum over tiers: tier t0 + kv_bytes_per_token * tier tokens / tier B
 
     Engines read what they find even if computing it again would be faster, so the term prices the read in any case. A
-    tier without a configured link costs nothing. Source: reference/cost-model.md 4.2.
+    tier without a configured link costs nothing. Source: docs/cost-model.md#transfer.
     """
 
     side: ClassVar[Side] = Side.PREFILL

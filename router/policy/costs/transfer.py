@@ -17,7 +17,7 @@ class TransferTerm(CostTerm):
 
     `pull tokens` are those that the holder has beyond this pod, `pull concurrent` the other transfers of the holder.
     The work ahead is that of `queue`, without requests of another origin. A policy without this term plans no pulls.
-    Source: reference/cost-model.md 4.2 and 4.3.
+    Source: docs/cost-model.md#transfer.
     """
 
     side: ClassVar[Side] = Side.PREFILL

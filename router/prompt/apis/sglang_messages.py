@@ -1,4 +1,4 @@
-"""What SGLang makes of `/v1/messages`: `anthropic/request_conversion.py` (bef8e238; reference: agents-apis.md 1.6).
+"""What SGLang makes of `/v1/messages`: `anthropic/request_conversion.py` (docs/apis.md#messages).
 
 Earlier thinking is written in the words of the pod's reasoning parser, and `thinking` sets what that parser needs: both
 are unknown here, so such requests are routed without a prefix.

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM makes of `/v1/messages`: `serve/anthropic_adapter.py` (a9239bda; reference: agents-apis.md 1.6)."""
+"""What TensorRT-LLM makes of `/v1/messages`: `serve/anthropic_adapter.py` (docs/apis.md#messages)."""
 
 from __future__ import annotations
 

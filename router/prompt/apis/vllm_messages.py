@@ -1,4 +1,4 @@
-"""What vLLM 0.32 makes of `/v1/messages`: `entrypoints/anthropic/serving.py` (reference: agents-apis.md 1)."""
+"""What vLLM 0.32 makes of `/v1/messages`: `entrypoints/anthropic/serving.py` (docs/apis.md#messages)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vLLM 0.32 makes of `/v1/responses`: `entrypoints/openai/responses/utils.py` (reference: agents-apis.md 2.2).
+"""What vLLM 0.32 makes of `/v1/responses`: `entrypoints/openai/responses/utils.py` (docs/apis.md#responses).
 
 Only stateless requests: the messages of a previous response are known to its pod alone.
 """

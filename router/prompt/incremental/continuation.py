@@ -27,14 +27,13 @@ from router.prompt.json_floats import short_float
 
 FIRST_MESSAGES = 2
 LAST_MESSAGES = 8
-"""Of the known messages, those in every short chat. Items of `/v1/responses` count as messages: four make a step."""
+"""How many known messages every short chat has. Items of `/v1/responses` count as messages: four make a step."""
 MAX_SAMPLES = 24
 """Chats with more samples, because they have many kinds of messages, are rendered whole."""
-MAX_SAMPLE_BYTES = 32 * 1024
-"""Of all samples together; and of the tool:"""
-MAX_TOOL_BYTES = 16 * 1024
+MAX_SAMPLE_BYTES, MAX_TOOL_BYTES = 32 * 1024, 16 * 1024
+"""Maximum size of all samples together, and of the tool."""
 TEXT_CHARACTERS = 64
-"""Of a text in a known message of a short chat."""
+"""A text in a known message of a short chat is cut here."""
 MAX_NEW_MESSAGES = 24
 """Boundaries that are looked up per chat: one step of an agent may have several calls."""
 MAX_REMOVED = 256
@@ -59,7 +58,7 @@ _CACHE_CONTROL_KEY = b'"cache_control"'
 _CACHE_CONTROL = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})')
 """No engine reads it, and clients move it with every request."""
 MAX_CACHE_CONTROLS = 16
-"""Of a message: clients set one."""
+"""Maximum number in a message: clients set one."""
 _BILLING = re.compile(rb'"%s[^"\\]*"' % BILLING_HEADER.encode())
 """A text that changes with every request."""
 

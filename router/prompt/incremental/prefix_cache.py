@@ -39,11 +39,11 @@ class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     messages: int = 0
     """Number of messages."""
     roles: tuple[str, ...] = ()
-    """Of a chat with only roles and texts."""
+    """Roles of the messages of a chat with only roles and texts."""
     skeleton: int = 0
     """`TemplateSkeleton.prefixes` at this boundary."""
     samples: bytes = b""
-    """Of any other chat: some of its messages, encoded (`continuation.py`)."""
+    """Some messages of any other chat, encoded (`continuation.py`)."""
     head: int = 0
     head_digest: int = 0
     """Characters, and a digest of them, that the whole prompt starts with and short chats as well."""

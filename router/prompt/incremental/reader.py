@@ -40,7 +40,7 @@ MIN_BYTES = 32 * 1024
 MAX_BYTES = 2 * 1024 * 1024
 MOST_MESSAGES = 2048
 MAX_CONTEXT_BYTES = 512 * 1024
-"""Of system prompt and tools. Larger chats are rendered whole: to look them up would hold the event loop."""
+"""Chats with larger system prompts and tools are rendered whole: to look them up would hold the event loop."""
 _ONLY_MESSAGES = {"messages"}
 
 

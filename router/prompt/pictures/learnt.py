@@ -13,7 +13,7 @@ from typing import NamedTuple
 from router.hashing import TOKEN_BYTES, token_array
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Of the tokens of all pictures of a model: those that were learnt first are dropped."""
+"""Maximum size of the tokens of all pictures of a model; those that were learnt first are dropped."""
 MAX_SEEN = 4096
 """Pictures that were seen once, and as many that could not be learnt."""
 MAX_ASKED = 8

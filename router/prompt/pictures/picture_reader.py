@@ -22,9 +22,9 @@ Identify: TypeAlias = Callable[[str, str], tuple[str, PictureHeader] | None]
 """(base64 of a file, weights of the model) to (the engine's identifier, header); None if it is unknown."""
 CACHED_PICTURES = 4096
 MAX_PICTURES = 1024
-"""Of one prompt: further ones are not read."""
+"""Further pictures of a prompt are not read."""
 MAX_PICTURE_TOKENS = 1 << 20
-"""Of all pictures of one prompt: no context is longer."""
+"""Maximum tokens of all pictures of a prompt: no context is longer."""
 MAX_UUID_CHARACTERS = 1024
 _TYPES = ("image_url", "input_image", None)
 

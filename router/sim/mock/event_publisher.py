@@ -1,7 +1,7 @@
 """Publishes KV events over ZMQ as vLLM does.
 
-PUB frames are `[topic, sequence, batch]`; a ROUTER socket replays the most recent batches (reference/protocols.md 1.2
-to 1.4).
+PUB frames are `[topic, sequence, batch]`; a ROUTER socket replays the most recent batches
+(docs/engines.md#kv-events).
 """
 
 from __future__ import annotations

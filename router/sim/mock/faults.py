@@ -76,7 +76,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     for_s: float | None = None
     replayable: bool = True
     factor: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    """Of THROTTLE and SLOW_LINK; 1 ends them."""
+    """The slowdown by THROTTLE or SLOW_LINK; 1 ends it."""
 
 
 class FaultBoard:

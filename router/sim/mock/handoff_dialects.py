@@ -1,6 +1,6 @@
 """KV handoff protocols of the engines: which leg a request is, and which fields its response has.
 
-One class per dialect (reference/protocols.md 3; measured: reference/engines.md 2). Takes values and returns values; no
+One class per dialect (docs/handoff.md). Takes values and returns values; no
 I/O, no waiting.
 """
 

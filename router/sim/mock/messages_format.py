@@ -1,6 +1,6 @@
 """Encodes responses of `/v1/messages` in the format of vLLM 0.32.
 
-Source: reference/agents-apis.md 1.4. Takes values and returns bytes; no I/O.
+Source: docs/apis.md#streams. Takes values and returns bytes; no I/O.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class KvEventConfig:
 
 
 RDMA = Link(t0_ms=0.37, bytes_per_ms=137e6)
-"""Mooncake between two vLLM pods over 8 RoCE ports, as measured (reference/cost-model.md 4.2)."""
+"""Mooncake between two vLLM pods over 8 RoCE ports, as measured (docs/cost-model.md#transfer)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from hashlib import sha1
 from typing import Any, cast
 
 _KEY = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""Of every websocket (RFC 6455, 1.3)."""
+"""The constant of every websocket handshake (RFC 6455, 1.3)."""
 _CLOSE = 8
 PATH = b"/v1/realtime"
 

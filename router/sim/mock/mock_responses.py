@@ -1,6 +1,6 @@
 """Encodes response bodies, SSE frames and `/metrics` in the format of vLLM 0.32.
 
-Source: reference/protocols.md 4.1, 4.2, 4.3, 6.1, 6.2. Takes values and returns bytes; no I/O.
+Source: docs/engines.md#responses. Takes values and returns bytes; no I/O.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encodes responses of `/v1/responses` in the format of vLLM 0.32.
 
-Source: reference/agents-apis.md 2.4. Takes values and returns bytes; no I/O. Instructions and tools are not repeated in
+Source: docs/apis.md#streams. Takes values and returns bytes; no I/O. Instructions and tools are not repeated in
 the response.
 """
 

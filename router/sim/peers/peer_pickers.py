@@ -1,7 +1,7 @@
 """Which pod would the routers of other projects choose for the same request?
 
-One picker a peer: its docstring is the formula with its source, its fields are the peer's settings with the peer's
-defaults. All of them read the same scene as our own policies:
+One picker a peer: its docstring is the formula (source: docs/simulator.md#other-routers), its fields are the peer's
+settings with the peer's defaults. All of them read the same scene as our own policies:
 
 - Some peers keep an approximate tree of the prompts that they sent. Here they read the exact index, to their advantage.
 - Load is the work that this router has in flight, so the delay of a scrape affects no peer.
@@ -77,7 +77,7 @@ class LongestMatch(Configurable):
     """argmax of the match; load is ignored.
 
     The highest hit rate that a decision can reach, and the overload that comes with it: the first pod to hold a shared
-    prefix receives all its requests. Source: reference/published-results.md 3.1.
+    prefix receives all its requests. See docs/simulator.md#hit-rate-is-not-the-goal.
     """
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
@@ -92,7 +92,6 @@ class LMetric(Configurable):
         argmin
 
     n prompt tokens of which p_i are cached on i; the batch is the requests in flight, and the 1 is this request.
-    Source: arXiv 2603.15202, in reference/algorithms.md 1.11.
     """
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> Ranked:
@@ -113,7 +112,7 @@ class Dynamo(Configurable):
 
     Counted in tokens instead of blocks: the same factor everywhere, hence the same order. A hit never exceeds the
     prompt, so no term is negative. A hit counts in full in every tier (Dynamo discounts host and disk). Decode blocks
-    are the prompts in flight, each in full (Dynamo counts a shared block once). Source: reference/algorithms.md 1.4.
+    are the prompts in flight, each in full (Dynamo counts a shared block once).
     """
 
     prefill_load_scale: NonNegativeFloat = 1.0
@@ -138,7 +137,7 @@ class SglangCacheAware(Configurable):
 
     The defaults are those of its code (0.5 / 32 / 1.1); its documentation says 0.3 / 64 / 1.5 and some of its
     configurations 0.8 / - / 1.5. A scene does not contain the size of a pod's tree. The number of prompt tokens in
-    flight replaces it, which reacts to load where the original does not. Source: reference/algorithms.md 1.3.
+    flight replaces it, which reacts to load where the original does not.
     """
 
     cache_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -173,7 +172,7 @@ class LlmD(Configurable):
 
     R_peak comes from each pod's own coefficients instead of one calibration for all (llm-d ships 15,928 tokens/s, that
     of Qwen3-32B on two H100). In-flight tokens are the uncached ones, which are computed before a first token. No
-    exploration. Source: reference/algorithms.md 1.5.
+    exploration.
     """
 
     affinity_threshold: Annotated[float, Field(ge=0, le=1)] = 0.8
@@ -210,7 +209,7 @@ class LlmDWeighted(Configurable):
         argmax
 
     Each scorer is 0..1; equal queues score 1. A queue q_i is the requests in flight without a first token; KV use is
-    that of the last scrape, as in llm-d. Source: reference/algorithms.md 1.5.
+    that of the last scrape, as in llm-d.
     """
 
     prefix_weight: NonNegativeFloat = 3.0
@@ -241,7 +240,6 @@ class AibrixPrefixCache(Configurable):
         take the first with requests <= mean + standard_deviations * sigma
 
     Mean and sigma are those of all pods. Without any match, the pod with the fewest requests is taken, as in AIBrix.
-    Source: reference/algorithms.md 1.6.
     """
 
     imbalance_requests: NonNegativeInt = 8
@@ -274,7 +272,7 @@ class KubeaiChwbl(Configurable):
     The bound is that of its code, `chwblLoadOK`: while total + 1 < n / mean_load_factor no pod is within it, so the
     ring alone decides. KubeAI's key is the first 100 characters of the first user message; ours is the affinity key,
     two blocks beyond the globally shared prefix. Its ring has 256 points a pod; ours is the rendezvous order, which is
-    as stable and more even, and needs no walk over 256,000 points at 1,000 pods. Source: reference/algorithms.md 1.8.
+    as stable and more even, and needs no walk over 256,000 points at 1,000 pods.
     """
 
     mean_load_factor: Annotated[float, Field(ge=1)] = 1.25
@@ -300,7 +298,7 @@ class DualMap(Configurable):
     not at all), the less loaded one is taken: less prefill in flight, then fewer requests. The prefix is the affinity
     key (DualMap also adapts its length). Its two pods are the first two of the key's rendezvous order, so every pair is
     equally likely and stays the same. A request is not migrated once it is sent. The abstract names no SLO: 5 s is our
-    choice. Source: arXiv 2602.06502, in reference/algorithms.md 1.9.
+    choice.
     """
 
     slo_ms: NonNegativeFloat = 5_000.0
@@ -337,7 +335,7 @@ class MooncakeConductor(Configurable):
     `transfer`, and `pulled`, which subtracts the prefill that it saves. The ratio alone decides, even where the
     transfer costs more than it saves. Without a link, or if a pod's bytes per token are unknown, this is the local
     cache-aware variant. Among several best holders the request id chooses. The paper tunes the threshold by hand and
-    gives no number: 1 pulls every longer match. Source: reference/algorithms.md 1.1.
+    gives no number: 1 pulls every longer match.
     """
 
     balancing_threshold: Annotated[float, Field(ge=1)] = 1.0

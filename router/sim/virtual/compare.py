@@ -148,7 +148,7 @@ class Spread:
 
 
 def spread_of(results: Iterable[Result], measure: Measure) -> Spread:
-    """Of the seeds that have the figure; NaN without any."""
+    """The spread over the seeds that have the figure; NaN without any."""
     values = [value for result in results if not math.isnan(value := measure(result.figures))]
     if not values:
         return Spread(math.nan, math.nan, math.nan)

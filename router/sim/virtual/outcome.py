@@ -95,7 +95,7 @@ class RunFigures:
     e2e_p50_ms: float
     slo_share: float
     accepted_slo_share: float
-    """Of the requests that were not refused."""
+    """`slo_share` of the requests that were not refused."""
     goodput_per_s: float
     peak_over_mean: float
     predictions_exact_share: float

@@ -5,7 +5,7 @@ It skips over steps that only decode: `n` steps of a batch of `b` requests with 
     n (d0 + d1 b + d2 S) + d2 b n (n - 1) / 2
 
 so a pod costs a few operations a request instead of one a token. The caller calls `advance` at `wake_ms`; a pod has no
-clock. Source of the step times: reference/simulator.md 5.2.
+clock. Source of the step times: docs/simulator.md#a-pod.
 """
 
 from __future__ import annotations

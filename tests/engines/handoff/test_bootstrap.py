@@ -1,4 +1,4 @@
-"""SGLang, as in reference/protocols.md 3.8."""
+"""SGLang, as in docs/handoff.md#sglang."""
 
 from __future__ import annotations
 

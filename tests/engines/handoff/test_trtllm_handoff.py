@@ -1,4 +1,4 @@
-"""TensorRT-LLM, as in reference/protocols.md 3.9."""
+"""TensorRT-LLM, as in docs/handoff.md#tensorrt-llm."""
 
 from __future__ import annotations
 

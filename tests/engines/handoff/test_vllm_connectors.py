@@ -1,4 +1,4 @@
-"""vLLM's connectors, as in reference/protocols.md 3.1 to 3.6."""
+"""vLLM's connectors, as in docs/handoff.md#vllm."""
 
 from __future__ import annotations
 

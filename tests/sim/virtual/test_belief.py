@@ -124,7 +124,7 @@ PULLS = {2048: 35, 8192: 57, 16_384: 86, 32_768: 165, 49_152: 235}
 
 @pytest.mark.parametrize(("tokens", "measured_ms"), PULLS.items())
 def test_a_pull_takes_the_measured_time(policies: dict[str, Policy], tokens: int, measured_ms: float) -> None:
-    """25 ms and 18 GB/s (reference/cost-model.md 4.2), within 15 %; then only the new tokens are computed."""
+    """25 ms and 18 GB/s (docs/cost-model.md#transfer), within 15 %; then only the new tokens are computed."""
     speed, kv_bytes = speed_of("gpt-oss-120b", "h100x1"), 73_728
     true = VirtualPodConfig(speed=speed, kv_tokens=10**6, max_num_seqs=1, step_budget_tokens=10**6)
     blocks = range(1, tokens // 512 + 1)

@@ -101,7 +101,7 @@ def seventy(model: str, hardware: str) -> tuple[PodSpeed, int]:
 
 def test_a_shared_system_prompt_saves_as_in_the_worked_example(policies: dict[str, Policy]) -> None:
     """2,000 tokens of system prompt and 300 of a user, 10,000 times an hour, for 18 minutes: 2300 / 300 = 7.7 times
-    fewer prompt tokens are computed (reference/simulator.md), except for the first request on each pod."""
+    fewer prompt tokens are computed (docs/simulator.md#what-is-checked), except for the first request on each pod."""
     chat = Kind(prefixes=1, prefix_tokens=(2000, 2000), first_tokens=(300, 300), output_tokens=(1, 1))
     mix = TrafficMix(sessions_per_s=10_000 / 3600, duration_s=1080, kinds={"chat": chat}, block_size_tokens=16)
 
