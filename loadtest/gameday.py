@@ -47,12 +47,13 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver, SendRequest, StreamedResponse, play
+from router.cli.load_driver import LoadDriver, SendRequest, play
 from router.cli.options import writable
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
+from router.request.inbound import IncomingResponse
 from router.sim.chat_workload import SessionShape, mixed_sessions, poisson, sessions
 from tests.redis_process import RedisProcess, redis_process
 
@@ -77,7 +78,7 @@ def _as_tenant(tenant: bytes) -> SendRequest:
     """Send with this tenant's name."""
     line = b"content-type: application/json\r\n"
 
-    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[StreamedResponse]:
+    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
         return pool.exchange(message.replace(line, b"%bx-tenant-id: %b\r\n" % (line, tenant), 1))
 
     return exchange

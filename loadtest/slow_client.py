@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from router.cli.load_driver import StreamedResponse
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.upstream import UpstreamPool
+from router.request.inbound import IncomingResponse
 
 WINDOW_BYTES = 2048
 """Receive buffer size; the kernel doubles it."""
@@ -23,7 +23,7 @@ PIECE_BYTES = 512
 READ_TIMEOUT_S = 120.0
 
 
-async def exchange_at_pace(pool: UpstreamPool, message: bytes, read_pause_s: float) -> StreamedResponse:
+async def exchange_at_pace(pool: UpstreamPool, message: bytes, read_pause_s: float) -> IncomingResponse:
     """Send a request with a slow client if its session pauses, else with the pool. For `load_driver.drive`."""
     return await (slow_exchange(pool.pod, message, read_pause_s) if read_pause_s else pool.exchange(message))
 

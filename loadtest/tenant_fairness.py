@@ -33,11 +33,12 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import RequestResult, SendRequest, StreamedResponse, drive
+from router.cli.load_driver import RequestResult, SendRequest, drive
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
+from router.request.inbound import IncomingResponse
 from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from router.sim.virtual.outcome import cached_share
 
@@ -75,7 +76,7 @@ def with_key(key: str) -> SendRequest:
     """Send with this API key."""
     line = b"content-type: application/json\r\n"
 
-    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[StreamedResponse]:
+    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
         return pool.exchange(message.replace(line, b"%bauthorization: Bearer %b\r\n" % (line, key.encode()), 1))
 
     return exchange

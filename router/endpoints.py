@@ -1,39 +1,54 @@
-"""The endpoints that the router distinguishes."""
+"""The endpoints that the router distinguishes: a name for each record of an API."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from router.apis import anthropic_messages, openai, openai_responses, vllm_tokens
+from router.apis.api import OPENAI, Api, Conventions
+
 
 class Endpoint(StrEnum):
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    MESSAGES = "/v1/messages"
+    """An endpoint; its value is its path."""
+
+    api: Api
+
+    def __new__(cls, api: Api) -> Endpoint:
+        endpoint = str.__new__(cls, api.path)
+        endpoint._value_ = api.path
+        endpoint.api = api
+        return endpoint
+
+    CHAT = openai.CHAT
+    COMPLETIONS = openai.COMPLETIONS
+    EMBEDDINGS = openai.EMBEDDINGS
+    MESSAGES = anthropic_messages.MESSAGES
     """Anthropic's; read as the chat that the pods' engine makes of it."""
-    COUNT_TOKENS = "/v1/messages/count_tokens"
-    RESPONSES = "/v1/responses"
+    COUNT_TOKENS = anthropic_messages.COUNT_TOKENS
+    RESPONSES = openai_responses.RESPONSES
     """OpenAI's successor of chats; read as the chat that the pods' engine makes of it."""
-    TOKENIZE = "/tokenize"
+    TOKENIZE = vllm_tokens.TOKENIZE
     """The tokens of a chat or a text; read as such."""
-    DETOKENIZE = "/detokenize"
+    DETOKENIZE = vllm_tokens.DETOKENIZE
     """The text of tokens; forwarded unread."""
-    REALTIME = "/v1/realtime"
+    REALTIME = openai.REALTIME
     """A websocket, whose messages are not read."""
-    OTHER = "other"
+    OTHER = openai.OTHER
     """Any other endpoint: forwarded without a prefix."""
 
 
-MAX_RESPONSE_ID_CHARACTERS = 128
-"""Maximum length of the id of a stored response, which has ASCII letters, digits, `_` and `-`."""
+_BY_PATH = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
+CONVENTIONS = tuple(dict.fromkeys(endpoint.api.conventions for endpoint in Endpoint))
+"""The conventions of all APIs, each once."""
 
-TEXTS = frozenset({Endpoint.EMBEDDINGS, Endpoint.OTHER})
-"""Endpoints of which only the number of tokens is read, where the body has texts to embed, score or rank."""
 
-MAY_NAME_NO_MODEL = frozenset({Endpoint.OTHER, Endpoint.DETOKENIZE, Endpoint.REALTIME})
-"""Endpoints whose body may be anything."""
+def endpoint_of(path: str) -> Endpoint:
+    return _BY_PATH.get(path, Endpoint.OTHER)
 
-CONVERTED = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.RESPONSES})
-"""Endpoints whose bodies every engine converts to a chat in its own way."""
 
-READ_AS_CHATS = CONVERTED | {Endpoint.CHAT}
+def conventions_of(path: str) -> Conventions:
+    """The conventions of the API that has this path."""
+    for one in CONVENTIONS:
+        if one.prefix and (path == one.prefix or path.startswith(one.prefix + "/")):
+            return one
+    return OPENAI

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from router.cost_model import Link, PodSpeed
-from router.endpoints import CONVERTED, Endpoint
+from router.endpoints import Endpoint
 
 PodId: TypeAlias = str
 
@@ -116,7 +116,7 @@ class Pod:
 
     def converts_alike(self, endpoint: Endpoint) -> bool:
         """Whether it converts bodies of this endpoint as the router does, or needs not convert them."""
-        return endpoint not in CONVERTED or endpoint in self.converts
+        return not endpoint.api.is_converted or endpoint in self.converts
 
     def reads_alike(self, endpoint: Endpoint) -> bool:
         """Whether parity tests have shown that it reads prompts of this endpoint as the router does."""

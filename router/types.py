@@ -12,12 +12,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from router.apis.api import PromptKind as PromptKind
+from router.apis.body_types import MAX_NAME_CHARACTERS as MAX_NAME_CHARACTERS
 from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
-from router.endpoints import CONVERTED as CONVERTED
-from router.endpoints import MAY_NAME_NO_MODEL as MAY_NAME_NO_MODEL
-from router.endpoints import READ_AS_CHATS as READ_AS_CHATS
-from router.endpoints import TEXTS as TEXTS
 from router.endpoints import Endpoint as Endpoint
 from router.kv_events import BlocksCleared as BlocksCleared
 from router.kv_events import BlocksRemoved as BlocksRemoved
@@ -38,9 +36,6 @@ from router.pods import Role as Role
 
 BlockHash: TypeAlias = int
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
-
-MAX_NAME_CHARACTERS = 1024
-"""Longest name that a client or a pod may give: session, tenant, salt, model. Names are kept after their request."""
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -18,7 +18,7 @@ import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, Waiting
-from router.admission.fair_shares import FairShares, OvertakingShare
+from router.admission.fair_shares import FairShares
 from router.admission.margin import LearntMargin
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
@@ -132,7 +132,6 @@ class AdmissionQueue:
         self._pace = PrefillPace(limits.burst_ms)
         self._shares = FairShares()
         self._handoffs = HandoffsDue()
-        self._overtaking = OvertakingShare()
         self._numbers = count()
         self._bytes = 0
 
@@ -172,9 +171,7 @@ class AdmissionQueue:
             or not order.may_overtake(tenant)
         ):
             return False
-        fleet_ms = self._sent(tenant, place, now_s, pods)
-        if order:
-            self._overtaking.observe(fleet_ms, now_s)
+        self._sent(tenant, place, now_s, pods)
         return True
 
     def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
@@ -246,14 +243,13 @@ class AdmissionQueue:
         if tpot_ms is not None:
             self._rest_ms.observe(tpot_ms > self._tpot_ms)
 
-    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> float:
-        """Count a prompt for its pod and for its tenant. Returns the time that it takes of all pods together."""
+    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
+        """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
         rest_ms = self.rest_ms * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
-        return taken_ms / pods
 
     def _share(self, place: Place) -> float:
         share = prefill_share(place.step_ms, self._tpot_ms) if place.decodes else 1.0
@@ -280,7 +276,6 @@ class AdmissionQueue:
         """How much later than allowed the first token would come, with the error of predictions."""
         limits = self._limits
         ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
-        ahead_ms /= 1 - self._overtaking.at(now_s)
         turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
         error = 1 + self.error_share
 

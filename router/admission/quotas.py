@@ -86,7 +86,7 @@ class Applied:
         self.is_short = False
         """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
         refused before their prompts are read."""
-        self.header_lines: dict[bool, Any] = {}
+        self.header_lines: dict[object, Any] = {}
         """Kept by `request/rate_limit_headers.py`."""
 
 

@@ -29,7 +29,7 @@ GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
     "index": ("router.cli.index:index_app", "Inspect the cluster index."),
     "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
-    "policy": ("router.cli.policy:policy_app", "List, check, compare and simulate policies."),
+    "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from router.errors import ConnectFailed, RouterError, UpstreamBroken
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.headers import request_message
 from router.frontends.http.upstream import UpstreamPool
-from router.request.inbound import HeaderList, first_values
+from router.request.inbound import IncomingResponse, first_values
 from router.sim.chat_workload import ChatSession
 from router.types import Endpoint
 
@@ -58,20 +58,7 @@ class _StreamChunk(msgspec.Struct):
 _decode_chunk = msgspec.json.Decoder(_StreamChunk).decode
 
 
-class StreamedResponse(Protocol):
-    """A response being read, from any client."""
-
-    status: int
-    headers: HeaderList
-
-    async def read(self) -> bytes:
-        """The next part of the body; b"" at the end."""
-
-    def close(self) -> None:
-        """Release the connection, whether the body was read or not."""
-
-
-SendRequest: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[StreamedResponse]]
+SendRequest: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[IncomingResponse]]
 """Sends a request and waits for the response headers. The number is the session's `read_pause_s`."""
 
 
@@ -116,7 +103,7 @@ class DriveResults:
     wall_s: float
 
 
-def _exchange(pool: UpstreamPool, message: bytes, _: float) -> Awaitable[StreamedResponse]:
+def _exchange(pool: UpstreamPool, message: bytes, _: float) -> Awaitable[IncomingResponse]:
     """Ignore the session's pauses."""
     return pool.exchange(message)
 
@@ -179,7 +166,7 @@ class LoadDriver:
         for pool in self._pools:
             pool.close()
 
-    async def _read_response(self, reply: StreamedResponse, result: RequestResult) -> None:
+    async def _read_response(self, reply: IncomingResponse, result: RequestResult) -> None:
         try:
             result.status = reply.status
             headers = first_values(reply.headers)
@@ -193,7 +180,7 @@ class LoadDriver:
         finally:
             reply.close()
 
-    async def _read_stream(self, reply: StreamedResponse, result: RequestResult) -> None:
+    async def _read_stream(self, reply: IncomingResponse, result: RequestResult) -> None:
         buffered, ended, texts = b"", False, []
         while data := await reply.read():
             *frames, buffered = (buffered + data).split(b"\n\n")
@@ -259,7 +246,7 @@ async def play(driver: LoadDriver, model: str, session: ChatSession) -> None:
         ready_s = result.due_s + result.e2e_s
 
 
-async def _read_body(reply: StreamedResponse) -> bytes:
+async def _read_body(reply: IncomingResponse) -> bytes:
     body = b""
     while data := await reply.read():
         body += data

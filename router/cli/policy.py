@@ -3,7 +3,6 @@
     warmroute policy list                       names, the requests that each decides, and what it is for
     warmroute policy lint mine/                 report errors with file and line; exit code 1 if there are any
     warmroute policy diff cost_aware mine.yaml  compare two policies; exit code 1 if they differ
-    warmroute policy simulate mine.yaml config/traffic/chat.yaml
     warmroute policy docs [--schema]            print the reference page
 
 An argument that ends in .yaml is a file; any other is the name of a shipped policy.
@@ -11,9 +10,7 @@ An argument that ends in .yaml is a file; any other is the name of a shipped pol
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,9 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from router.cli.options import PoliciesOption
-from router.cli.simulate import run_all
-from router.cli.simulate_report import summary
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, simulated_library
+from router.cli.simulate_setup import policy_spec
 from router.cli.terminal import printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyLibrary, check, load_classes
@@ -33,9 +28,8 @@ from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
 from router.policy.reference import purpose_of, reference_page, schema_page, unit_of
 from router.policy.spec import PolicySpec
-from router.sim.virtual.compare import grid
 
-policy_app = typer.Typer(no_args_is_help=True, help="List, check, compare and simulate policies.")
+policy_app = typer.Typer(no_args_is_help=True, help="List, check and compare policies.")
 ABSENT = "-"
 USED = "used"
 
@@ -83,7 +77,7 @@ def diff_command(
     other: Annotated[str, typer.Argument(help="Another name or file.")],
 ) -> None:
     """Compare two policies, with everything they extend and every default; exit code 1 if they differ."""
-    lines = list(differences(_spec(one), _spec(other)))
+    lines = list(differences(policy_spec(one), policy_spec(other)))
     for line in lines:
         print(line)
     raise SystemExit(1 if lines else 0)
@@ -97,24 +91,6 @@ def docs_command(
 ) -> None:
     """Print the reference page."""
     print(schema_page() if schema else reference_page(), end="")
-
-
-@policy_app.command("simulate")
-def simulate_command(
-    policy: Annotated[str, typer.Argument(help="A name or a file.")],
-    traffic: Annotated[Path, typer.Argument(help="Traffic as for `warmroute simulate`.")],
-    against: Annotated[str, typer.Option(help="A policy to compare it with.")] = "cost_aware",
-    fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET,
-    load: Annotated[float, typer.Option(min=0.01, help="Factor on the traffic's request rate.")] = 1.0,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs with different arrivals.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
-) -> None:
-    """Simulate traffic under a policy. More options: `warmroute simulate`."""
-    setup = experiment(fleet, Source(traffic))
-    asked = {spec.name: spec.build() for spec in (_spec(against), _spec(policy))}
-    setup = replace(setup, policies=asked)
-    results = run_all(setup, grid(list(asked), [load], [setup.fleet.pods[0].count], seeds, wrong_priors=False), jobs)
-    Console().print(summary(results, setup.fleet.slo))
 
 
 def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
@@ -156,16 +132,6 @@ def _purpose(key: str, was: Any, now: Any) -> str:
     section, _, name = key.partition(".")
     kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
     return f"   ({purpose_of(kind)})" if kind and ABSENT in (was, now) else ""
-
-
-def _spec(name: str) -> PolicySpec:
-    """Raises `ConfigError`."""
-    if not name.endswith(".yaml"):
-        return simulated_library().spec(name)
-    path = Path(name)
-    if not path.is_file():
-        raise ConfigError(f"{path}: file not found")
-    return simulated_library(path.resolve().parent).spec(path.stem)
 
 
 def _errors(path: Path, classes: frozenset[str]) -> Iterator[str]:

@@ -23,7 +23,6 @@ from router.errors import ConfigError
 from router.frontends.http.app import App
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
-from router.frontends.http.request_bodies import BodyLimit
 from router.observe.log import configure_logging
 from router.wiring.agent import Agent, generation_of
 
@@ -75,8 +74,8 @@ def publish_command(
 
 
 def bounded(app: ASGIApp, limits: Limits) -> App:
-    """The application behind the limits of a listener, and with bodies of at most `limits.max_body_bytes`."""
-    return App(HttpEdge(limits), BodyLimit(app, limits.max_body_bytes), AdmissionGate())
+    """The application behind the limits of a listener."""
+    return App(HttpEdge(limits), app, AdmissionGate())
 
 
 def _with_options(

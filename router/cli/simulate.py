@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +32,7 @@ from rich.table import Table
 
 from router.cli.options import with_options, writable, writable_report
 from router.cli.simulate_report import summary, write_csv, write_report
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec
 from router.config.policy_files import choose_policy
 from router.report import legend, text_table
 from router.sim.virtual.admission_rules import Rule
@@ -104,7 +104,7 @@ class TrafficOptions:
 class SimulateOptions(TrafficOptions):
     policies: Annotated[
         str | None,
-        typer.Option(help="Policy names, separated by commas; `all` for all.", show_default="cost_aware"),
+        typer.Option(help="Policy names or files, separated by commas; `all` for all.", show_default="cost_aware"),
     ] = None
     loads: Annotated[
         str | None,
@@ -148,8 +148,11 @@ def simulate_command(options: SimulateOptions) -> None:
     defaults = ("all", "0.7,1,1.3", 3) if options.compare else ("cost_aware", "1", 1)
     policies, loads, seeds = options.policies or defaults[0], options.loads or defaults[1], options.seeds or defaults[2]
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
-    for name in names:
-        choose_policy(dict(setup.policies), name)
+    for at, name in enumerate(names):
+        if name.endswith(".yaml"):
+            own = policy_spec(name).build()
+            names[at], setup = own.name, replace(setup, policies={**setup.policies, own.name: own})
+        choose_policy(dict(setup.policies), names[at])
     sizes = _positive(int, options.pods, "--pods") if options.pods else [setup.fleet.pod_count]
     for size in sizes:
         setup.fleet.with_pods(size)  # raises before anything runs

@@ -13,7 +13,7 @@ from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
-from router.policy.spec import Policy
+from router.policy.spec import Policy, PolicySpec
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import Experiment
@@ -92,6 +92,16 @@ def simulated_library(folder: Path | None = None) -> PolicyLibrary:
     """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
     peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
     return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
+
+
+def policy_spec(name: str) -> PolicySpec:
+    """The policy with this name; if it ends in `.yaml`, that of a file. Raises `ConfigError`."""
+    if not name.endswith(".yaml"):
+        return simulated_library().spec(name)
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"{path}: file not found")
+    return simulated_library(path.resolve().parent).spec(path.stem)
 
 
 def simulated_policies() -> dict[str, Policy]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from router.types import Endpoint
+
 INFERENCE_PATHS = frozenset(
     {
+        *(endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER and not endpoint.api.is_tunnel),
         # OpenAI
-        "/v1/chat/completions",
         "/v1/chat/completions/batch",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/responses",
         "/v1/moderations",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",
@@ -24,11 +23,6 @@ INFERENCE_PATHS = frozenset(
         "/v1/images/generations",
         "/v1/images/edits",
         "/v1/images/variations",
-        # Anthropic
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        # vLLM and SGLang
-        *("/tokenize", "/detokenize"),
         # Cohere, Jina and the engines' own names for scoring and pooling
         *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"),
         *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),

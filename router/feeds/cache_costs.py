@@ -15,7 +15,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.index.recent_prompts import RecentPrompt, RecentPrompts
 from router.policy.cache_value import CacheOwner, CacheValues, deletion_cost, in_flight_ms
-from router.stores.prefix_store import PrefixStore
+from router.stores.prefix_store import LocalStore
 from router.types import Generation, Pod, PodId, PodState, PodStatus, PromptPrefix
 
 SAMPLE_PROMPTS = 1024
@@ -34,7 +34,7 @@ class CacheCosts:
     def __init__(
         self,
         recent: RecentPrompts,
-        store: PrefixStore,
+        store: LocalStore,
         fleet: Fleet,
         ledger: Ledger,
         generation_of: Callable[[Pod], Generation | None],

@@ -20,18 +20,17 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_cou
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.probe_bodies import (
-    CONVERSION_PROBES,
-    PROVEN_WITH,
     MakeGroups,
     Probe,
+    conversion_probes,
     embeddings_probe,
     picture_probes,
     probes,
 )
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.stores.prefix_store import PrefixStore
-from router.types import CONVERTED, Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
+from router.stores.prefix_store import LocalStore
+from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 _NEIGHBOURS = 4
 MAX_RETEST_FACTOR = 64
@@ -143,8 +142,8 @@ def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:
 
 def _untested(pod: Pod) -> list[Endpoint]:
     """The endpoints whose conversions by the pod's engine have not passed their test."""
-    endpoints = CONVERSION_PROBES.keys() & ENGINES[pod.engine].conversions.keys() - pod.converts
-    return sorted(endpoints)
+    endpoints = ENGINES[pod.engine].conversions.keys() - pod.converts
+    return sorted(endpoint for endpoint in endpoints if endpoint.api.probes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ class ParityFeed:
     def __init__(
         self,
         fleet: Fleet,
-        store: PrefixStore,
+        store: LocalStore,
         post: _Post,
         reader: ProbeReader,
         publishes_events: Callable[[PodId], bool],
@@ -207,9 +206,9 @@ class ParityFeed:
         is logged once for each endpoint, which is then in `logged`; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
-            report = await self._test_conversion(pod, CONVERSION_PROBES[endpoint])
+            report = await self._test_conversion(pod, conversion_probes(endpoint))
             if report is None:
-                passed |= {endpoint, *PROVEN_WITH.get(endpoint, ())}
+                passed |= {one for one in Endpoint if endpoint in (one, one.api.proven_with)}
             elif endpoint not in logged and report.trust is PrefixTrust.MISMATCH:
                 logged.add(endpoint)
                 log.warning(
@@ -313,14 +312,14 @@ class ParityFeed:
 
     async def _send(self, pod: Pod, probe: Probe) -> bytes:
         endpoint, body = probe
-        if endpoint not in CONVERTED and ENGINES[pod.engine].returns_token_ids:
+        if not endpoint.api.is_converted and ENGINES[pod.engine].returns_token_ids:
             body = {**body, "return_token_ids": True}
         return await self._post(pod, endpoint.value, body, self._timing.answer_timeout_s)
 
     async def _tokenized_by(self, pod: Pod, probe: Probe) -> list[int] | None:
         """The probe's tokens from the engine's /tokenize; None if the engine has none or it fails."""
         endpoint, body = probe
-        if endpoint in CONVERTED:
+        if endpoint.api.is_converted:
             return None
         fields: dict[str, Any] = {name: body[name] for name in ("messages", "tools", "prompt") if name in body}
         asked = ENGINES[pod.engine].tokenize_body(body["model"], fields)

@@ -9,7 +9,7 @@ A client's limit says only that an answer is not longer: most clients set it far
 
 from __future__ import annotations
 
-from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, InferenceRequest
+from router.types import PRIOR_OUTPUT_TOKENS, InferenceRequest
 
 PRIOR_ANSWERS = 10
 REMEMBERED_ANSWERS = 200
@@ -17,7 +17,6 @@ MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
 MAX_MEANS = 16_384
 """Maximum number of means, for models, adapters, and these by tenant with quotas; further ones have the prior."""
-_NOT_GENERATING = frozenset({Endpoint.EMBEDDINGS, Endpoint.TOKENIZE, Endpoint.DETOKENIZE, Endpoint.COUNT_TOKENS})
 
 
 class OutputLengths:
@@ -29,7 +28,7 @@ class OutputLengths:
 
     def expected_tokens(self, request: InferenceRequest, tenant: str = "") -> int:
         """Expected length of the answer: the mean of its model, at most what the client allows."""
-        if request.endpoint in _NOT_GENERATING:
+        if not request.endpoint.api.generates:
             return 0
         _, mean = self._latest(tenant, request.adapter or request.model)
         return min(round(mean), request.max_output_tokens or MAX_ANSWER_TOKENS)

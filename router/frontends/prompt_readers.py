@@ -32,7 +32,7 @@ from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
-from router.types import CONVERTED, READ_AS_CHATS, TEXTS, Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
 """Longer new messages are rendered in a thread."""
@@ -55,6 +55,8 @@ MAX_TOKENIZE_BYTES = 8 * 1024 * 1024
 
 READ_THREADS = 3
 """Long prompts that are read at the same time."""
+MAX_INLINE_BYTES = 1024 * 1024
+"""The blocks of a longer body are hashed in a thread, even if its text was encoded before: 16 thousand take 2 ms."""
 VERY_LONG = 256 * 1024
 """Bytes or characters: prompts with more have another thread, so that shorter ones never wait for them."""
 READ_TIMEOUT_S = 2.0
@@ -147,13 +149,14 @@ class LocalReader:
         return self._fingerprinter.cache_bytes
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        if request.endpoint is Endpoint.TOKENIZE:
+        kind = request.endpoint.api.prompt
+        if kind is PromptKind.TOKENIZED:
             return await self._read_tokenized(request)
-        if request.endpoint in TEXTS:
+        if kind is PromptKind.TEXTS:
             return await self._read_texts(request)
         fingerprinter = self._fingerprinter
         try:
-            conversion = self._lookups.conversion(request) if request.endpoint in READ_AS_CHATS else None
+            conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
             rendered = self._rendered_new(opened)
@@ -161,7 +164,7 @@ class LocalReader:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
             pending = fingerprinter.look_up(rendered)
-            if self._is_soon_encoded(pending):
+            if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
                 prefix = fingerprinter.finish(pending)
                 if pending.cold_characters > YIELD_CHARACTERS:
                     await asyncio.sleep(0)
@@ -288,7 +291,7 @@ class EngineReader:
         self._threads = threads or ReadThreads()
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        if request.endpoint is Endpoint.TOKENIZE or request.endpoint in TEXTS:
+        if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
@@ -304,7 +307,7 @@ class EngineReader:
         return None
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
-        conversion = self._conversion(request) if request.endpoint in CONVERTED else None
+        conversion = self._conversion(request) if request.endpoint.api.is_converted else None
         body = await self._run(len(request.body), _tokenize_body, pod, request, conversion)
         if body is None:
             return None
@@ -333,7 +336,7 @@ def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Convers
     """The body for the pod's /tokenize; None if its tokens might differ from those of the request. Raises
     `Unrenderable`."""
     prompt = tokenizable(request)
-    if request.endpoint in CONVERTED:
+    if request.endpoint.api.is_converted:
         prompt = _converted(prompt, conversion)
     if may_have_media(request.body) and media_parts(with_decoded_messages(prompt).get("messages")):
         raise Unrenderable(UnreadReason.MEDIA, "the engine's tokens are equal for different pictures")
@@ -359,6 +362,6 @@ def _converted(prompt: Mapping[str, Any], conversion: type[Conversion] | None) -
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:
     """The prompt fields of a request for `/tokenize`: of several prompts, the first. Token ids need no tokenizer."""
-    if request.endpoint is not Endpoint.COMPLETIONS:
+    if request.endpoint.api.prompt is not PromptKind.COMPLETION:
         return request.prompt
     return {"prompt": first_text(request.prompt.get("prompt"))}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.endpoints import MAX_RESPONSE_ID_CHARACTERS
+from router.apis.openai_responses import MAX_RESPONSE_ID_CHARACTERS
 from router.types import PodId
 
 MAX_RESPONSES = 65_536

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from router.observe.counters import Counters
 from router.observe.metrics import Metrics
 from router.types import PodId
 
 
-class RequestCounters:
+class RequestCounters(Counters):
     """The `Counters` of `request/` over the metrics."""
 
     def __init__(self, metrics: Metrics) -> None:

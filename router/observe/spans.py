@@ -25,22 +25,17 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from router import __version__
 from router.decision import Split
+from router.endpoints import endpoint_of
 from router.observe.ended import EndedRequest
 from router.observe.log import line_of
 from router.observe.receipts import CLIENT_GONE, Outcome
 from router.observe.tracing import Leg, RequestTrace, new_span_id
-from router.types import Endpoint, PodId
+from router.types import PodId
 
 BATCH_SPANS = 64
 """Encoding a batch holds the interpreter for about a millisecond."""
 CLOSE_S = 2.0
 """The longest time that the last spans may take when the router stops."""
-_OPERATIONS: Mapping[str, str] = {
-    Endpoint.CHAT: "chat",
-    Endpoint.COMPLETIONS: "text_completion",
-    Endpoint.EMBEDDINGS: "embeddings",
-}
-"""`gen_ai.operation.name`."""
 _SCOPE = InstrumentationScope("warmroute", __version__)
 _ERROR = Status(StatusCode.ERROR)
 _UNSET = Status(StatusCode.UNSET)
@@ -72,9 +67,9 @@ class _Spans:
         self._phases = trace.phases.intervals(self._now_s) if trace.phases else []
         self._own = self._context(trace.span_id)
         endpoint = str(ended.outcome.endpoint)
-        operation = _OPERATIONS.get(endpoint)
+        operation = endpoint_of(endpoint).api.operation
         self._name = f"{operation} {ended.outcome.model}".rstrip() if operation else endpoint
-        self._shared = _present({"gen_ai.operation.name": operation, "gen_ai.request.model": self._line.model})
+        self._shared = _present({"gen_ai.operation.name": operation or None, "gen_ai.request.model": self._line.model})
 
     def request(self) -> ReadableSpan:
         """From arrival to the last byte of the response."""

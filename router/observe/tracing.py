@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from router.observe.ended import EndedRequest
+from router.phases import Phases
 from router.types import PodId
 
 # Versions above 00 may append fields; ff and ids of zeros are invalid (W3C Trace Context, 3.2.2).
@@ -49,13 +50,6 @@ class SpanSink(Protocol):
         """Export what is left, for a few seconds at most."""
 
 
-class PhaseTimes(Protocol):
-    """When the phases of a request began and ended."""
-
-    def intervals(self, now_s: float) -> list[tuple[str, float, float]]:
-        """(phase, beginning, end) in order; the current phase ends at `now_s`."""
-
-
 class RequestTrace(msgspec.Struct, eq=False):
     """The trace of one request; ids are lower-case hex. `sink` is None if the request is not recorded: then `span_id`
     is the client's, if it sent one."""
@@ -64,7 +58,7 @@ class RequestTrace(msgspec.Struct, eq=False):
     span_id: str
     parent_id: str = ""
     sink: SpanSink | None = None
-    phases: PhaseTimes | None = None
+    phases: Phases | None = None
     legs: list[Leg] = []
 
     @property

@@ -114,7 +114,7 @@ def _too_long(scene: Scene, statuses: list[PodStatus], prompt_tokens: int) -> Co
     return ContextTooLong(
         f"This model's maximum context length is {longest} tokens, but the prompt has {prompt_tokens}. "
         "Please shorten it.",
-        param="prompt" if scene.request.endpoint is Endpoint.COMPLETIONS else "messages",
+        param=scene.request.endpoint.api.length_field,
     )
 
 

@@ -87,7 +87,7 @@ def retry_rule(error: UpstreamError, *, bytes_sent: bool) -> Retry:
 
 def is_repeatable(request: InferenceRequest, method: str) -> bool:
     """Whether a request may be sent again after a pod received it. Inference changes nothing on a pod."""
-    if request.endpoint is Endpoint.RESPONSES:
+    if request.endpoint.api.may_be_stored:
         fields = request.prompt
         tools = fields.get("tools")
         runs_tools = tools is not None and any(map(bytes(memoryview(tools)).__contains__, _ENGINE_TOOLS))

@@ -30,7 +30,7 @@ from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, PendingP
 from router.prompt.segments import Lookup, SegmentCache, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
-from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptPicture, PromptPrefix
+from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptKind, PromptPicture, PromptPrefix
 
 CACHE_BYTES = 64 * 1024 * 1024
 SEEDS = 1024
@@ -110,12 +110,12 @@ class Fingerprinter:
         identities: PictureIdentities | None = None,
     ) -> OpenedPrompt:
         """Look up the cached prefix of a chat. `conversion`: how the pods' engine makes a chat of the body, for an
-        endpoint of `CONVERTED`; `identities`: how it identifies pictures."""
+        endpoint whose bodies are converted; `identities`: how it identifies pictures."""
         if self._tokenizer.backend != self._backend:  # the fast backend was disabled
             self.forget_segments()
         generation, seed = self._seeded(request.adapter, request.salt)
         found = None
-        if self.incremental is not None and request.endpoint is Endpoint.CHAT:
+        if self.incremental is not None and request.endpoint.api.prompt is PromptKind.CHAT:
             found = self.incremental.find(request.prompt, request.salt)
             if found is not None and conversion is not None and not self._made(conversion).reads_plain(found.messages):
                 found = None
@@ -153,7 +153,7 @@ class Fingerprinter:
             rendered = self.incremental.render(opened.found, generation, seed, segments)
             if rendered is not None:
                 rendered.conversion = opened.conversion
-                self._check_length(rendered.text, context_tokens, Endpoint.CHAT)
+                self._check_length(rendered.text, context_tokens, opened.request.endpoint)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
         if isinstance(prompt, MediaText):
@@ -278,7 +278,7 @@ class Fingerprinter:
         for name in _REWRITTEN:
             if body.get(name) is not None:
                 raise Unrenderable(UnreadReason.REWRITTEN, f"{name} changes the prompt inside the engine")
-        if request.endpoint is Endpoint.CHAT or conversion is not None:
+        if request.endpoint.api.prompt is PromptKind.CHAT or conversion is not None:
             if self._template is None:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             if conversion is not None:
@@ -287,7 +287,7 @@ class Fingerprinter:
             return _rendered(self._template, chat, _unchanged(body, identities)), checked(
                 body, "add_special_tokens", bool, False
             )
-        if request.endpoint is Endpoint.COMPLETIONS:
+        if request.endpoint.api.prompt is PromptKind.COMPLETION:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
@@ -306,7 +306,7 @@ class Fingerprinter:
             chat, identities = conversion.template_body(request.prompt), _unchanged(request.prompt, identities)
             return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
         except MalformedRequest as error:
-            if request.endpoint is Endpoint.CHAT and error.param == "chat_template":
+            if request.endpoint.api.prompt is PromptKind.CHAT and error.param == "chat_template":
                 raise
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
@@ -316,7 +316,7 @@ class Fingerprinter:
     def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
         """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is
         unknown: templates may drop text. Safe in a worker thread."""
-        if request.endpoint is Endpoint.COMPLETIONS:
+        if request.endpoint.api.prompt is PromptKind.COMPLETION:
             try:
                 length, is_text = least_length(request.prompt.get("prompt"))
             except (ValueError, RecursionError):
@@ -340,7 +340,7 @@ class Fingerprinter:
             raise ContextTooLong(
                 f"This model's maximum context length is {limit} tokens, but the prompt has at least "
                 f"{length // int(longest)}. Please shorten it.",
-                param="prompt" if endpoint is Endpoint.COMPLETIONS else "messages",
+                param=endpoint.api.length_field,
             )
 
 

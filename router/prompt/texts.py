@@ -11,15 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from router.apis.body_types import CHANGING_FIELDS, FIRST_FIELDS, SECOND_FIELDS, TEXT_FIELDS
 from router.prompt.conversation import UnreadReason, Unrenderable
 
-FIRST_FIELDS = ("query", "queries", "text_1", "data_1")
-"""Paired with each of `SECOND_FIELDS`: one with all, or each with the one at its place."""
-SECOND_FIELDS = ("documents", "items", "text_2", "data_2")
-TEXT_FIELDS = ("input", *FIRST_FIELDS, *SECOND_FIELDS)
-"""Fields with the texts of embeddings, /score and /rerank. Source: vLLM 0.32 entrypoints/pooling/*/protocol.py."""
-CHANGING_FIELDS = ("truncate_prompt_tokens", "padding", "add_special_tokens")
-"""Fields of embeddings that change the tokens of a text."""
 MAX_TEXT_BYTES = 256 * 1024
 """Longer ones are not read: their tokens are estimated well enough from the body."""
 

@@ -12,7 +12,7 @@ from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
 from router.request.predictions import PredictionLimits
-from router.types import Endpoint, Pod
+from router.types import Pod
 
 SAMPLED_STREAMS = 16
 """The time between tokens is measured in every stream of this number."""
@@ -40,7 +40,7 @@ class AttemptRules:
         """Why this plan cannot serve the request; None if it can."""
         if not isinstance(plan, Split):
             return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
-        if context.request.endpoint is Endpoint.REALTIME:
+        if context.request.endpoint.api.is_tunnel:
             return NoReadyPod("No pod may serve this websocket alone.")
         if why := context.split_refusal():
             return MalformedRequest(why)

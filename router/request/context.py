@@ -18,7 +18,7 @@ from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
 from router.request.response_reader import ResponseReader
-from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
+from router.types import InferenceRequest, PodId, PromptPrefix
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -94,7 +94,7 @@ class RequestContext(msgspec.Struct, eq=False):
     @property
     def may_be_stored(self) -> bool:
         """Whether a pod may keep the response for later requests."""
-        return self.request.endpoint is Endpoint.RESPONSES and self.request.prompt.get("store") is not False
+        return self.request.endpoint.api.may_be_stored and self.request.prompt.get("store") is not False
 
     @property
     def is_in_background(self) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.admission.quotas import Quotas
+from router.observe.counters import Counters
 from router.observe.ended import EndingSink
 from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
-from router.request.counters import Counters
 from router.request.decisions import DecisionRecorder, RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState

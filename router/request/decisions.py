@@ -14,6 +14,7 @@ from typing import Protocol
 from router.decision import RouteDecision
 from router.fleet.fleet import Fleet
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
+from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision, record_decision
 from router.policy.classes import Classes
 from router.policy.decide import decide, prompt_token_count
@@ -22,7 +23,6 @@ from router.policy.recording import record
 from router.policy.spec import Policy
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.counters import Counters
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.types import (

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from router.admission.tenant import Tenant
 from router.endpoints import Endpoint
 from router.errors import NoReadyPod, RouterError, Stopping, code_of
+from router.observe.counters import Counters
 from router.observe.ended import EndedRequest, EndingSink
 from router.observe.receipts import CLIENT_GONE, Outcome
 from router.request.clock import Clock
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
-from router.request.counters import Counters
 from router.request.error_responses import response_for
 from router.request.fleet_state import FleetState
 from router.request.inbound import Trace

@@ -1,6 +1,6 @@
 """Maps each of the router's errors to an HTTP status and an error body, in one complete table.
 
-Clients of `/v1/messages` get Anthropic's error object, all others OpenAI's.
+The error object is that of the API that was called.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from router import errors
 from router.config.schema import Limits
+from router.endpoints import conventions_of
 from router.errors import (
     ClientError,
     HeadersTooLarge,
@@ -72,18 +73,6 @@ RESPONSES: Mapping[type[RouterError], ErrorResponse] = {
 
 INTERNAL = ErrorResponse(500, "internal_error")
 
-_MESSAGES = "/v1/messages"
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-"""`error.type` of Anthropic's API by status, where it is neither that of other client errors nor of other failures."""
-
 
 def response_for(error: BaseException) -> ErrorResponse:
     """The response for an error. An unknown one is an internal error without details."""
@@ -116,8 +105,7 @@ def _retry_headers(after_s: float | None) -> HeaderList:
 def error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
     """The error object of the API that has this path. `names_pods`: whether the client may know pods and their
     addresses."""
-    fields = _error_fields(error, path, names_pods)
-    return msgspec.json.encode({"type": "error", "error": fields} if _is_anthropic(path) else {"error": fields})
+    return msgspec.json.encode(conventions_of(path).error_object(_error_fields(error, path, names_pods)))
 
 
 def stream_error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
@@ -139,22 +127,12 @@ def _error_fields(error: BaseException, path: str, names_pods: bool) -> dict[str
     if response is not INTERNAL and isinstance(error, RouterError):
         message = str(error) if names_pods else error.without_pods or str(error)
     param = error.param if isinstance(error, ClientError) else None
-    kind = _anthropic_type(response.status) if _is_anthropic(path) else response.type
-    if isinstance(error, QuotaExceeded) and error.is_tokens and not _is_anthropic(path):
-        kind = "tokens"
-    return _fields(message, kind, param, code_of(error))
+    kind = "tokens" if isinstance(error, QuotaExceeded) and error.is_tokens else response.type
+    return _fields(message, conventions_of(path).error_kind(response.status, kind), param, code_of(error))
 
 
 def _fields(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, str | None]:
     return {"message": shortened(message, MAX_MESSAGE_CHARACTERS), "type": kind, "param": param, "code": code}
-
-
-def _is_anthropic(path: str) -> bool:
-    return path == _MESSAGES or path.startswith(_MESSAGES + "/")
-
-
-def _anthropic_type(status: int) -> str:
-    return _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
 
 
 def headers_too_large(limits: Limits) -> HeadersTooLarge:

@@ -11,7 +11,7 @@ from router.fleet.output_lengths import OutputLengths
 from router.index.seen_pictures import SeenPictures
 from router.index.stored_responses import StoredResponses
 from router.policy.calibrator import Calibrator
-from router.stores.prefix_store import PrefixStore
+from router.stores.prefix_store import LocalStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class FleetState:
     fleet: Fleet
     ledger: Ledger
     breaker: Breaker
-    store: PrefixStore
+    store: LocalStore
     calibrator: Calibrator
     pictures: SeenPictures = field(default_factory=SeenPictures)
     output_lengths: OutputLengths = field(default_factory=OutputLengths)

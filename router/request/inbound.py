@@ -10,6 +10,19 @@ import msgspec
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 
 
+class IncomingResponse(Protocol):
+    """A response that is being read."""
+
+    status: int
+    headers: HeaderList
+
+    async def read(self) -> bytes:
+        """All bytes of the body since the last call; b"" at the end. Raises `UpstreamError`."""
+
+    def close(self) -> None:
+        """Stop reading. Idempotent."""
+
+
 class Trace(Protocol):
     """The trace that a request belongs to; `observe/tracing.py` has it."""
 

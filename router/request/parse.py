@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
+from router.apis.body_types import ChatBody, OtherBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.prompt.json_floats import short_float
-from router.prompt.texts import CHANGING_FIELDS, TEXT_FIELDS
-from router.request.body_types import ChatBody, CompletionBody, MessagesBody, OtherBody, ResponsesBody, TokenizeBody
-from router.types import CONVERTED, TEXTS, Endpoint
+from router.types import Endpoint, PromptKind
 
 MAX_SEARCHED_BYTES = 256 * 1024
 """Maximum size of one of `CONTAINERS`."""
@@ -35,32 +34,7 @@ LARGE_BYTES = 1024 * 1024
 """Larger bodies are not checked for UTF-8 in one call."""
 MAX_DECODED_BYTES = 4 * 1024 * 1024
 """Maximum size of a body without messages and prompt. A string of this size is decoded in 5 ms."""
-_LENGTHS = ("max_tokens", "max_completion_tokens")
-_CONVERTED_BODIES: dict[Endpoint, type[msgspec.Struct]] = {
-    Endpoint.MESSAGES: MessagesBody,
-    Endpoint.COUNT_TOKENS: MessagesBody,
-    Endpoint.RESPONSES: ResponsesBody,
-}
-_CONVERTED_FIELDS = {
-    MessagesBody: ("messages", "system", "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"),
-    ResponsesBody: (
-        *("input", "instructions", "tools", "reasoning", "truncation", "chat_template_kwargs"),
-        *("previous_response_id", "previous_input_messages", "background", "store"),
-    ),
-}
-_PROMPT_FIELDS = {
-    endpoint: (*(name for name in body.__annotations__ if name not in _LENGTHS), "truncate_prompt_tokens")
-    for endpoint, body in ((Endpoint.CHAT, ChatBody), (Endpoint.COMPLETIONS, CompletionBody))
-} | {endpoint: _CONVERTED_FIELDS[body] for endpoint, body in _CONVERTED_BODIES.items()}
-_PROMPT_FIELDS |= {Endpoint.OTHER: TEXT_FIELDS, Endpoint.EMBEDDINGS: (*TEXT_FIELDS, *CHANGING_FIELDS)}
-_PROMPT_FIELDS[Endpoint.TOKENIZE] = tuple(name for name in TokenizeBody.__annotations__ if name != "model")
-"""Fields that determine the prompt's tokens: the own fields of a body, except those that limit the response; of a
-response, also whether it is stored."""
-
-
 _DETECTED = sorted(STEERING_FIELDS | CONTAINERS)
-_DECODED = {"previous_response_id", "background", "store"}
-"""The fields of `_CONVERTED_FIELDS` that are decoded."""
 
 
 def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
@@ -68,18 +42,6 @@ def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     engine_fields = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in _DETECTED]
     extended = msgspec.defstruct(body.__name__, engine_fields, bases=(body,), kw_only=True)
     return msgspec.json.Decoder(extended, strict=False, float_hook=short_float)
-
-
-_DECODERS = {
-    Endpoint.CHAT: _decoder(ChatBody),
-    Endpoint.COMPLETIONS: _decoder(CompletionBody),
-    Endpoint.EMBEDDINGS: _decoder(OtherBody),
-    Endpoint.TOKENIZE: _decoder(TokenizeBody),
-    Endpoint.DETOKENIZE: _decoder(OtherBody),
-    Endpoint.REALTIME: _decoder(OtherBody),
-    **{endpoint: _decoder(body) for endpoint, body in _CONVERTED_BODIES.items()},
-    Endpoint.OTHER: _decoder(OtherBody),
-}
 
 
 def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
@@ -91,16 +53,11 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct(body.__name__, raw, kw_only=True))
 
 
-_BODIES: dict[Endpoint, type[msgspec.Struct]] = {
-    Endpoint.CHAT: ChatBody,
-    Endpoint.COMPLETIONS: CompletionBody,
-    Endpoint.TOKENIZE: TokenizeBody,
-    **_CONVERTED_BODIES,
-}
-_RAW_DECODERS = {endpoint: _raw_decoder(_BODIES.get(endpoint, OtherBody)) for endpoint in Endpoint}
+_DECODERS = {endpoint: _decoder(endpoint.api.body) for endpoint in Endpoint}
+_RAW_DECODERS = {endpoint: _raw_decoder(endpoint.api.body) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
-_PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint, names in _PROMPT_FIELDS.items()}
+_PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint in Endpoint if (names := endpoint.api.prompt_fields)}
 _INTEGER = msgspec.json.Decoder(int | None, strict=False)
 _FLOAT = msgspec.json.Decoder(float | None, strict=False)
 _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -110,22 +67,16 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     "max_output_tokens": _INTEGER,
 }
 _NUMBERS_IN = {
-    endpoint: tuple(name for name in _NUMBERS if name in body.__struct_fields__) for endpoint, body in _BODIES.items()
+    endpoint: tuple(name for name in _NUMBERS if name in endpoint.api.body.__struct_fields__)
+    for endpoint in Endpoint
+    if endpoint.api.body is not OtherBody
 }
 _NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items() if names}
 _VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
 _FIRST_BYTE = itemgetter(0)
 _NULL = msgspec.Raw(b"null")
 _NOTHING = msgspec.Raw(b"[]")
-_TEXTS_OF = dict.fromkeys(Endpoint, ("messages", "prompt", "prompt_embeds")) | dict.fromkeys(
-    (*TEXTS, Endpoint.DETOKENIZE, Endpoint.REALTIME), TEXT_FIELDS
-)
-_UNDECODED = {
-    endpoint: frozenset({*_DETECTED, *_TEXTS_OF[endpoint], *_NUMBERS_IN.get(endpoint, ())}) for endpoint in Endpoint
-} | {
-    endpoint: frozenset({*_DETECTED, *_CONVERTED_FIELDS[body], *_NUMBERS_IN[endpoint]} - _DECODED)
-    for endpoint, body in _CONVERTED_BODIES.items()
-}
+_UNDECODED = {endpoint: endpoint.api.raw_fields | {*_DETECTED, *_NUMBERS_IN.get(endpoint, ())} for endpoint in Endpoint}
 """Fields that a decoder leaves raw."""
 _OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
@@ -152,14 +103,11 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         for name, raw in zip(_NUMBERS_IN[endpoint], _NUMBERS_OF[endpoint](parsed), strict=True):
             if raw is not msgspec.UNSET:
                 setattr(parsed, name, _number(name, raw))
-    if endpoint is Endpoint.CHAT:
-        _check_chat(parsed, max_messages)
-    elif endpoint is Endpoint.RESPONSES:
-        parsed.input = _items(parsed.input)
-        _check_count(parsed.input, max_messages, "input")
-    elif endpoint in CONVERTED or endpoint is Endpoint.TOKENIZE:
-        _check_count(parsed.messages, max_messages)
-    elif endpoint is Endpoint.COMPLETIONS and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
+    if items := endpoint.api.items:
+        _check_items(parsed, items, max_messages)
+    if endpoint.api.prompt is PromptKind.CHAT:
+        _check_chat(parsed)
+    elif endpoint.api.prompt is PromptKind.COMPLETION and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
         raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")
     return parsed
 
@@ -192,9 +140,10 @@ def _number(name: str, raw: msgspec.Raw) -> Any:
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
     """The fields that determine the prompt's tokens."""
-    if endpoint not in _PROMPT_FIELDS:
+    names = endpoint.api.prompt_fields
+    if not names:
         return {}
-    named = zip(_PROMPT_FIELDS[endpoint], _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
+    named = zip(names, _PROMPT_FIELDS_OF[endpoint](parsed), strict=True)
     return {name: value for name, value in named if value is not None and value is not msgspec.UNSET}
 
 
@@ -270,8 +219,7 @@ def read_other(body: bytes) -> Any:
     return parsed if parsed.model else None
 
 
-def _check_chat(parsed: ChatBody, max_messages: int) -> None:
-    _check_count(parsed.messages, max_messages)
+def _check_chat(parsed: ChatBody) -> None:
     if not parsed.messages:
         raise MalformedRequest("`messages` must have at least one message.", param="messages")
     first_bytes = bytes(map(_FIRST_BYTE, map(_VIEW, parsed.messages)))
@@ -286,14 +234,12 @@ def _check_chat(parsed: ChatBody, max_messages: int) -> None:
         )
 
 
-def _items(given: msgspec.Raw | msgspec.UnsetType) -> Any:
-    """The input of a response: its items undecoded if it is a list."""
-    if given is msgspec.UNSET or bytes(memoryview(given)[:1]) != b"[":
-        return given
-    return _RAW_LIST.decode(given)
-
-
-def _check_count(items: Any, max_items: int, field: str = "messages") -> None:
+def _check_items(parsed: Any, field: str, max_items: int) -> None:
+    """Check the number of items of a list, which become undecoded values if it is one."""
+    items = getattr(parsed, field)
+    if isinstance(items, msgspec.Raw) and bytes(memoryview(items)[:1]) == b"[":
+        items = _RAW_LIST.decode(items)
+        setattr(parsed, field, items)
     if isinstance(items, list) and len(items) > max_items:
         raise MalformedRequest(
             f"`{field}` has {len(items)} items, more than {max_items} (limits.max_messages).", param=field

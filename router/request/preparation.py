@@ -20,15 +20,7 @@ from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
-from router.request.token_answers import ABOUT_TOKENS, token_answer
-from router.types import Endpoint
-
-_READ_WHOLE = frozenset({Endpoint.CHAT, Endpoint.RESPONSES})
-"""Endpoints where a prompt without pictures that was read shows that the body has none."""
-_NO_UUIDS = frozenset(
-    {Endpoint.COMPLETIONS, Endpoint.MESSAGES, Endpoint.COUNT_TOKENS, Endpoint.DETOKENIZE, Endpoint.REALTIME}
-)
-"""Endpoints whose pictures have no `uuid` that an engine reads."""
+from router.request.token_answers import token_answer
 
 
 class Preparation:
@@ -66,7 +58,7 @@ class Preparation:
         context.phases.enter("fingerprint", self._clock.now_s())
         if request.prompt:
             context.prompt = yield Tokens(request)
-        if request.endpoint in ABOUT_TOKENS:
+        if request.endpoint.api.is_about_tokens:
             answer, context.prompt = token_answer(request, context.prompt, self._fleet.snapshot), None
             if answer is not None:
                 context.phases.enter("relay", self._clock.now_s())
@@ -96,9 +88,7 @@ class Preparation:
 
 def _may_have_uuids(context: RequestContext) -> bool:
     """Whether the body may have a `uuid` that an engine reads."""
-    request, prompt = context.request, context.prompt
-    if request.endpoint in _NO_UUIDS or (
-        request.endpoint in _READ_WHOLE and prompt is not None and not prompt.has_media
-    ):
+    request, prompt, api = context.request, context.prompt, context.request.endpoint.api
+    if not api.takes_uuids or (api.shows_pictures and prompt is not None and not prompt.has_media):
         return False
     return len(request.body) > SEARCHED_BYTES or may_have_uuid(request.body)

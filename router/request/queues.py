@@ -16,10 +16,10 @@ from router.admission.places import place_of, places_of
 from router.admission.tenant import OPEN_TENANT, Slo
 from router.decision import RouteDecision
 from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded
+from router.observe.counters import Counters
 from router.policy.decide import expected_ttft_ms
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.counters import Counters
 from router.request.decisions import RequestDecisions
 from router.request.fleet_state import FleetState
 from router.request.preparation_steps import Step, Ticket

@@ -15,10 +15,9 @@ from typing import NamedTuple, TypeAlias
 from router.admission.meter import Meter
 from router.admission.quotas import Applied
 from router.admission.windows import KEPT_S
+from router.apis.api import Conventions
 from router.endpoints import Endpoint
 from router.request.inbound import HeaderList
-
-_ANTHROPIC = frozenset({Endpoint.MESSAGES, Endpoint.COUNT_TOKENS})
 
 
 class LimitLine(NamedTuple):
@@ -37,9 +36,9 @@ Lines: TypeAlias = Sequence[Sequence[LimitLine]]
 def limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
     """The limits of a request that was just counted, so that they are whole again when it leaves the window. `now_s`:
     of the clock of the meters; `unix_s`: the same time of day."""
-    is_anthropic = endpoint in _ANTHROPIC
-    reset = _timestamp(ceil(unix_s) + KEPT_S) if is_anthropic else _WHOLE_WINDOW
-    return _headers(applied.header_lines.get(is_anthropic) or _lines(applied, is_anthropic), int(now_s), reset)
+    conventions = endpoint.api.conventions
+    reset = _timestamp(ceil(unix_s) + KEPT_S) if conventions.resets_at_time else _WHOLE_WINDOW
+    return _headers(_lines(applied, conventions), int(now_s), reset)
 
 
 def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
@@ -47,10 +46,10 @@ def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: 
 
     def reset_of(meter: Meter) -> bytes:
         reset_s = meter.reset_s(now_s)
-        return _timestamp(ceil(unix_s + reset_s)) if is_anthropic else _duration(reset_s)
+        return _timestamp(ceil(unix_s + reset_s)) if conventions.resets_at_time else _duration(reset_s)
 
-    is_anthropic = endpoint in _ANTHROPIC
-    return _headers(_lines(applied, is_anthropic), int(now_s), b"", reset_of)
+    conventions = endpoint.api.conventions
+    return _headers(_lines(applied, conventions), int(now_s), b"", reset_of)
 
 
 def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
@@ -71,23 +70,18 @@ def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter
     return found
 
 
-def _lines(applied: Applied, is_anthropic: bool) -> Lines:
-    """Built once for each tenant, model and API."""
-    known: Lines | None = applied.header_lines.get(is_anthropic)
+def _lines(applied: Applied, conventions: Conventions) -> Lines:
+    """Built once for each tenant, model and provider's conventions."""
+    known: Lines | None = applied.header_lines.get(conventions)
     if known is None:
-        if is_anthropic:
-            form = b"anthropic-ratelimit-%(of)b-%(value)b"
-            named = {b"requests": applied.requests, b"input-tokens": applied.prompt, b"output-tokens": applied.output}
-        else:
-            form, named = b"x-ratelimit-%(value)b-%(of)b", {b"requests": applied.requests, b"tokens": applied.tokens}
-        known = applied.header_lines[is_anthropic] = [
-            [_line(meter, form, of) for meter in meters] for of, meters in named.items() if meters
+        named = ((of, getattr(applied, meters)) for of, meters in conventions.limits.items())
+        known = applied.header_lines[conventions] = [
+            [_line(meter, *conventions.limit_headers(of)) for meter in meters] for of, meters in named if meters
         ]
     return known
 
 
-def _line(meter: Meter, form: bytes, of: bytes) -> LimitLine:
-    limit, remaining, reset = (form % {b"of": of, b"value": value} for value in (b"limit", b"remaining", b"reset"))
+def _line(meter: Meter, limit: bytes, remaining: bytes, reset: bytes) -> LimitLine:
     return LimitLine(meter, (limit, b"%d" % meter.limit), remaining, reset)
 
 

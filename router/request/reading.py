@@ -23,9 +23,8 @@ from router.request.parse import (
     without_engine_fields,
 )
 from router.request.salted_body import appended_salt, replaced_salt
-from router.types import MAX_NAME_CHARACTERS, MAY_NAME_NO_MODEL, Endpoint, InferenceRequest
+from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
-ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 """By path."""
 
 
@@ -52,7 +51,7 @@ class RequestReader:
     ) -> InferenceRequest:
         """The request to route. `given_model`: that of a request whose body may name none.
         Raises `ClientError` or `NoReadyPod`."""
-        if endpoint in MAY_NAME_NO_MODEL:
+        if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
             parsed = parse_body(endpoint, body, max_messages=self._max_messages)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
-from router.request.counters import Counters
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState

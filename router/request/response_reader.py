@@ -6,63 +6,12 @@ Works on a copy of the bytes: the response is neither changed nor delayed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
-from router.endpoints import MAX_RESPONSE_ID_CHARACTERS
+from router.apis.api import CHAT_FORMAT, ResponseFormat
 from router.types import Endpoint
 
-
-class ResponseFormat(NamedTuple):
-    """Where the responses of one API have their first token and their usage. Quotes and newlines inside generated text
-    are escaped in JSON, so a model cannot generate these patterns in a stream."""
-
-    first_token: re.Pattern[bytes]
-    prompt: tuple[re.Pattern[bytes], ...]
-    """Parts of the prompt's length: absent ones are 0, except the first."""
-    cached: re.Pattern[bytes]
-    output: re.Pattern[bytes]
-    preamble: re.Pattern[bytes] | None = None
-    """Begin of a stream whose first events are sent before the prefill. Such a stream and any unstreamed response have
-    their first token nowhere else than in `first_token` and at their begin."""
-    id: re.Pattern[bytes] | None = None
-    """The id under which the engine may store the response."""
-
-
-def _number(name: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb'"%b": ?(\d{1,12})\b' % name)
-
-
-# The first chat chunk carries only a role and an empty content: it is not the first token.
-CHAT_FORMAT = ResponseFormat(
-    re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments)": ?"[^"]'),
-    (_number(b"prompt_tokens"),),
-    _number(b"cached_tokens"),
-    _number(b"completion_tokens"),
-)
-_CACHE_READ = _number(b"cache_read_input_tokens")
-MESSAGES_FORMAT = ResponseFormat(
-    re.compile(rb'"(?:text|thinking|partial_json)": ?"[^"]|"type": ?"tool_use"'),
-    (_number(b"input_tokens"), _number(b"cache_creation_input_tokens"), _CACHE_READ),
-    _CACHE_READ,
-    _number(b"output_tokens"),
-)
-_PREAMBLE = rb"event: ?response\.(?:created|queued|in_progress)\r?\n"
-RESPONSES_FORMAT = ResponseFormat(
-    re.compile(rb"(?:\A|\n)(?!%b)event: ?[a-z_.]{1,48}\r?\n" % _PREAMBLE),
-    (_number(b"input_tokens"),),
-    _number(b"cached_tokens"),
-    _number(b"output_tokens"),
-    re.compile(_PREAMBLE),
-    re.compile(rb'"id": ?"([A-Za-z0-9_-]{1,%d})"' % MAX_RESPONSE_ID_CHARACTERS),
-)
-FORMATS: Mapping[Endpoint, ResponseFormat] = {
-    Endpoint.MESSAGES: MESSAGES_FORMAT,
-    Endpoint.RESPONSES: RESPONSES_FORMAT,
-}
-"""Formats of the endpoints whose responses differ from those of chats."""
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
@@ -176,4 +125,4 @@ class TokenCountingReader(ResponseReader, gc=False):
 
 def reader_of(endpoint: Endpoint) -> ResponseReader:
     """A reader for a response of this endpoint."""
-    return ResponseReader(FORMATS.get(endpoint, CHAT_FORMAT))
+    return ResponseReader(endpoint.api.response)

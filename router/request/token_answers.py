@@ -9,7 +9,6 @@ import msgspec
 from router.engines.engine_catalog import ENGINES
 from router.types import Endpoint, FleetSnapshot, InferenceRequest, Pod, PodState, PromptPrefix
 
-ABOUT_TOKENS = frozenset({Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE})
 TOKENS_PER_PIECE = 16_384
 """Encoded in one go: as many take half a millisecond."""
 

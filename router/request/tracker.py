@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.index.stored_responses import StoredResponse
+from router.observe.counters import Counters
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import (
@@ -33,7 +34,6 @@ from router.policy.retry import (
 from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext, result_of_status
-from router.request.counters import Counters
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions

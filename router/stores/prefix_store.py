@@ -41,47 +41,12 @@ class EventStore(Protocol):
         """All past events of `pod` are delivered; `complete` is False if some are lost for good."""
 
 
-class PrefixStore(EventStore, Protocol):
-    """Which pods hold which blocks."""
-
-    def forget(self, pod: PodId) -> None:
-        """Remove the pod and its blocks."""
-
-    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
-        """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
-
-    def confirm(self, prediction: Prediction, now_s: float) -> None:
-        """The pod has computed the prompt: it counts as cached for `ttl_s`."""
-
-    def withdraw(self, prediction: Prediction) -> None:
-        """The pod has not computed the prompt."""
-
-    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
-        """Leading blocks of `prefix` by pod. Does not raise."""
-
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks that `pod` has announced, without predictions."""
-
-    def is_published(self, pod: PodId, now_s: float) -> bool:
-        """Whether a publisher writes this pod's blocks to the cluster index."""
-
-    def rejected_reason(self, pod: PodId) -> str:
-        """Why `pod`'s events cannot be indexed, or ""."""
-
-    @property
-    def block_holders(self) -> int:
-        """Announced (block, holder, tier) triples in memory."""
-
-    @property
-    def evicted(self) -> EvictedByModel:
-        """How often evicted blocks are requested again."""
-
-
 class LocalStore:
-    """A `PrefixStore` in memory: announced and predicted blocks of this router."""
+    """Which pods hold which blocks, in memory: announced and predicted blocks of this router. An `EventStore`."""
 
     def __init__(self, evicted: EvictedByModel | None = None) -> None:
         self.evicted = evicted or EvictedByModel()
+        """How often evicted blocks are requested again."""
         self._announced = BlockMap(self.evicted)
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
@@ -90,6 +55,7 @@ class LocalStore:
 
     @property
     def block_holders(self) -> int:
+        """Announced (block, holder, tier) triples in memory."""
         return self._announced.block_holders
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
@@ -97,6 +63,7 @@ class LocalStore:
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
+        """Remove the pod and its blocks."""
         self._announced.forget(pod)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
@@ -110,16 +77,20 @@ class LocalStore:
         """Ignored: a match does not depend on it."""
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
         self._models[pod] = prefix.generation.model
         return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
+        """The pod has computed the prompt: it counts as cached for `ttl_s`."""
         self.predicted.confirm(prediction, now_s)
 
     def withdraw(self, prediction: Prediction) -> None:
+        """The pod has not computed the prompt."""
         self.predicted.withdraw(prediction)
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+        """Leading blocks of `prefix` by pod. Does not raise."""
         return PrefixMatch(self.blocks(prefix, now_s))
 
     def blocks(
@@ -142,12 +113,15 @@ class LocalStore:
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
     def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks that `pod` has announced, without predictions."""
         return sum(self._announced.match(prefix).get(pod, (0,)))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
+        """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
 
     def rejected_reason(self, pod: PodId) -> str:
+        """Why `pod`'s events cannot be indexed, or ""."""
         return self._announced.rejected_reason(pod)
 
 
@@ -200,6 +174,6 @@ class ReplicaStore(LocalStore):
         return max(announced, super().known_blocks(pod, prefix))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
-        """Like the protocol; False while the replica is stale."""
+        """False while the replica is stale."""
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None

@@ -28,13 +28,12 @@ from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
-from router.frontends.admin.admin_access import AdminAccess
+from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import App, public_app
-from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import upstream_pools
 from router.frontends.prompt_readers import FleetLookups
@@ -191,6 +190,8 @@ class Program:
         return [*self._files.changed(), *([certificate] if certificate else ())]
 
     def _admin_app(self) -> App:
+        listen, limits = self._config.admin, self._config.limits
+        tokens = admin_tokens(listen)
         routes = AdminRoutes(
             self.fleet,
             self.policies,
@@ -201,13 +202,11 @@ class Program:
             self._metrics_page.render,
             self._snapshots,
             LoraAdapters(self.fleet, self._pools.of, self.fleet.learn_adapters),
-        )
-        listen, limits = self._config.admin, self._config.limits
-        access = AdminAccess(
-            admin_app(routes), listen.host, admin_tokens(listen), limits.max_body_bytes, lambda: self._readiness()[0]
+            has_tokens=tokens is not None,
         )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
-        return App(HttpEdge(limits.model_copy(update={"max_connections": connections})), access, AdmissionGate())
+        edge = AdminEdge(limits.model_copy(update={"max_connections": connections}), listen.host, tokens)
+        return App(edge, admin_app(routes), AdmissionGate())
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.app.is_stopping)

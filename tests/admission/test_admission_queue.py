@@ -216,20 +216,6 @@ def test_the_error_of_predictions_is_learnt_from_requests_that_expire() -> None:
     assert queue.error_share > before
 
 
-def test_a_request_is_refused_if_those_who_overtake_leave_no_time_for_it() -> None:
-    """A tenth of a second of prompts waits in front of it, but many others are within their share."""
-
-    def is_refused(overtaking: int) -> bool:
-        queue = busy(ms=100.0)
-        wait(queue, offer(HEAVY), [place(prefill_ms=400.0)])
-        for at in range(overtaking):
-            assert queue.send_at_once(offer(Tenant(name=str(at))), place(f"other {at}", 1000.0), 0.0)
-        return isinstance(queue.offer(offer(HEAVY), [place()], 0.1), Refusal)
-
-    assert not is_refused(0)
-    assert is_refused(4)
-
-
 def test_a_client_that_leaves_is_out_at_once() -> None:
     """With its bytes; the next in order goes."""
     queue = busy()

@@ -151,6 +151,7 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         core = CoreOfPods([served])
         reader_of_heads = UnreadBodies(core.fleet, forwarding, limits.max_messages, frozenset())
         edge_to_pod = edge_of(core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads)
+        edge_to_pod.own_bodies = True
         app = App(edge_to_pod, application, AdmissionGate())
         config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()

@@ -89,12 +89,12 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     lost = loop.interrupted
     loop.interrupt_before(0, wire.lose)
     if not lost:
-        assert protocol.cycle is None or protocol.cycle.response_complete
+        assert protocol.last is None or protocol.last.response_complete
         wire.lose()
     await loop.settle()
     pods.pools.close()
     await loop.settle()
-    assert not edge.body_memory.bytes and not edge._serving and not protocol.tasks, callback
+    assert not edge.body_memory.bytes and not edge._serving and not protocol.connection.tasks, callback
     assert not [*leftovers(pods, loop)], callback
     assert not loop.timers(), callback
     return lost

@@ -50,6 +50,7 @@ class Edge:
     connections: set[Any] = field(default_factory=set)
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
     cors: None = None
+    own_bodies: bool = False
     websocket_paths: frozenset[str] = frozenset()
 
     def methods(self, path: str) -> frozenset[str]:
@@ -423,7 +424,7 @@ async def test_an_idle_connection_keeps_no_request(path: bytes, late_bytes: int)
             writer.write(sent[:-late_bytes])
             await read_answer(reader)
             writer.write(sent[-late_bytes:])
-            while edge.connections and next(iter(edge.connections)).cycle:
+            while edge.connections and next(iter(edge.connections)).last:
                 await asyncio.sleep(0)
         else:
             writer.write(sent)
@@ -431,7 +432,7 @@ async def test_an_idle_connection_keeps_no_request(path: bytes, late_bytes: int)
         (protocol,) = edge.connections
         edge.seen.clear()
         assert not [name for name, value in vars(protocol).items() if "kept" in repr(value)]
-        assert (protocol.cycle, protocol.scope) == (None, None)
+        assert protocol.last is None
         writer.write(post(b"b", path=path))
         await read_answer(reader)
 
@@ -517,7 +518,7 @@ async def test_a_request_that_begins_during_a_response_must_be_complete_in_time(
 def stops(edge: Edge) -> None:
     """The server is no longer ready."""
     for protocol in edge.connections:
-        protocol.config.app.begin_stopping()
+        protocol.app.begin_stopping()
 
 
 def ends(edge: Edge) -> None:
@@ -688,7 +689,7 @@ async def test_the_number_of_pipelined_requests_is_limited() -> None:
             await asyncio.sleep(0)
         await edge.began.wait()
         (protocol,) = edge.connections
-        while not protocol.flow.read_paused:
+        while not protocol.connection.read_paused:
             await asyncio.sleep(0)
         first.set()
         assert [(await read_answer(reader))[1] for _ in range(20)] == [b"%d" % n for n in range(20)]
@@ -716,7 +717,7 @@ async def test_tiny_pieces_of_a_body_need_little_memory() -> None:
         while edge.body_memory.bytes < 60_000:
             await asyncio.sleep(0)
         (protocol,) = edge.connections
-        assert sum(map(sys.getsizeof, protocol.cycle.pieces)) < 2 * 60_000
+        assert sum(map(sys.getsizeof, protocol.last.pieces)) < 2 * 60_000
         writer.write(b"0\r\n\r\n")
         assert (await read_answer(reader))[1] == b"60000"
 
@@ -726,7 +727,7 @@ async def test_a_disconnect_before_the_body_is_complete_is_counted() -> None:
     edge = Edge(echo)
     async with connected(edge) as (_, writer):
         writer.write(post(b"abc")[:-1])
-        while not any(protocol.cycle for protocol in edge.connections):
+        while not any(protocol.last for protocol in edge.connections):
             await asyncio.sleep(0)
         writer.transport.abort()
         while not edge.abandoned_paths:
@@ -746,7 +747,7 @@ async def test_a_connection_beyond_the_limit_is_refused(first: bytes) -> None:
     edge = Edge(answer, replace_limits(max_connections=1))
     async with connected(edge) as (reader, writer):
         writer.write(first)
-        while not any(protocol.cycle for protocol in edge.connections):
+        while not any(protocol.last for protocol in edge.connections):
             await asyncio.sleep(0)
         other, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
         assert await other.read() == b"HTTP/1.1 999 Saturated\r\n\r\n"
@@ -793,7 +794,7 @@ async def test_beyond_the_limit_a_slow_request_is_closed(monkeypatch: pytest.Mon
         served_writer.write(post(b"wait"))
         slow, slow_writer = await asyncio.open_connection(*address)
         slow_writer.write(post(b"slow")[:-1])
-        while sum(each.cycle is not None for each in edge.connections) < 2:
+        while sum(each.last is not None for each in edge.connections) < 2:
             await asyncio.sleep(0)
         third, third_writer = await asyncio.open_connection(*address)
         third_writer.write(post(b"b"))

@@ -98,7 +98,7 @@ def test_a_policy_that_is_nowhere_in_force_can_be_simulated(
 ) -> None:
     """Compared with another policy."""
     mine = write(tmp_path, "mine", "extends: least_load\n")
-    ended = typed("policy", "simulate", mine, mix, "--fleet", fleet, "--jobs", "1", "--against", "round_robin")
+    ended = typed("simulate", mix, "--fleet", fleet, "--jobs", "1", "--policies", f"round_robin,{mine}")
     assert ended.code == 0
     assert "mine" in ended.out and "round_robin" in ended.out
 

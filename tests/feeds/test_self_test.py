@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.feeds.probe_bodies import PROBE_BLOCKS, messages_probes, probes
+from router.apis.anthropic_messages import messages_probes
+from router.apis.probe_text import PROBE_BLOCKS
+from router.feeds.probe_bodies import probes
 from router.feeds.self_test import (
     Parity,
     ParityFeed,
@@ -460,7 +462,7 @@ async def test_a_failed_request_with_a_picture_is_repeated(
 
 def test_the_probes_of_messages_hold_what_engines_convert_differently() -> None:
     """Every kind of block that a text model accepts, and disabled thinking; the nonce is in front."""
-    ((_, turn), *_), ((_, disabled),) = messages_probes("m", "NONCE", 32)
+    (turn, *_), (disabled,) = messages_probes("m", "NONCE", 32)
     kinds = {block["type"] for m in turn["messages"] if m["content"] != str(m["content"]) for block in m["content"]}
     assert kinds == {"text", "thinking", "tool_use", "tool_result"}
     assert [m["role"] for m in turn["messages"]].count("system") == 1

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from router.apis.body_types import ChatBody, CompletionBody
 from router.engines.handoff.bodies import edited
 from router.engines.handoff.dialect import split_refusal
 from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.request.body_types import ChatBody, CompletionBody
 from router.request.parse import (
     has_engine_fields,
     parse_body,

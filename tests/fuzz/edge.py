@@ -144,6 +144,7 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
     edge = Watched(accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS)
+    edge.own_bodies = True
     config = uvicorn.Config(
         App(edge, cast(FastAPI, accepted.own), AdmissionGate()),
         http=EdgeProtocol,
@@ -163,10 +164,10 @@ async def _connection(pieces: list[bytes]) -> Accepted:
         protocol.data_received(piece)
         accepted.slowest_piece_s = max(accepted.slowest_piece_s, thread_time() - began_s)
         await asyncio.sleep(0)
-    await _until(lambda: len(protocol.tasks) == accepted.own.reading)
+    await _until(lambda: len(protocol.connection.tasks) == accepted.own.reading)
     wire.open = False
     protocol.connection_lost(None)
-    await _until(lambda: not protocol.tasks)
+    await _until(lambda: not protocol.connection.tasks)
     assert edge.body_memory.bytes == 0, "bodies of requests that are over are held"
     assert not problems and not edge.surprises, (problems, edge.surprises)
     return accepted

@@ -26,7 +26,7 @@ from router.prompt.pictures.qwen_vl import read_sizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
-from router.types import CONVERTED, Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
+from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3
@@ -114,7 +114,7 @@ def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:
         fields = prompt_fields(endpoint, parse_body(endpoint, json.dumps(line["body"]).encode()))
         salt = line["body"].get("cache_salt", "")
         request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=fields, salt=salt)
-        conversion = ENGINES["vllm"].conversions[endpoint] if endpoint in CONVERTED else None
+        conversion = ENGINES["vllm"].conversions[endpoint] if endpoint.api.is_converted else None
         rendered = fingerprinter.render(fingerprinter.open(request, conversion, IDENTITIES))
         prefix = fingerprinter.finish(fingerprinter.look_up(rendered))
         assert prefix.token_count == line["prompt_tokens"]

@@ -76,6 +76,7 @@ async def test_many_tokens_are_decoded_in_a_thread(count: int, monkeypatch: pyte
         await asked.answer({"tokens": [100_000] * count})
 
     monkeypatch.setattr(prompt_readers, "parse_tokens", parse)
+    monkeypatch.setattr(prompt_readers, "TOKENIZE_TIMEOUT_S", LONGER_S)
     async with town(a=answers) as place:
         prefix = await reader_in(place, []).read(REQUEST)
     assert prefix is not None and len(prefix.tokens) == count

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.apis.body_types import CHANGING_FIELDS
 from router.errors import ContextTooLong, RouterError
 from router.frontends import prompt_check, prompt_readers
 from router.frontends.prompt_readers import (
@@ -31,9 +32,9 @@ from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.texts import CHANGING_FIELDS, MAX_TEXT_BYTES
+from router.prompt.texts import MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -304,6 +305,26 @@ async def test_a_very_large_body_is_never_decoded(tokenizer: Tokenizer, request_
     reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
     assert await reading.reader.read(request) is None
     assert reading.unread == [UnreadReason.TOO_LONG]
+
+
+async def test_the_blocks_of_a_long_prompt_are_hashed_in_a_thread(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if all of its text was encoded before."""
+    reading, finished_in = Reading(tokenizer), list[str]()
+    finish = reading.fingerprinter.finish
+
+    def watched(pending: Any) -> PromptPrefix:
+        finished_in.append(threading.current_thread().name)
+        return finish(pending)
+
+    monkeypatch.setattr(reading.fingerprinter, "finish", watched)
+    request = completion(TEXT * 30)
+    await reading.reader.read(request)
+    assert finished_in == [threading.current_thread().name]
+    monkeypatch.setattr(prompt_readers, "MAX_INLINE_BYTES", len(request.body) - 1)
+    await reading.reader.read(request)
+    assert finished_in[1].startswith("long-prompt")
 
 
 async def test_an_error_in_the_thread_reaches_the_client(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
-from router.endpoints import Endpoint
+from router.endpoints import endpoint_of
 from router.errors import RouterError, UpstreamError
 from router.phases import Phases
 from router.request.context import RequestContext
@@ -18,7 +18,7 @@ from router.request.error_responses import error_body, response_for
 from router.request.inbound import Inbound
 from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
-from router.request.reading import ENDPOINTS, RequestReader
+from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
@@ -122,7 +122,7 @@ class MemoryFront:
 
     def receive(self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT) -> MemoryExchange:
         """Take one request, and send it to a pod unless it is refused or waits."""
-        exchange, endpoint = MemoryExchange(self._core), ENDPOINTS.get(path, Endpoint.OTHER)
+        exchange, endpoint = MemoryExchange(self._core), endpoint_of(path)
         endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
         try:
             request = self._reader.read(endpoint, {}, body, request_id, tenant)

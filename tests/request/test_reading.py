@@ -11,11 +11,12 @@ import pytest
 from router.admission.tenant import OPEN_TENANT
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
+from router.endpoints import endpoint_of
 from router.engines.steering import STEERING_FIELDS
 from router.errors import MalformedRequest, NoReadyPod, UnknownModel
 from router.fleet.fleet import Fleet
 from router.request.inbound import first_values
-from router.request.reading import ENDPOINTS, RequestReader
+from router.request.reading import RequestReader
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
 
 POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))
@@ -39,7 +40,7 @@ def make_reader(
 def read(reader: RequestReader, body: object, path: str = "/v1/rerank", headers: Headers = ()) -> InferenceRequest:
     """The request with a body of these bytes, or of this JSON."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return reader.read(ENDPOINTS.get(path, Endpoint.OTHER), first_values([*headers]), raw, "r", OPEN_TENANT)
+    return reader.read(endpoint_of(path), first_values([*headers]), raw, "r", OPEN_TENANT)
 
 
 @pytest.mark.parametrize(

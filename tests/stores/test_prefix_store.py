@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.stores.prefix_store import LocalStore, PrefixStore
+from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
@@ -41,7 +41,7 @@ def store() -> LocalStore:
 
 
 def test_local_store_is_a_prefix_store() -> None:
-    store: PrefixStore = LocalStore()
+    store = LocalStore()
     assert store.match(prompt(), 0.0) == PrefixMatch()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from router.config.schema import Limits
-from router.frontends.admin.admin_access import MAX_ADMIN_BODY_BYTES
 from router.wiring.program import MAX_ADMIN_CONNECTIONS
 from tests.stories.conftest import Deploy, Deployment
 
@@ -63,7 +62,7 @@ async def test_a_refused_body_is_not_read(deploy: Deploy, head: bytes, status: b
     async with deploy(pods=1, wait=False) as deployment, connection(deployment) as (reader, writer):
         writer.write(head + body)
         if status == b" 413 " and chunked:
-            for _ in range(MAX_ADMIN_BODY_BYTES // 65536 + 1):
+            for _ in range(Limits().max_body_bytes // 65536 + 1):
                 writer.write(piece)
         assert status in await reader.readuntil(b"\r\n")
         assert await pour(writer, piece) < HUGE_BYTES / 2
@@ -82,8 +81,8 @@ async def test_a_body_for_an_endpoint_without_one_is_not_kept(deploy: Deploy, pa
         assert await reader.readuntil(b" 40")
         assert deployment.server
         protocol: Any = next(iter(deployment.server.server_state.connections))
-        assert protocol.cycle.response_complete
-        assert len(protocol.cycle.body) <= 2 * 65536
+        assert protocol.last.response_complete
+        assert not protocol.last.buffered_bytes
         await reader.read()
 
 
@@ -92,8 +91,8 @@ async def test_a_body_for_an_endpoint_without_one_is_not_kept(deploy: Deploy, pa
     [
         (b"GET /metrics HT", b"HTTP/1.1 408 "),
         (POST, b"HTTP/1.1 408 "),
-        (POST + b"content-length: 10\r\n\r\n{", b""),
-        (POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b""),
+        (POST + b"content-length: 10\r\n\r\n{", b"HTTP/1.1 408 "),
+        (POST + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n", b"HTTP/1.1 408 "),
     ],
 )
 async def test_a_slow_request_is_ended(deploy: Deploy, begun: bytes, answer: bytes) -> None:
@@ -147,4 +146,4 @@ async def test_probes_are_answered_while_the_public_listener_is_full(deploy: Dep
 
 def receiving(server: Any) -> list[Any]:
     """Connections of which a request is incomplete."""
-    return [one for one in server.server_state.connections if one.cycle is not None]
+    return [one for one in server.server_state.connections if one.last is not None]

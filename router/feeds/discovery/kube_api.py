@@ -25,6 +25,7 @@ from router.config.pod_tls import check_authority
 from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import error_message
 from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig
+from router.request.inbound import IncomingResponse
 from router.types import PodTls
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -41,23 +42,10 @@ SUCCESS = range(200, 300)
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class Response(Protocol):
-    """A response that is being read."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-
-    async def read(self) -> bytes:
-        """All bytes of the body since the last call; b"" at the end. Raises `UpstreamError`."""
-
-    def close(self) -> None:
-        """Must be called, also after an error."""
-
-
 class ServerConnections(Protocol):
     """Connections to one server."""
 
-    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Response:
+    async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> IncomingResponse:
         """Send a request and wait for the headers of its response. Raises `UpstreamError`, `ConfigError` if a TLS file
         cannot be read."""
 
@@ -163,7 +151,7 @@ class KubeApi:
     @asynccontextmanager
     async def _open(
         self, method: str, target: str, body: bytes = b"", content_type: str = ""
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncIterator[IncomingResponse]:
         headers = self._credentials() | ({"content-type": content_type} if body else {})
         try:
             response = await self._server.send(method, target, headers, body)
@@ -208,7 +196,7 @@ def _target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-async def _read(response: Response) -> bytes:
+async def _read(response: IncomingResponse) -> bytes:
     body = bytearray()
     while piece := await response.read():
         body += piece
@@ -217,7 +205,7 @@ async def _read(response: Response) -> bytes:
     return bytes(body)
 
 
-async def _refused(response: Response) -> KubeApiError:
+async def _refused(response: IncomingResponse) -> KubeApiError:
     message = error_message(await _read(response)) or "without a message"
     after = dict(response.headers).get(b"retry-after", b"")
     retry_after_s = float(after) if after.isdigit() and len(after) < 5 else 0.0

@@ -39,6 +39,7 @@ from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies, explained_json
 from router.frontends.http.app import bare_app
+from router.frontends.http.probes import probe_response
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
 from router.request.inbound import HeaderList, first_values
@@ -64,15 +65,23 @@ class AdminRoutes:
     render_metrics: Callable[[TextFormat], Awaitable[bytes]]
     page: SnapshotStream
     adapters: LoraAdapters
+    has_tokens: bool = False
+    """Whether callers need one; those without get the status of the router alone."""
 
 
 def admin_app(routes: AdminRoutes) -> FastAPI:
-    """The ASGI application with these endpoints. Serve it behind `AdminAccess`."""
+    """The ASGI application with these endpoints. Serve it behind `AdminEdge`."""
     app = bare_app(hint=lambda _: _PATHS_HINT)
 
+    @app.get("/livez")
+    async def livez(request: Request) -> Response:
+        return probe_response(request.url.path, is_ready=True)
+
     @app.get("/readyz")
-    async def readyz() -> JSONResponse:
+    async def readyz(request: Request) -> Response:
         ready, detail = routes.readiness()
+        if routes.has_tokens and "authorization" not in request.headers:
+            return probe_response(request.url.path, is_ready=ready)
         return JSONResponse(detail, status_code=200 if ready else 503)
 
     @app.get("/metrics")

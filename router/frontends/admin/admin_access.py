@@ -10,21 +10,17 @@ page, `/ui`: it contains no data, and asks for the token. A link of another page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 from router.config.bearer_file import BearerFile
-from router.errors import AccessDenied, ClientError, NotAuthenticated, UnsupportedContentType
+from router.config.schema import Limits
+from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.live_page import PAGE_PATH
-from router.frontends.http.probes import PROBE_PATHS, answer_probe
-from router.frontends.http.request_bodies import read_body, refuse, replayed
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.http_edge import HttpEdge
 
-MAX_ADMIN_BODY_BYTES = 1024 * 1024
-PREVIEW = "/admin/preview"
 LOCAL_PEERS = frozenset({"127.0.0.1", "::1"})
 """Other addresses of 127.0.0.0/8 are used by proxies: 127.0.0.6 is Istio's, for requests from other machines."""
 _BY_PROXY = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
@@ -33,45 +29,40 @@ _READS = frozenset({"GET", "HEAD"})
 Headers = Mapping[bytes, list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class AdminAccess:
-    """ASGI middleware: passes a request with its whole body on to `app`, or refuses it and closes the connection.
-    `host` is the configured one."""
+class AdminEdge(HttpEdge):
+    """Refuses requests by their heads, and closes the connection. `host` is the configured one."""
 
-    app: ASGIApp
-    host: str
-    bearer: BearerFile | None
-    max_preview_bytes: int
-    is_ready: Callable[[], bool]
+    def __init__(self, limits: Limits, host: str, bearer: BearerFile | None) -> None:
+        super().__init__(limits)
+        self._host = host
+        self._bearer = bearer
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, peer = _by_name(scope["headers"]), scope["client"][0] if scope["client"] else ""
-        if self._is_probe(scope, headers):
-            await answer_probe(send, scope["path"], is_ready=self.is_ready())
-            return
+    def refusal(
+        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
+    ) -> RouterError | None:
+        headers = _by_name(received.headers)
         try:
-            if self.bearer is None:
-                check_local(headers, peer, self.host)
-            elif scope["path"] != PAGE_PATH:
-                check_token(headers, self.bearer)
-            if not is_followed_link(scope, headers):
-                check_origin(headers)
-            if scope["method"] not in _READS:
-                check_content_type(headers)
-            body = await read_body(scope, receive, self._max_bytes(scope["path"]))
+            if not self._is_probe(received):
+                self._check_caller(received, headers)
         except ClientError as error:
-            await refuse(send, error)
-            return
-        if body is not None:
-            await self.app(scope, replayed(body, receive), send)
+            return error
+        return super().refusal(received, methods)
 
-    def _is_probe(self, scope: Scope, headers: Headers) -> bool:
-        """Whether the request gets the status alone, also if the caller has no token."""
-        wants_detail = scope["path"] == "/readyz" and (self.bearer is None or b"authorization" in headers)
-        return scope["path"] in PROBE_PATHS and scope["method"] in _READS and not wants_detail
+    def _is_probe(self, received: ReceivedRequest) -> bool:
+        """Whether the request needs no token, because it gets the status alone."""
+        path, has_token = received.path, b"authorization" in received.named
+        is_status = path == "/livez" or (path == "/readyz" and self._bearer is not None and not has_token)
+        return is_status and received.method in _READS
 
-    def _max_bytes(self, path: str) -> int:
-        return self.max_preview_bytes if path == PREVIEW else MAX_ADMIN_BODY_BYTES
+    def _check_caller(self, received: ReceivedRequest, headers: Headers) -> None:
+        if self._bearer is None:
+            check_local(headers, received.peer, self._host)
+        elif received.path != PAGE_PATH:
+            check_token(headers, self._bearer)
+        if not is_followed_link(received, headers):
+            check_origin(headers)
+        if received.method not in _READS:
+            check_content_type(headers)
 
 
 def check_token(headers: Headers, bearer: BearerFile) -> None:
@@ -112,12 +103,12 @@ def check_origin(headers: Headers) -> None:
         raise AccessDenied("Requests of web pages from another origin are refused.")
 
 
-def is_followed_link(scope: Scope, headers: Headers) -> bool:
+def is_followed_link(received: ReceivedRequest, headers: Headers) -> bool:
     """Whether a browser opens the operators' page as a document of its own, from a link. A link sends no Origin; a page
     in a frame has another destination."""
     wanted = {b"sec-fetch-mode": ["navigate"], b"sec-fetch-dest": ["document"]}
     return (
-        (scope["path"], scope["method"]) == (PAGE_PATH, "GET")
+        (received.path, received.method) == (PAGE_PATH, "GET")
         and b"origin" not in headers
         and all(headers.get(name) == value for name, value in wanted.items())
     )

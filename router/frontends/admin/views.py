@@ -24,17 +24,17 @@ from router.observe.receipts import RecordedDecision, explained
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.policy.term import Picker
-from router.stores.prefix_store import PrefixStore
+from router.stores.prefix_store import LocalStore
 from router.types import PodId, PodState
 
 
-def kv_events_state(pod_id: PodId, store: PrefixStore, kv_streams: KvStreams) -> str:
+def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> str:
     """How the router follows the KV events of a pod: `published`, or the state of its stream."""
     published = not kv_streams.follows(pod_id) and store.is_published(pod_id, time.monotonic())
     return "published" if published else kv_streams.state_of(pod_id)
 
 
-def describe_pods(fleet: Fleet, ledger: Ledger, store: PrefixStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
+def describe_pods(fleet: Fleet, ledger: Ledger, store: LocalStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
     return [
         {
             "id": status.pod.id,
@@ -114,7 +114,7 @@ class MetricsPage:
     metrics: Metrics
     fleet: Fleet
     ledger: Ledger
-    store: PrefixStore
+    store: LocalStore
     calibrator: Calibrator
     scaling: ScalingView
     observe_cluster: Callable[[Metrics], None] | None = None

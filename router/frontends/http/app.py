@@ -19,8 +19,10 @@ from router.admission.gate import AdmissionGate
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
+from router.frontends.http.asgi import serve_with
+from router.frontends.http.exchange import Exchange
 from router.frontends.http.http_edge import HttpEdge
-from router.frontends.http.probes import probe_answer
+from router.frontends.http.probes import probe_response
 from router.frontends.http.request_target import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
 from router.types import PodStatus
@@ -46,6 +48,10 @@ class App:
             scope = {**scope, "method": "GET"}  # the server sends no body
         await self._own(scope, receive, send)
 
+    async def serve_own(self, client: Exchange) -> None:
+        """Answer a request that the edge does not take, unless it was refused meanwhile."""
+        await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
+
     def begin_stopping(self) -> None:
         """Make each response close its connection, and `/readyz` fail."""
         self.is_stopping = True
@@ -58,8 +64,7 @@ def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, 
     @app.get("/livez")
     @app.get("/readyz")
     async def probe(request: Request) -> Response:
-        status, body = probe_answer(request.url.path, is_ready=is_ready())
-        return Response(body, status, media_type="application/json")
+        return probe_response(request.url.path, is_ready=is_ready())
 
     _add_models(app, fleet)
     return app

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from router.endpoints import CONVENTIONS
 from router.frontends.http.exchange import Exchange
 from router.request.inbound import HeaderList
 
-_STANDING = (b"limit", b"remaining", b"reset")
-_ANTHROPIC_LIMITS = (b"requests", b"input-tokens", b"output-tokens")
 _EXPOSED = b", ".join(
     (
         *(b"x-request-id", b"retry-after", b"x-warmroute-pod", b"x-warmroute-prefill-pod", b"x-warmroute-policy"),
         *(b"x-warmroute-cached-tokens", b"retry-after-ms"),
-        *(b"x-ratelimit-%b-%b" % (value, of) for of in (b"requests", b"tokens") for value in _STANDING),
-        *(b"anthropic-ratelimit-%b-%b" % (of, value) for of in _ANTHROPIC_LIMITS for value in _STANDING),
+        *(name for one in CONVENTIONS for of in one.limits for name in one.limit_headers(of)),
     )
 )
 _PREFLIGHT: HeaderList = [

@@ -1,20 +1,18 @@
 """One request and its response on a client's connection.
 
 When the request is complete, a task serves it. The response is written at the client's pace, its head together with
-the first piece of the body. The task is cancelled when the client disconnects. uvicorn's protocol uses an `Exchange` in
-place of its own request-response cycle.
+the first piece of the body. The task is cancelled when the client disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 import msgspec
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
@@ -27,7 +25,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JOINED_INLINE_BYTES = 1024 * 1024
 """Larger bodies are joined in a thread, which releases the interpreter."""
 _WITHOUT_BODY = frozenset({204, 304})
-_STATUS_LINES = {status: line.rstrip() for status, line in STATUS_LINE.items()}
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 
 
 class ReceivedRequest(msgspec.Struct):
@@ -66,12 +64,36 @@ class ClientConnection:
     """The parts of a connection that its exchanges use."""
 
     transport: asyncio.Transport
-    flow: FlowControl
     tasks: set[asyncio.Task[Any]]
     loop: asyncio.AbstractEventLoop
     on_complete: Callable[[], None]
     """Called when a response is complete."""
     body_memory: BodyMemory
+    read_paused: bool = False
+    write_paused: bool = False
+    _writable: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough."""
+        await self._writable.wait()
 
 
 Serve: TypeAlias = Callable[["Exchange"], Coroutine[Any, Any, None]]
@@ -86,7 +108,11 @@ class Exchange(msgspec.Struct, eq=False):
     http_1_0: bool
     expects_100: bool
     _connection: ClientConnection
-    _serve: Serve
+    serve: Serve
+    waits_for_body: bool = True
+    """Whether it is served when its body is complete; else it is served at once, and its body is dropped."""
+    on_disconnect: Callable[[], None] | None = None
+    """Called when the client disconnects, in place of cancelling the task."""
     began: bool = False
     """Whether its task has run."""
     started: bool = False
@@ -115,13 +141,13 @@ class Exchange(msgspec.Struct, eq=False):
         self._first = True
         if self.expects_100 and not self.received.refusal and not self.pieces:
             self._connection.transport.write(_CONTINUE)
-        if not self.more_body or self.received.refusal:
+        if not (self.more_body and self.waits_for_body) or self.received.refusal:
             self._begin()
 
     def add_body(self, piece: bytes, max_bytes: int) -> None:
         """Buffer a piece of the body. If that exceeds a limit, drop the body and refuse the request. The body of a
         request that is refused, or was, is dropped."""
-        if self._served or self.received.refusal is not None:
+        if self._served or self.received.refusal is not None or not self.waits_for_body:
             return
         memory, size_bytes = self._connection.body_memory, len(piece)
         if self.buffered_bytes + size_bytes > max_bytes:
@@ -163,7 +189,7 @@ class Exchange(msgspec.Struct, eq=False):
     def disconnect(self) -> None:
         self.disconnected = True
         if self._task is not None and not self.response_complete:
-            self._task.cancel()
+            (self.on_disconnect or self._task.cancel)()
             if not self.began:  # a task that is cancelled before its first step never runs its `finally`
                 self._connection.tasks.discard(self._task)
 
@@ -182,7 +208,7 @@ class Exchange(msgspec.Struct, eq=False):
             if self.pieces:
                 pieces, self.pieces = self.pieces, []
                 self.received.body = await asyncio.to_thread(b"".join, pieces)
-            await self._serve(self)
+            await self.serve(self)
         finally:
             if self._task is not None:
                 self._connection.tasks.discard(self._task)
@@ -203,7 +229,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self.received.cors_headers:
             headers = [*headers, *self.received.cors_headers]
         self._headers = headers
-        lines = [_STATUS_LINES[status], *map(b": ".join, headers)]
+        lines = [STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
         elif length := dict(headers).get(b"content-length"):
@@ -234,13 +260,13 @@ class Exchange(msgspec.Struct, eq=False):
             piece, self._head = self._head + piece, b""
         connection = self._connection
         connection.transport.write(piece)
-        return not connection.flow.write_paused
+        return not connection.write_paused
 
     async def ready(self) -> None:
         """Wait until the client has read enough."""
-        if self._connection.flow.write_paused:
+        if self._connection.write_paused:
             self.was_slow = True
-            await self._connection.flow.drain()
+            await self._connection.drain()
 
     def finish(self) -> None:
         """End the response. If it is shorter than its content-length, close the connection to show that."""
@@ -251,13 +277,3 @@ class Exchange(msgspec.Struct, eq=False):
         if not self.keep_alive or self._expected_bytes:
             self._connection.transport.close()
         self._connection.on_complete()
-
-    # --- what uvicorn's protocol expects of a cycle ---
-
-    @property
-    def message_event(self) -> Exchange:
-        """uvicorn sets this event when the connection is lost."""
-        return self
-
-    def set(self) -> None:
-        """Unused: the protocol calls `disconnect`."""

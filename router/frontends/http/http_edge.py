@@ -1,24 +1,26 @@
-"""What `EdgeProtocol` requires of the application that it serves.
+"""What `EdgeProtocol` requires of the listener that it serves.
 
-`HttpEdge` forwards nothing: the ASGI application answers every request. `OpenAiEdge` extends it.
+`HttpEdge` forwards nothing: the listener's own application answers every request. `OpenAiEdge` and `AdminEdge` extend
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from router.config.schema import Limits
-from router.errors import RouterError
+from router.errors import BodyTooLarge, RouterError
 from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.exchange import STATUS_LINES, BodyMemory, Exchange, ReceivedRequest
 from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers, response_for
 
 
 class HttpEdge:
     """The limits of a listener, and its responses to requests that it refuses before any application sees them."""
+
+    own_bodies = True
+    """Whether the listener's own application gets the bodies of requests."""
 
     def __init__(self, limits: Limits, methods: Callable[[str], frozenset[str]] = lambda _path: frozenset()) -> None:
         self.limits = limits
@@ -34,6 +36,10 @@ class HttpEdge:
     ) -> RouterError | None:
         """Why a request is refused before its key is checked; None if it is not. `is_next`: whether no earlier request
         of its connection is being served."""
+        declared = received.named.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
+            limit = f"{self.limits.max_body_bytes} bytes (limits.max_body_bytes)"
+            return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
         return None
 
     def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
@@ -41,7 +47,9 @@ class HttpEdge:
         return None
 
     async def serve(self, client: Exchange) -> None:
+        """Answer a refused request, and close the connection without reading the rest of it."""
         assert client.received.refusal is not None
+        client.keep_alive = False
         send_error(client, client.received.refusal)
 
     def abandoned(self, received: ReceivedRequest) -> None:
@@ -60,7 +68,8 @@ def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
     """A whole response, after which the connection is closed."""
     body = error_body(error, names_pods=names_pods)
     headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-    return b"".join([STATUS_LINE[response_for(error).status], *headers, b"connection: close\r\n\r\n", body])
+    status_line = STATUS_LINES[response_for(error).status]
+    return b"".join([status_line, b"\r\n", *headers, b"connection: close\r\n\r\n", body])
 
 
 def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:

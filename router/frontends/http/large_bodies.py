@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from router.errors import MalformedRequest
-from router.types import CONVERTED, Endpoint
+from router.types import Endpoint
 
 SLICE_BYTES = 128 * 1024
 """Checked at once: at most 3 ms."""
@@ -172,7 +172,7 @@ class LargeBodies:
             del self._counted[next(iter(self._counted))]
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
-        if endpoint is Endpoint.CHAT or endpoint in CONVERTED:
+        if endpoint.api.is_chat:
             numbers = counted.other_bytes // NUMBER_BYTES
             items = counted.containers + max(counted.commas, counted.floats * FLOATS, numbers)
         else:

@@ -18,9 +18,9 @@ import structlog
 from router.admission.tenant import Tenant
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
+from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import (
-    BodyTooLarge,
     MalformedRequest,
     MethodNotAllowed,
     RouterError,
@@ -45,7 +45,7 @@ from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import headers_too_large, stream_error_body
 from router.request.inbound import Inbound
-from router.request.reading import ENDPOINTS, RequestReader
+from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest
 
@@ -60,6 +60,8 @@ log = structlog.get_logger()
 
 class OpenAiEdge(HttpEdge):
     """Answers requests that are forwarded to pods."""
+
+    own_bodies = False
 
     def __init__(
         self,
@@ -90,16 +92,16 @@ class OpenAiEdge(HttpEdge):
     ) -> RouterError | None:
         """Why a request is refused before its key is checked; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
+        if not methods:
+            return None  # the listener's own application reads no body
         if is_next and self._serving >= limits.max_in_flight:
             return self._saturated()
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)
-        declared = named.get(b"content-length", b"")
-        if declared.isdigit() and int(declared) > limits.max_body_bytes:
-            limit = f"{limits.max_body_bytes} bytes (limits.max_body_bytes)"
-            return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
+        if (too_large := super().refusal(received, methods)) is not None:
+            return too_large
         if b"content-encoding" in named and not _IDENTITY.issuperset(
             value for name, value in headers if name == b"content-encoding"
         ):
@@ -110,7 +112,7 @@ class OpenAiEdge(HttpEdge):
 
     def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
         """Why its tenant's quota refuses a request before its body is read; None if it does not."""
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         return self._endings.quota_refusal(received.tenant, endpoint) if received.tenant.quotas else None
 
     def _saturated(self) -> Saturated:
@@ -184,7 +186,7 @@ class OpenAiEdge(HttpEdge):
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
         if not (is_form or self._large_bodies.are_checked(body)) or received.refusal is not None:
             return None
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         try:
             if is_form:
                 model = await self._forms.model(endpoint, body, content_type)
@@ -217,7 +219,7 @@ class OpenAiEdge(HttpEdge):
         phases = Phases(time.monotonic())
         if trace is not None:
             trace.phases = phases
-        endpoint = ENDPOINTS.get(received.path, Endpoint.OTHER)
+        endpoint = endpoint_of(received.path)
         try:
             if received.refusal is not None:
                 raise received.refusal
@@ -238,7 +240,7 @@ class OpenAiEdge(HttpEdge):
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Settle a request whose client disconnected before it was served."""
-        self._endings.abandoned(ENDPOINTS.get(received.path, Endpoint.OTHER), received.tenant.name)
+        self._endings.abandoned(endpoint_of(received.path), received.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:
         self._endings.refused(Endpoint.OTHER, error)

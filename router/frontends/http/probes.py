@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.types import Send
+from starlette.responses import Response
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -14,13 +14,6 @@ def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
     return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')
 
 
-async def answer_probe(send: Send, path: str, *, is_ready: bool) -> None:
-    """Answer and close the connection, without reading a body: a prober keeps no connection in use."""
+def probe_response(path: str, *, is_ready: bool) -> Response:
     status, body = probe_answer(path, is_ready=is_ready)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return Response(body, status, media_type="application/json")

@@ -1,20 +1,19 @@
-"""Parses a client's connection and serves requests for pods without a web framework.
+"""Parses a client's connection with httptools, and serves its requests one after the other.
 
-Extends uvicorn's HTTP protocol: a request for a pod becomes an `Exchange`; the ASGI application serves every other
-request. Keep-alive, pipelining, back-pressure and graceful shutdown are uvicorn's. This module decodes no body.
+Each request becomes an `Exchange`, which the edge or the listener's own application serves. uvicorn accepts the
+connections and stops them; it calls `shutdown`. This module decodes no body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from itertools import islice
 from typing import Any, cast
 
 import httptools
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
@@ -27,7 +26,7 @@ from router.frontends.http.forwarded_for import forwarded_for, trusted_proxies
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal
 from router.frontends.http.request_target import read_target
 from router.request.error_responses import headers_too_large, too_many_headers
-from router.request.inbound import first_values
+from router.request.inbound import HeaderList, first_values
 
 IPV4_IN_IPV6 = "::ffff:"
 MAX_COMPARED = 128
@@ -40,17 +39,16 @@ MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
 
+PIPELINED_BYTES = 64 * 1024
+"""Bytes of the body of a request that waits for an earlier response, above which the connection is not read."""
 MAX_AHEAD = 64
 """Requests that are accepted ahead of their responses where they arrive in one piece. 9,000 small requests fit into a
 piece and would block the event loop for 100 ms."""
 _GET = frozenset({"GET"})
 
 
-class EdgeProtocol(HttpToolsProtocol):
-    """One client's connection to an `App`. Passed to uvicorn as `http`."""
-
-    cycle: Any
-    """The last request that was parsed or is being parsed: a cycle of uvicorn's, or an `Exchange`."""
+class EdgeProtocol(asyncio.Protocol):
+    """One client's connection to an `App`. Passed to uvicorn as `http`, which calls the constructor."""
 
     def __init__(
         self,
@@ -59,15 +57,22 @@ class EdgeProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.parser = httptools.HttpRequestParser(self)  # uvicorn's also parses what follows `Connection: close`
         assert isinstance(config.app, App)
-        self._served, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
+        self.app, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
         self._limits = self._edge.limits
         self._max_headers = self._limits.max_headers
+        self._proxies = trusted_proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
+        self._state = server_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._keep_alive_s = config.timeout_keep_alive
+        self.parser = httptools.HttpRequestParser(self)
+        self.url = b""
+        self.headers: HeaderList = []
+        self.last: Exchange | None = None
+        """The last request that was parsed or is being parsed."""
         self._serving: Exchange | None = None
         """The exchange that is served or was served last; later ones wait in the pipeline."""
-        self._proxies = trusted_proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
+        self.pipeline: deque[Exchange] = deque()
         self._receiving = False
         """Whether a request is incomplete."""
         self._boundary_seen = False
@@ -77,30 +82,32 @@ class EdgeProtocol(HttpToolsProtocol):
         self._rejected = False
         """Whether further bytes of this client are ignored."""
         self._host = ""
-        """Address of the client, or of a proxy."""
+        """Address of the client, or of a proxy; empty for a Unix socket."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if self.client:  # an IPv4 client of a listener for IPv6 and IPv4 has the address ::ffff:a.b.c.d
-            self.client = self.client[0].removeprefix(IPV4_IN_IPV6), self.client[1]
-            self._host = self.client[0]
-        self._connection = ClientConnection(
-            transport, self.flow, self.tasks, self.loop, self.on_response_complete, self._edge.body_memory
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport = cast(asyncio.Transport, transport)
+        connections = self._state.connections
+        connections.add(cast(Any, self))
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):  # an IPv4 client of a listener for IPv6 and IPv4 has the address ::ffff:a.b.c.d
+            self._host = str(address[0]).removeprefix(IPV4_IN_IPV6)
+        self.connection = ClientConnection(
+            transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
         )
         limits = self._limits
         timeouts = ClientTimeouts(
-            self.timeout_keep_alive, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
+            self._keep_alive_s, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
         )
-        self._deadlines = ClientDeadlines(self.loop, transport, timeouts, self._too_late)
+        self._deadlines = ClientDeadlines(self._loop, transport, timeouts, self._too_late)
         self._set_deadline()
-        if len(self.connections) > limits.max_connections and not self._close_longest_waiting():
+        if len(connections) > limits.max_connections and not self._close_longest_waiting():
             most = f"{limits.max_connections} (limits.max_connections; fewer on the admin port)"
             self._reject_client(Saturated(f"The number of connections is limited to {most}; retry later."))
 
     @property
     def waits_for_head(self) -> bool:
         """Whether no request is being received or served, except for the beginning of a head."""
-        return self.cycle is None and not self._rejected and not self.transport.is_closing()
+        return self.last is None and not self._rejected and not self.transport.is_closing()
 
     @property
     def is_slow(self) -> bool:
@@ -108,13 +115,13 @@ class EdgeProtocol(HttpToolsProtocol):
         return (
             self._receiving
             and not (self.pipeline or self._rejected or self.transport.is_closing())
-            and self.loop.time() - self._deadlines.waiting_since_s > SLOW_REQUEST_S
+            and self._loop.time() - self._deadlines.waiting_since_s > SLOW_REQUEST_S
         )
 
     def _close_longest_waiting(self) -> bool:
         """Close the connection that has waited longest for the head of a request, or else for the rest of one, among
         the first `MAX_COMPARED`. Returns whether there is one."""
-        compared = cast(list[EdgeProtocol], list(islice(self.connections, MAX_COMPARED)))
+        compared = cast(list[EdgeProtocol], list(islice(self._state.connections, MAX_COMPARED)))
         waiting = [other for other in compared if other is not self and other.waits_for_head]
         waiting = waiting or [other for other in compared if other.is_slow]
         if waiting:
@@ -158,7 +165,7 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _begins_websocket(self) -> bool:
         """Whether the head that was just parsed begins a websocket that a pod serves."""
-        is_idle = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+        is_idle = self.last is None or (self.last.response_complete and not self.pipeline)
         path, _, fault = read_target(self.url)
         is_known = not fault and path in self._edge.websocket_paths
         return is_idle and is_known and asks_for_websocket(self.parser, self.headers)
@@ -167,74 +174,71 @@ class EdgeProtocol(HttpToolsProtocol):
         """Leave the connection to a websocket. `rest`: what follows its head."""
         (path, target, _), headers, named = read_target(self.url), self.headers, first_values(self.headers)
         received = ReceivedRequest("GET", path, target, headers, named, self._host)
-        self._admit(received, _GET)
-        received.refusal = received.refusal or websocket_refusal(headers, named, self._edge.cors)
+        received.refusal = self._refusal(received, _GET) or websocket_refusal(headers, named, self._edge.cors)
         self._rejected = True  # no further request on this connection
         self._deadlines.end()
         client = taken_over(self.transport, rest, self.connection_lost)
-        self.tasks.add(task := self.loop.create_task(self._edge.serve_websocket(received, client)))
-        task.add_done_callback(self.tasks.discard)
+        tasks = self._state.tasks
+        tasks.add(task := self._loop.create_task(self._edge.serve_websocket(received, client)))
+        task.add_done_callback(tasks.discard)
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.connection.pause_writing()
         self._deadlines.await_reading()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.connection.resume_writing()
         self._deadlines.drained()
 
-    def on_response_complete(self) -> None:
-        """As in uvicorn, but with `ClientDeadlines` in place of a timer per request. An idle connection keeps no
-        request."""
-        self.server_state.total_requests += 1
+    def _on_response_complete(self) -> None:
+        """Begin the next request of the pipeline, or wait for one."""
+        self._state.total_requests += 1
         if self.transport.is_closing():
             self._deadlines.await_reading()
             return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
+        self.connection.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._serving = self.pipeline.popleft()
+            self._serving.take_turn()
         self._drop_served()
         self._set_deadline()
 
     def _drop_served(self) -> None:
-        """Free the last request, if it is complete and so is its response."""
-        cycle = self.cycle
-        if cycle is not None and cycle.response_complete and not cycle.more_body:
-            self.cycle = self._serving = None
-            self.scope = None  # type: ignore[assignment]
+        """Free the last request, if it is complete and so is its response: an idle connection keeps none."""
+        last = self.last
+        if last is not None and last.response_complete and not last.more_body:
+            self.last = self._serving = None
 
     def _set_deadline(self) -> None:
         """Set the deadline for the client's next action."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and (self.pipeline or not cycle.more_body):
+        last = self.last
+        if last is not None and not last.response_complete and (self.pipeline or not last.more_body):
             self._deadlines.disarm()
         elif self._receiving:
             self._deadlines.await_rest_of_request()
         else:
             self._deadlines.await_request()
 
-    def _unset_keepalive_if_required(self) -> None:
-        """Nothing: uvicorn's timer is never set."""
-
     def shutdown(self) -> None:
         """Called by uvicorn when the server stops. The next response to begin closes the connection; an idle connection
         is closed after `LINGER_S`."""
-        cycle = self.cycle
-        if cycle is not None and not (isinstance(cycle, Exchange) and cycle.started):
-            cycle.keep_alive = False
+        if self.last is not None and not self.last.started:
+            self.last.keep_alive = False
         self._deadlines.shorten(LINGER_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
+        self._state.connections.discard(cast(Any, self))
+        self.connection.resume_writing()
         self._deadlines.end()
         if self._serving is not None:
             self._serving.disconnect()
-        for cycle in dict.fromkeys((self._serving, self.cycle, *(cycle for cycle, _ in self.pipeline))):
-            if isinstance(cycle, Exchange) and not cycle.began:
-                cycle.release_body()
-                self._edge.abandoned(cycle.received)
-        self._connection.on_complete = lambda: None  # breaks a reference cycle
+        for exchange in dict.fromkeys((self._serving, self.last, *self.pipeline)):
+            if exchange is not None and not exchange.began:
+                exchange.release_body()
+                if exchange.serve == self._edge.serve:
+                    self._edge.abandoned(exchange.received)
+        self.connection.on_complete = lambda: None  # breaks a reference cycle
+        del self.parser  # another one
 
     # --- rejected clients ---
 
@@ -245,27 +249,16 @@ class EdgeProtocol(HttpToolsProtocol):
     def _reject_client(self, error: RouterError) -> None:
         """Stop reading from this client. Requests that were received are answered, then the connection is closed."""
         self._rejected = True
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            cycle.keep_alive = False
-            if not cycle.more_body:
-                return
-            if self.pipeline and not isinstance(cycle, Exchange):
-                cycle = self._replace_last_request()
-            if isinstance(cycle, Exchange):
-                cycle.refuse(error)
-                return
-        elif cycle is None or not cycle.more_body:
+        last = self.last
+        if last is not None and not last.response_complete:
+            last.keep_alive = False
+            if last.more_body:
+                last.refuse(error)
+            return
+        if last is None or not last.more_body:
             self.transport.write(self._edge.standalone_error(error))
         self.transport.close()
         self._deadlines.await_reading()
-
-    def _replace_last_request(self) -> Exchange:
-        """Replace the last request, which waits in the pipeline for the application, by an exchange."""
-        received = ReceivedRequest("", "", b"", [], {}, self._host)
-        self.cycle = exchange = Exchange(received, False, True, False, self._connection, self._edge.serve)
-        self.pipeline[0] = exchange, self.app  # type: ignore[assignment]
-        return exchange
 
     # --- httptools ---
 
@@ -273,6 +266,9 @@ class EdgeProtocol(HttpToolsProtocol):
         self._receiving = self._boundary_seen = True
         self.url = b""
         self.headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         headers = self.headers
@@ -293,102 +289,68 @@ class EdgeProtocol(HttpToolsProtocol):
         check_head(version, headers, named)
         path, target, fault = read_target(self.url)
         method = parser.get_method().decode("ascii")
-        expects = b"expect" in named and version == "1.1"
-        self.expect_100_continue = expects and named[b"expect"].lower() == b"100-continue"
+        expects_100 = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
         cors_headers = self._edge.cors.headers_for(named.get(b"origin")) if self._edge.cors else []
         received = ReceivedRequest(method, path, target, headers, named, self._host, cors_headers=cors_headers)
+        waits_for_body = True
         if cors_headers and is_preflight(method, named):
-            self._open(received, version == "1.0", answer_preflight)
+            serve: Serve = answer_preflight
         elif self._is_for_edge(received, fault):
-            self._open(received, version == "1.0", self._edge.serve)
+            serve = self._edge.serve
         else:
-            self._pass_to_application(received)
+            serve, waits_for_body = self.app.serve_own, self._edge.own_bodies
+        keep_alive = version != "1.0" and not self.app.is_stopping and parser.should_keep_alive()
+        self._open(
+            Exchange(received, keep_alive, version == "1.0", expects_100, self.connection, serve, waits_for_body)
+        )
         self.headers = []  # of trailers, which are dropped
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
-        cycle = self.cycle
-        if not isinstance(cycle, Exchange):
-            super().on_body(body)
-            return
-        cycle.add_body(body, self._limits.max_body_bytes)
-        if self.pipeline and cycle.buffered_bytes > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
+        assert self.last is not None
+        self.last.add_body(body, self._limits.max_body_bytes)
+        if self.pipeline and self.last.buffered_bytes > PIPELINED_BYTES:
+            self.connection.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
         self._unread_bytes, self._receiving, self._boundary_seen = 0, False, True
-        cycle = self.cycle
-        if isinstance(cycle, Exchange):
-            cycle.complete_request()
-        else:
-            super().on_message_complete()
-            cycle.more_body = False  # uvicorn leaves it where the response was complete earlier
-        if cycle.response_complete:
-            self._drop_served()
+        assert self.last is not None
+        self.last.complete_request()
+        self._drop_served()
 
     # --- exchanges ---
 
     def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
-        """Whether a pod, or a refusal, answers the request. Sets its peer, and its tenant or refusal."""
+        """Whether the edge, for a pod or with a refusal, answers the request. Sets its peer, and its tenant or
+        refusal."""
         methods = self._edge.methods(received.path)
-        if fault:
-            received.refusal = MalformedRequest(fault)
-        elif methods or received.path.startswith("/v1/"):
-            self._admit(received, methods)
+        received.refusal = MalformedRequest(fault) if fault else self._refusal(received, methods)
         return bool(methods) or received.refusal is not None
 
-    def _admit(self, received: ReceivedRequest, methods: frozenset[str]) -> None:
+    def _refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+        """Why the request is refused; None if it is not. Sets its peer and tenant."""
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
-        is_next = self.cycle is None or self.cycle.response_complete  # others begin when earlier requests have ended
-        if methods:
-            received.refusal = self._edge.refusal(received, methods, is_next=is_next)
-        if received.refusal is not None:
-            return
-        admitted = self._served.gate.admit(received.path, received.named, time.time())
+        is_next = self.last is None or self.last.response_complete  # others begin when earlier requests have ended
+        refused = self._edge.refusal(received, methods, is_next=is_next)
+        if refused is not None or not (methods or received.path.startswith("/v1/")):
+            return refused
+        admitted = self.app.gate.admit(received.path, received.named, time.time())
         if isinstance(admitted, RouterError):
-            received.refusal = admitted
-            return
+            return admitted
         received.tenant = admitted
-        if methods and is_next:
-            received.refusal = self._edge.quota_refusal(received)
+        return self._edge.quota_refusal(received) if methods and is_next else None
 
-    def _open(self, received: ReceivedRequest, http_1_0: bool, serve: Serve) -> None:
-        keep_alive = not http_1_0 and not self._served.is_stopping and self.parser.should_keep_alive()
-        before = self.cycle
-        exchange = Exchange(received, keep_alive, http_1_0, self.expect_100_continue, self._connection, serve)
-        self.cycle = exchange
+    def _open(self, exchange: Exchange) -> None:
+        before, self.last = self.last, exchange
         if before is None or before.response_complete:
             self._serving = exchange
             exchange.take_turn()
-        else:
-            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
-            if self._served.is_stopping and isinstance(before, Exchange) and not before.started:
-                before.keep_alive = True  # only the last pipelined response may end the connection
-            if len(self.pipeline) >= MAX_PIPELINED:
-                self.flow.pause_reading()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Serve the next request of the pipeline."""
-        if isinstance(cycle, Exchange):
-            self._serving = cycle
-            cycle.take_turn()
-        else:
-            super()._start_asgi_task(cycle, app)
-
-    def _pass_to_application(self, received: ReceivedRequest) -> None:
-        """Repeat this request's parser callbacks for uvicorn. The application finds the tenant in its state."""
-        cors_headers = received.cors_headers
-        url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects_100
-        self.headers += headers
-        super().on_headers_complete()
-        self.scope["state"]["tenant"] = received.tenant
-        self.cycle.keep_alive = self.cycle.keep_alive and not self._served.is_stopping
-        if cors_headers:
-            self.cycle.default_headers = [*self.cycle.default_headers, *cors_headers]
-        if 0 < len(self.pipeline) < MAX_PIPELINED:
-            self.flow.resume_reading()
+            return
+        self.pipeline.append(exchange)
+        if self.app.is_stopping and not before.started:
+            before.keep_alive = True  # only the last pipelined response may end the connection
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.connection.pause_reading()

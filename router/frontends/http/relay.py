@@ -12,7 +12,7 @@ from typing import Protocol
 
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Ready, Sink
-from router.request.inbound import HeaderList
+from router.request.inbound import HeaderList, IncomingResponse
 from router.request.tracker import Tracker
 from router.types import PodId
 
@@ -45,23 +45,15 @@ class Downstream(Protocol):
         """End the response."""
 
 
-class AnyReply(Protocol):
-    """A response that is being read: a pod's own (`upstream.Reply`), or one made of it (`replies.py`)."""
+class AnyReply(IncomingResponse, Protocol):
+    """A response of a pod: its own (`upstream.Reply`), or one made of it (`replies.py`)."""
 
     pod: PodId
     """The pod that responded."""
-    status: int
-    headers: HeaderList
-
-    async def read(self) -> bytes:
-        """The next piece of body; b"" at the end. Raises `UpstreamError`."""
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
         """Pass the rest of the body to `sink`, each piece on arrival; where the sink returns False, wait for `ready`.
         Raises `UpstreamError`."""
-
-    def close(self) -> None:
-        """Stop reading. Idempotent."""
 
 
 async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: HeaderList) -> None:

@@ -14,18 +14,16 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from starlette.types import Receive, Scope, Send
-
 from router.admission.gate import AdmissionGate
 from router.config.certificates import ListenCertificate
 from router.config.listen_schema import Listen
 from router.config.schema import Limits
 from router.errors import NoReadyPod
-from router.frontends.http.app import App
+from router.frontends.http.app import App, bare_app
+from router.frontends.http.exchange import Exchange, ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.listen_sockets import bind_port
-from router.frontends.http.probes import PROBE_PATHS, answer_probe
-from router.frontends.http.request_bodies import refuse
+from router.frontends.http.probes import PROBE_PATHS, probe_answer
 from router.frontends.http.server import SocketServer
 
 PARENT_CHECK_S = 0.2
@@ -56,7 +54,7 @@ def _answer(parent: int, listen: Listen, public: socket.socket, admin: socket.so
 
 
 async def _serve(parent: int, listen: Listen, public: socket.socket, admin: socket.socket, limits: Limits) -> None:
-    app = App(HttpEdge(limits), _starting, AdmissionGate())
+    app = App(_StartingEdge(limits), bare_app(), AdmissionGate())
     context = ListenCertificate(listen.tls).context if listen.tls else None
     await SocketServer(app, public, context).open()
     await SocketServer(app, admin).open()
@@ -64,10 +62,18 @@ async def _serve(parent: int, listen: Listen, public: socket.socket, admin: sock
         await asyncio.sleep(PARENT_CHECK_S)
 
 
-async def _starting(scope: Scope, _receive: Receive, send: Send) -> None:
-    """An ASGI application that reads no body and closes each connection."""
-    path = scope["path"]
-    if path in PROBE_PATHS:
-        await answer_probe(send, path, is_ready=False)
-    else:
-        await refuse(send, NoReadyPod("The router is starting; retry later."))
+class _StartingEdge(HttpEdge):
+    """Answers every request itself, reads no body and closes each connection."""
+
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True) -> NoReadyPod:
+        return NoReadyPod("The router is starting; retry later.")
+
+    async def serve(self, client: Exchange) -> None:
+        if client.received.path not in PROBE_PATHS:
+            await super().serve(client)
+            return
+        status, body = probe_answer(client.received.path, is_ready=False)
+        client.keep_alive = False
+        client.start(status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+        client.put(body)
+        client.finish()

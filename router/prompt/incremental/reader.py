@@ -33,7 +33,7 @@ from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, Cache
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
 from router.prompt.segments import Lookup, SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
-from router.types import READ_AS_CHATS, BlockHash, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import BlockHash, Generation, InferenceRequest, PromptPrefix
 
 MIN_BYTES = 32 * 1024
 """Shorter chats that have more than roles and texts are rendered whole."""
@@ -205,9 +205,9 @@ class IncrementalReader:
         """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
         if not self._continues or not MIN_BYTES <= len(request.body) <= MAX_BYTES:
             return None
-        if request.endpoint not in READ_AS_CHATS:
+        if not request.endpoint.api.is_chat:
             return None
-        key = "input" if request.endpoint is Endpoint.RESPONSES else "messages"
+        key = request.endpoint.api.items
         messages = request.prompt.get(key)
         if not (isinstance(messages, list) and messages and isinstance(messages[0], msgspec.Raw)):
             return None

@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from router.endpoints import conventions_of
 from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
@@ -19,7 +21,7 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
-from router.sim.mock.sse import encode
+from router.sim.mock.sse import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 from router.types import Endpoint
@@ -40,22 +42,28 @@ class _Frames(Protocol):
 
 
 class _Format(NamedTuple):
-    """How an API's responses are encoded."""
+    """How an API's bodies are read, and how its responses are encoded."""
 
-    body: Callable[[GenerationRequest, int, int, HandoffFields], bytes]
-    frames: Callable[[GenerationRequest, int], _Frames]
-    error_frames: Callable[[EngineError], bytes]
+    parse: Callable[[RequestParser, bytes, str], GenerationRequest]
+    body: Callable[[GenerationRequest, int, int, HandoffFields], bytes] = responses.unary_body
+    frames: Callable[[GenerationRequest, int], _Frames] = responses.StreamFrames
+    error_frames: Callable[[EngineError], bytes] = responses.error_frames
 
 
-_CHAT_FORMAT = _Format(responses.unary_body, responses.StreamFrames, responses.error_frames)
 _FORMATS = {
+    Endpoint.CHAT: _Format(RequestParser.chat),
+    Endpoint.COMPLETIONS: _Format(RequestParser.completion),
     Endpoint.MESSAGES: _Format(
+        RequestParser.messages,
         lambda request, _, cached_tokens, handoff: messages_format.message_body(request, cached_tokens, handoff),
         lambda request, _: messages_format.MessageFrames(request),
         messages_format.error_frames,
     ),
     Endpoint.RESPONSES: _Format(
-        responses_format.response_body, responses_format.ResponseFrames, messages_format.error_frames
+        RequestParser.response,
+        responses_format.response_body,
+        responses_format.ResponseFrames,
+        messages_format.error_frames,
     ),
 }
 
@@ -65,6 +73,7 @@ class _Generation:
     """A generation request inside the engine."""
 
     request: GenerationRequest
+    format: _Format
     leg: HandoffLeg
     loaded: LoadedKv
     tokens: TokenStream
@@ -101,11 +110,8 @@ class EngineApp:
         self._serial = count()
         created_s = int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
-            ("POST", "/v1/chat/completions"): lambda exchange: self._generate(exchange, self._parser.chat),
-            ("POST", "/v1/completions"): lambda exchange: self._generate(exchange, self._parser.completion),
-            ("POST", "/v1/messages"): lambda exchange: self._generate(exchange, self._parser.messages),
+            **{("POST", endpoint.value): partial(self._generate, form) for endpoint, form in _FORMATS.items()},
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
-            ("POST", "/v1/responses"): lambda exchange: self._generate(exchange, self._parser.response),
             ("POST", "/v1/embeddings"): self._embedding,
             ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(names), created_s)),
             ("GET", "/health"): self._health,
@@ -136,20 +142,22 @@ class EngineApp:
                 raise EngineError(status.phrase, status=status)
             await handler(exchange)
         except EngineError as error:
-            is_messages = exchange.path.startswith(Endpoint.MESSAGES)
-            body = messages_format.error_body(error) if is_messages else responses.error_body(error)
+            conventions = conventions_of(exchange.path)
+            is_own = conventions.prefix != ""  # vLLM's own fields are those of OpenAI's errors, with the status as code
+            fields = {"type": error_type(error), "message": str(error)}
+            body = encode(conventions.error_object(fields)) if is_own else responses.error_body(error)
             await exchange.respond(error.status, body)
         except asyncio.CancelledError:
             pass  # the client has disconnected
 
     # --- generation ---
 
-    async def _generate(self, exchange: HttpExchange, parse: Callable[[bytes, str], GenerationRequest]) -> None:
+    async def _generate(self, form: _Format, exchange: HttpExchange) -> None:
         body = await exchange.body()
         fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
-        request = parse(body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
+        request = form.parse(self._parser, body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
         # Clients may use an id twice. The engine's own ids are unique, as in vLLM since 0.17.
         engine_request_id = f"{request.id}-{next(self._serial):08x}"
         leg = self._handoffs.leg(request, engine_request_id)
@@ -163,11 +171,11 @@ class EngineApp:
                 with exchange.cancelled_on_disconnect():
                     loaded = await self._handoffs.load(request, leg)
             tokens = self._submit(request, leg, loaded, engine_request_id)
-            await self._respond(exchange, _Generation(request, leg, loaded, tokens, fault))
+            await self._respond(exchange, _Generation(request, form, leg, loaded, tokens, fault))
         except EngineError as error:
             if not request.stream:
                 raise
-            await exchange.write(_format_of(request).error_frames(error), more=False)
+            await exchange.write(form.error_frames(error), more=False)
         except StreamLost:
             await exchange.close()
 
@@ -221,8 +229,7 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body_of = _format_of(generation.request).body
-        body = body_of(self._output_request(generation), int(time.time()), cached_tokens, fields)
+        body = generation.format.body(self._output_request(generation), int(time.time()), cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
         if generation.has_fault(FaultKind.CUT):
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -237,7 +244,7 @@ class EngineApp:
         end = total = len(generation.request.output.tokens)
         if fault is not None and fault.kind is FaultKind.CUT:
             end = min(total, fault.after_chunks)
-        frames_of, created_s = _format_of(generation.request).frames, int(time.time())
+        frames_of, created_s = generation.format.frames, int(time.time())
         if opening := frames_of(generation.request, created_s).opening():
             await exchange.write(opening)
         await tokens.wait_for(min(end, 1))
@@ -318,10 +325,6 @@ class EngineApp:
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
         await exchange.respond(HTTPStatus.OK)
-
-
-def _format_of(request: GenerationRequest) -> _Format:
-    return _FORMATS.get(request.endpoint, _CHAT_FORMAT)
 
 
 def _json(body: Callable[[], bytes]) -> _Handler:

@@ -25,7 +25,7 @@ from router.prompt.conversation import Unrenderable
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.tool_calls import ToolCall, next_call, with_call
 from router.sim.mock.vocabulary import GeneratedText, Vocabulary, generated_call
-from router.types import CONVERTED, Endpoint
+from router.types import Endpoint
 
 _T = TypeVar("_T")
 _Prompts: TypeAlias = str | list[int | str | list[int]]
@@ -258,7 +258,7 @@ class RequestParser:
         limit = available if max_tokens is None else min(max_tokens, available)
         if prompt.call is not None:
             return generated_call(prompt.call, prompt.call_tokens, limit)
-        if endpoint in CONVERTED:
+        if endpoint.api.is_converted:
             return self._vocabulary.generate(prompt.tokens, None, limit, body.min_tokens or 0)
         return self._vocabulary.generate(prompt.tokens, max_tokens, available)
 

@@ -24,6 +24,7 @@ from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.masks import HolderMasks
+from router.observe.counters import Counters
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.classes import Classes
@@ -33,7 +34,6 @@ from router.policy.spec import Policy
 from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, Routing, build_core
-from router.request.counters import NoCounters
 from router.request.fleet_state import FleetState
 from router.request.predictions import PredictionLimits
 from router.request.queues import ModelQueue, QueueSettings, RequestQueues
@@ -70,7 +70,7 @@ class Unrecorded:
     def observe_regret(self, model: str, regret_ms: float) -> None: ...
 
 
-UNOBSERVED = Observers(Unrecorded(), NoCounters())
+UNOBSERVED = Observers(Unrecorded(), Counters())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ import pytest
 from router.admission.tenant import OPEN_TENANT
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
+from router.observe.counters import Counters
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.request.core import Observers
-from router.request.counters import NoCounters
 from router.sim.virtual.outcome import RequestOutcome
 from router.sim.virtual.router_view import Knowledge, RouterSettings, RouterView
 from router.sim.virtual.session_turn import SessionTurn, new_context
@@ -42,7 +42,7 @@ class OneRouter:
     def __init__(self, policy: Policy, knowledge: Knowledge) -> None:
         pods = [pod.known for pod in equal_pods(2, small_pod(1000)).pods]
         self.clock, self.scenes = VirtualClock(), Scenes()
-        settings = RouterSettings(knowledge=knowledge, observers=Observers(self.scenes, NoCounters()))
+        settings = RouterSettings(knowledge=knowledge, observers=Observers(self.scenes, Counters()))
         self.view = RouterView(pods, Links(), policy, settings, None, self.clock, lambda _: None)
 
     def holds(self, pod: str, blocks: Sequence[BlockHash], tier: Tier = Tier.GPU, *, held: bool = True) -> None:

@@ -25,6 +25,7 @@ from router.errors import RouterError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.observe.counters import Counters
 from router.observe.ended import EndedRequest
 from router.observe.journal import Journal
 from router.observe.log import RequestLog
@@ -40,7 +41,6 @@ from router.policy.spec import Policy
 from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.core import Core, Observers, Routing, build_core
-from router.request.counters import NoCounters
 from router.request.fleet_state import FleetState
 from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
@@ -166,7 +166,7 @@ class TapedWorld(World):
 def simulated(of: SimulatedFleet, policy: Policy, load: float) -> tuple[Records, list[Event]]:
     """Traffic beyond what the fleet can serve, and the tape of its only router."""
     records = Records()
-    settings = RouterSettings(observers=Observers(records, NoCounters(), (records.ended.append,)))
+    settings = RouterSettings(observers=Observers(records, Counters(), (records.ended.append,)))
     admission = Admission(rule=Rule.QUEUE, slo=SLO)
     world = TapedWorld(of, policy, Conditions(), routers=settings, block_size_tokens=BLOCK, admission=admission)
     world.run(small_mix(200.0).traffic(speedup=load))

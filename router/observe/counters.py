@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from router.types import PodId
 
 
-class Counters(Protocol):
-    """Counts events of requests. `observe/request_counters.py` makes metrics of them."""
+class Counters:
+    """Counts nothing. `request_counters.py` makes metrics of the same events."""
 
     def in_flight(self, more: int) -> None:
         """Requests began, or ended."""
@@ -36,17 +34,3 @@ class Counters(Protocol):
 
     def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
         """The margins of a queue."""
-
-
-class NoCounters:
-    """Counts nothing."""
-
-    def in_flight(self, more: int) -> None: ...
-    def match_degraded(self, model: str) -> None: ...
-    def attempt_ended(self, pod: PodId, result: str) -> None: ...
-    def retried(self, reason: str) -> None: ...
-    def retry_refused(self, reason: str) -> None: ...
-    def token_gap(self, model: str, workload: str, gap_s: float) -> None: ...
-    def queue_left(self, model: str, waited_s: float) -> None: ...
-    def queue_refused(self, model: str, reason: str) -> None: ...
-    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None: ...

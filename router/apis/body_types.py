@@ -6,7 +6,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from router.types import MAX_NAME_CHARACTERS
+MAX_NAME_CHARACTERS = 1024
+"""Longest name that a client or a pod may give: session, tenant, salt, model. Names are kept after their request."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
 """A string that the router keeps after the request."""
@@ -136,3 +137,17 @@ class OtherBody(msgspec.Struct):
     truncate_prompt_tokens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     padding: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     add_special_tokens: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+FIRST_FIELDS = ("query", "queries", "text_1", "data_1")
+"""Paired with each of `SECOND_FIELDS`: one with all, or each with the one at its place."""
+SECOND_FIELDS = ("documents", "items", "text_2", "data_2")
+TEXT_FIELDS = ("input", *FIRST_FIELDS, *SECOND_FIELDS)
+"""Fields with the texts of embeddings, /score and /rerank. Source: vLLM 0.32 entrypoints/pooling/*/protocol.py."""
+CHANGING_FIELDS = ("truncate_prompt_tokens", "padding", "add_special_tokens")
+"""Fields of embeddings that change the tokens of a text."""
+
+
+def prompt_fields_of(body: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The own fields of a body, except those that limit the response."""
+    return tuple(name for name in body.__annotations__ if name not in ("max_tokens", "max_completion_tokens"))
