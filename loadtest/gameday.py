@@ -47,7 +47,7 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import Exchange, LoadDriver, play
+from router.cli.load_driver import LoadDriver, SendRequest, play
 from router.cli.options import writable
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
@@ -74,7 +74,7 @@ REGULAR, FLOODS, READERS = b"regular", b"flood", b"readers"
 # --- one incident ---
 
 
-def _as_tenant(tenant: bytes) -> Exchange:
+def _as_tenant(tenant: bytes) -> SendRequest:
     """Send with this tenant's name."""
     line = b"content-type: application/json\r\n"
 

@@ -33,7 +33,7 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import Exchange, RequestResult, drive
+from router.cli.load_driver import RequestResult, SendRequest, drive
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
@@ -72,7 +72,7 @@ def sessions_of(name: str, per_s: float, duration_s: float, seed: int) -> list[C
     return mixed_sessions(random, {name: SHAPE}, poisson(random, duration_s, per_s))
 
 
-def with_key(key: str) -> Exchange:
+def with_key(key: str) -> SendRequest:
     """Send with this API key."""
     line = b"content-type: application/json\r\n"
 

@@ -39,7 +39,7 @@ class Endpoint(StrEnum):
 
 _BY_PATH = {endpoint.value: endpoint for endpoint in Endpoint if endpoint is not Endpoint.OTHER}
 CONVENTIONS = tuple(dict.fromkeys(endpoint.api.conventions for endpoint in Endpoint))
-"""Of all APIs, each once."""
+"""The conventions of all APIs, each once."""
 
 
 def endpoint_of(path: str) -> Endpoint:

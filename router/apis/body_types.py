@@ -143,9 +143,9 @@ FIRST_FIELDS = ("query", "queries", "text_1", "data_1")
 """Paired with each of `SECOND_FIELDS`: one with all, or each with the one at its place."""
 SECOND_FIELDS = ("documents", "items", "text_2", "data_2")
 TEXT_FIELDS = ("input", *FIRST_FIELDS, *SECOND_FIELDS)
-"""Of embeddings (`input`), /score and /rerank. Source: vLLM 0.32 entrypoints/pooling/*/protocol.py."""
+"""Fields with the texts of embeddings, /score and /rerank. Source: vLLM 0.32 entrypoints/pooling/*/protocol.py."""
 CHANGING_FIELDS = ("truncate_prompt_tokens", "padding", "add_special_tokens")
-"""Of embeddings, those that change the tokens of a text."""
+"""Fields of embeddings that change the tokens of a text."""
 
 
 def prompt_fields_of(body: type[msgspec.Struct]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from router.apis.body_types import ResponsesBody
 from router.apis.probe_text import WORDS, long_text
 
 MAX_RESPONSE_ID_CHARACTERS = 128
-"""Of the id of a response that a pod stores: of ASCII letters, digits, `_` and `-`."""
+"""Maximum length of the id of a stored response, which has ASCII letters, digits, `_` and `-`."""
 _PREAMBLE = rb"event: ?response\.(?:created|queued|in_progress)\r?\n"
 _FORMAT = ResponseFormat(
     re.compile(rb"(?:\A|\n)(?!%b)event: ?[a-z_.]{1,48}\r?\n" % _PREAMBLE),

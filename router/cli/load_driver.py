@@ -58,7 +58,7 @@ class _StreamChunk(msgspec.Struct):
 _decode_chunk = msgspec.json.Decoder(_StreamChunk).decode
 
 
-Exchange: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[IncomingResponse]]
+SendRequest: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[IncomingResponse]]
 """Sends a request and waits for the response headers. The number is the session's `read_pause_s`."""
 
 
@@ -115,7 +115,7 @@ class LoadDriver:
 
     urls: Sequence[str]
     on_progress: OnProgress
-    exchange: Exchange = _exchange
+    exchange: SendRequest = _exchange
     served: list[RequestResult] = field(default_factory=list)
     started_s: float = field(default_factory=time.perf_counter)
     _pools: deque[UpstreamPool] = field(init=False)
@@ -218,7 +218,7 @@ async def drive(
     model: str,
     sessions: Iterable[ChatSession],
     on_progress: OnProgress = lambda _: None,
-    exchange: Exchange = _exchange,
+    exchange: SendRequest = _exchange,
 ) -> DriveResults:
     """Run all sessions against the router at `urls`, or several in turn. A session ends at its first error."""
     driver = LoadDriver([urls] if isinstance(urls, str) else urls, on_progress, exchange)

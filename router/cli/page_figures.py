@@ -20,7 +20,7 @@ TOKEN_LINES = {
     "captured": (of_requests.CAPTURED_TOKENS, of_requests.PROMPT_TOKENS),
     "delivered": (of_requests.DELIVERED_TOKENS, of_requests.REPORTED_PROMPT_TOKENS),
 }
-Rows = list[tuple[list[str], list[float]]]
+_Rows = list[tuple[list[str], list[float]]]
 
 
 class Snapshot(msgspec.Struct):
@@ -29,7 +29,7 @@ class Snapshot(msgspec.Struct):
     at_s: float
     pods: list[PodRow]
     decisions: list[DecisionRow]
-    metrics: dict[str, Rows]
+    metrics: dict[str, _Rows]
     bounds: dict[str, list[float]]
     pods_not_shown: int = 0
     notices: list[Notice] = []

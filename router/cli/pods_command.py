@@ -25,7 +25,7 @@ from router.cli.terminal import printable
 from router.config.load import plain, read_document
 from router.types import PrefixTrust
 
-PodFacts = dict[str, Any]
+_PodRow = dict[str, Any]
 
 
 class PodAction(StrEnum):
@@ -54,18 +54,18 @@ def pods_command(
     elif pod is None:
         raise typer.BadParameter(f"`{action.value}` needs a pod: its id or URL; `warmroute pods` lists them")
     elif action is PodAction.ADD:
-        added = router.ask("POST", "/admin/pods", PodFacts, _entry(pod))
+        added = router.ask("POST", "/admin/pods", _PodRow, _entry(pod))
         print(f"{added['url']}: {added['status']}")
     else:
         for one in _named(router, pod):
             print(f"{one['id']}: {_change(router, action, one['id'])['status']}")
 
 
-def _pods(router: AdminClient) -> list[PodFacts]:
-    return router.ask("GET", "/admin/pods", list[PodFacts])
+def _pods(router: AdminClient) -> list[_PodRow]:
+    return router.ask("GET", "/admin/pods", list[_PodRow])
 
 
-def _named(router: AdminClient, name: str) -> list[PodFacts]:
+def _named(router: AdminClient, name: str) -> list[_PodRow]:
     """The pods with this id or URL: one, or all ranks of a data-parallel pod."""
     known = _pods(router)
     found = [one for one in known if name in (one["id"], one["url"])]
@@ -80,14 +80,14 @@ def _entry(pod: str) -> Any:
     return {"url": pod}
 
 
-def _change(router: AdminClient, action: PodAction, pod_id: str) -> PodFacts:
+def _change(router: AdminClient, action: PodAction, pod_id: str) -> _PodRow:
     path = f"/admin/pods/{quote(pod_id, safe='')}"
     if action is PodAction.REMOVE:
-        return router.ask("DELETE", path, PodFacts)
-    return router.ask("POST", f"{path}/{action.value}", PodFacts)
+        return router.ask("DELETE", path, _PodRow)
+    return router.ask("POST", f"{path}/{action.value}", _PodRow)
 
 
-def _print_pods(pods: Sequence[PodFacts]) -> None:
+def _print_pods(pods: Sequence[_PodRow]) -> None:
     """A table, then why pods are unusable or serve without prefix matching."""
     table = Table("pod", "state", "role", "models", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].overflow = table.columns[3].overflow = "fold"
@@ -102,11 +102,11 @@ def _print_pods(pods: Sequence[PodFacts]) -> None:
         console.print(printable(line), soft_wrap=True)
 
 
-def _load(one: PodFacts) -> tuple[str, str, str]:
+def _load(one: _PodRow) -> tuple[str, str, str]:
     return str(one["running"]), str(one["waiting"]), f"{one['kv_usage']:.0%}"
 
 
-def _reasons(pods: Sequence[PodFacts]) -> Iterator[str]:
+def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
     for one in pods:
         if reason := one.get("state_reason"):
             yield f"{one['id']}: {one['state']}: {reason}"

@@ -38,7 +38,7 @@ from router.report import legend, text_table
 from router.sim.virtual.admission_rules import Rule
 from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
-from router.sim.virtual.world import OnProgress, ignore_progress
+from router.sim.virtual.world import OnEnded, ignore_progress
 
 _PR_SET_PDEATHSIG = 1
 MANY_RUNS = 4
@@ -165,12 +165,12 @@ def simulate_command(options: SimulateOptions) -> None:
         write_report(options.report, results, setup.fleet, options.traffic.name)
 
 
-Number = TypeVar("Number", int, float)
+_Number = TypeVar("_Number", int, float)
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-def _positive(kind: type[Number], text: str, option: str) -> list[Number]:
+def _positive(kind: type[_Number], text: str, option: str) -> list[_Number]:
     try:
         numbers = [kind(one) for one in text.split(",")]
     except ValueError as error:
@@ -245,7 +245,7 @@ def _progress_bar() -> Progress:
     )
 
 
-def _run(setup: Experiment, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
+def _run(setup: Experiment, setting: Setting, on_progress: OnEnded = ignore_progress) -> Result:
     gc.disable()  # a simulation creates no reference cycles, and garbage collection of a million requests is slow
     try:
         return setup.run(setting, on_progress)

@@ -31,7 +31,7 @@ def _one_process(workers: int) -> int:
 
 
 Host = Annotated[str, AfterValidator(_host)]
-Port = Annotated[int, Field(ge=0, le=65535)]
+ListenPort = Annotated[int, Field(ge=0, le=65535)]
 
 
 class ListenTls(Strict):
@@ -48,7 +48,7 @@ class Listen(Strict):
 
     host: Host = "127.0.0.1"
     """"::" is all addresses of the machine, IPv4 and IPv6; 0.0.0.0 those of IPv4."""
-    port: Port = 8080
+    port: ListenPort = 8080
     tls: ListenTls | None = None
     """TLS for clients. The admin listener has none."""
     reuse_port: bool = False
@@ -62,7 +62,7 @@ class AdminListen(Strict):
     """The listener for operators: /metrics, /admin and the detailed /readyz."""
 
     host: Host = "127.0.0.1"
-    port: Port = 9480
+    port: ListenPort = 9480
     socket: SocketPath = ""
     """A Unix socket to listen on instead. Only the router's own user can connect."""
     bearer_file: FilePath | None = Field(default=None, validate_default=True)

@@ -14,7 +14,7 @@ from router.config.load import Strict
 from router.config.mistakes import UNSHOWN, nearest
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-Text = Annotated[str, Field(min_length=1, max_length=1024)]
+_Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 def provider_url(value: str) -> str:
@@ -38,13 +38,13 @@ class OidcEntry(Strict):
 
     issuer: ProviderUrl
     """Its URL, exactly as in the claim `iss` of its tokens."""
-    audiences: Annotated[tuple[Text, ...], Field(min_length=1)]
+    audiences: Annotated[tuple[_Text, ...], Field(min_length=1)]
     """One of them must be in the claim `aud`. Choose one that means this router alone: each token for it is a key."""
     jwks_url: ProviderUrl | None = None
     """Where its public keys are; null: where `ISSUER/.well-known/openid-configuration` says."""
-    claim: Text = "tenant"
+    claim: _Text = "tenant"
     """The claim that names the tenant: a text, or a list of which exactly one value names a tenant."""
-    tenants: Annotated[dict[Text, str], Field(min_length=1)] | None = None
+    tenants: Annotated[dict[_Text, str], Field(min_length=1)] | None = None
     """Tenants by the value of the claim; null: the value is the tenant's name."""
 
     def build(self, tenants: Mapping[str, Tenant], wrong: Callable[[Sequence[str], str], None]) -> Issuer:

@@ -46,13 +46,13 @@ _LINE = re.compile(r"(?P<digest>[0-9a-fA-F]{64})(?:\s+until\s+(?P<until>\S+))?")
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _FORM = "must be the SHA-256 of a key (64 hex digits), then optionally `until DATE`; `warmroute tenants key` prints it"
 
-Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+_Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
 
 
 class TenantEntry(Strict):
     """One tenant."""
 
-    name: Name
+    name: _Name
     """Its name, a label of metrics and a value of `match.tenant` in policies."""
     keys: tuple[Annotated[str, UNSHOWN], ...] = ()
     """SHA-256 digests of its keys, each optionally with `until DATE`. Several keys are valid at the same time: add a
@@ -61,7 +61,7 @@ class TenantEntry(Strict):
     """Models that it may use; null: all. A name may end with `*`. To a tenant, other models do not exist."""
     adapters: tuple[str, ...] | None = None
     """Adapters of these models that it may use; null: all."""
-    share: Name | None = None
+    share: _Name | None = None
     """A group of tenants that share cached prefixes. Without one, a tenant's prefixes are its own: a shared prefix
     shows in the time to the first token, so that tenants could find out each other's prompts."""
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0

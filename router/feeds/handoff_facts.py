@@ -18,7 +18,7 @@ from router.types import Pod, PodId, PodState, Role
 
 RETRY_S = 1.0
 
-Facts = Mapping[str, Any]
+_Facts = Mapping[str, Any]
 
 
 class HandoffFacts:
@@ -38,9 +38,9 @@ class HandoffFacts:
         self._timeout_s = timeout_s
         self._dialects = dialects
         self._retry_s = retry_s
-        self._known: dict[tuple[PodId, str], tuple[int, Facts]] = {}
+        self._known: dict[tuple[PodId, str], tuple[int, _Facts]] = {}
 
-    def of(self, pod: Pod, dialect: str) -> Facts | None:
+    def of(self, pod: Pod, dialect: str) -> _Facts | None:
         """The pod's facts for `Pair.facts`; None while they are unknown for its epoch."""
         if self._dialects[dialect].facts_url(pod) is None:
             return {}

@@ -22,7 +22,7 @@ INTERVAL_S = 1.0
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 256 * 1024
 """A longer answer is not read. This one has about 40,000 tokens, which are read in 2 ms."""
-Post: TypeAlias = Callable[[Pod, str, dict[str, Any], float], Awaitable[bytes]]
+_Post: TypeAlias = Callable[[Pod, str, dict[str, Any], float], Awaitable[bytes]]
 WantedPictures: TypeAlias = Callable[[], Iterator[tuple[PictureReader, Wanted]]]
 ReadProbe: TypeAlias = Callable[[Endpoint, dict[str, Any]], Awaitable[PromptPrefix | None]]
 
@@ -31,7 +31,7 @@ class PictureLearner:
     """Learns wanted pictures. `read` returns the router's tokens of a prompt, with one for a picture."""
 
     def __init__(
-        self, fleet: Fleet, post: Post, read: ReadProbe, wanted: WantedPictures, *, interval_s: float = INTERVAL_S
+        self, fleet: Fleet, post: _Post, read: ReadProbe, wanted: WantedPictures, *, interval_s: float = INTERVAL_S
     ) -> None:
         self._fleet = fleet
         self._post = post

@@ -42,7 +42,7 @@ POLL_S = 0.02
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
 
-Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
+_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
 """POST JSON to a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises
 `UpstreamError`."""
 
@@ -172,7 +172,7 @@ class ParityFeed:
         self,
         fleet: Fleet,
         store: LocalStore,
-        post: Post,
+        post: _Post,
         reader: ProbeReader,
         publishes_events: Callable[[PodId], bool],
         timing: SelfTestTiming,

@@ -23,14 +23,14 @@ def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
 
 
-Later: TypeAlias = Callable[[float, Callable[[float], None]], asyncio.TimerHandle]
+_Later: TypeAlias = Callable[[float, Callable[[float], None]], asyncio.TimerHandle]
 
 
 class LoopLag:
     """Passes the lateness of the loop in seconds to `observe`. `is_serving`: whether requests are in flight."""
 
     def __init__(
-        self, observe: Callable[[float], None], is_serving: Callable[[], bool], later: Later = call_later
+        self, observe: Callable[[float], None], is_serving: Callable[[], bool], later: _Later = call_later
     ) -> None:
         self._observe = observe
         self._is_serving = is_serving

@@ -35,9 +35,9 @@ MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated, and streams drop their oldest entries."""
 
-Sink = Callable[[bytes], None]
+LineSink = Callable[[bytes], None]
 """Receives one line without a newline; does not wait, does not raise."""
-Later = Callable[[float, Callable[[], None]], object]
+_Later = Callable[[float, Callable[[], None]], object]
 """Calls once, after a delay in seconds."""
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 class ReceiptWriter:
     """Writes the lines of requests to all sinks. `scenes`: include the input of the decision, for a replay."""
 
-    def __init__(self, sinks: Sequence[Sink], *, scenes: bool = True) -> None:
+    def __init__(self, sinks: Sequence[LineSink], *, scenes: bool = True) -> None:
         self._sinks = sinks
         self._scenes = scenes
         self._encode = msgspec.json.Encoder().encode
@@ -107,7 +107,7 @@ class ReceiptLog:
     def __init__(
         self,
         path: str,
-        later: Later,
+        later: _Later,
         *,
         max_bytes: int = 0,
         kept: int = 1,

@@ -12,15 +12,15 @@ from typing import TypeVar
 
 from router.policy.term import Configurable, CostTerm, Filter
 
-Kind = TypeVar("Kind", bound=Configurable)
+_Kind = TypeVar("_Kind", bound=Configurable)
 
 
-def _classes(kind: type[Kind], places: Mapping[str, str]) -> Mapping[str, type[Kind]]:
+def _classes(kind: type[_Kind], places: Mapping[str, str]) -> Mapping[str, type[_Kind]]:
     """The class of every place. Raises `TypeError` for a class of another kind."""
     return {name: _class_at(kind, place) for name, place in places.items()}
 
 
-def _class_at(kind: type[Kind], place: str) -> type[Kind]:
+def _class_at(kind: type[_Kind], place: str) -> type[_Kind]:
     module, _, name = place.rpartition(".")
     found: type = getattr(import_module(f"router.policy.{module}"), name)
     if not issubclass(found, kind):

@@ -38,7 +38,7 @@ from router.types import (
     StepBegan,
 )
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
 
@@ -62,22 +62,22 @@ class SceneFacts(msgspec.Struct, frozen=True, gc=False):
     max_output_tokens: int | None = None
     body_bytes: BodyBytes = 0
     """Length of a body with as many assumed tokens if the prompt's are unknown, else 0."""
-    prompt_tokens: Count | None = None
-    media_tokens: Count = 0
+    prompt_tokens: _Count | None = None
+    media_tokens: _Count = 0
     """Further tokens of its pictures, estimated."""
     block_size_tokens: Annotated[int, msgspec.Meta(ge=1)] = 1
-    blocks: Count = 0
+    blocks: _Count = 0
     """Full blocks of the prompt."""
     key: BlockHash = 0
     """Hash of the block `ring.key_block`."""
-    shared_blocks: Count = 0
-    turn: Count = 0
+    shared_blocks: _Count = 0
+    turn: _Count = 0
     now_s: float = 0.0
     degraded: bool = False
     congestion: Congestion = Congestion()
     pictures: tuple[ScenePicture, ...] = ()
     learnt_reuse: float = 0.0
-    expected_output_tokens: Count = PRIOR_OUTPUT_TOKENS
+    expected_output_tokens: _Count = PRIOR_OUTPUT_TOKENS
 
 
 class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):

@@ -18,7 +18,7 @@ from router.prompt.content_format import ContentFormat
 from router.prompt.json_floats import short_float
 from router.prompt.tools import argument_characters, developer_tools, normal_tool_call
 
-Message = dict[str, Any]
+ChatMessage = dict[str, Any]
 
 _TEXT_FIELDS = {
     "text": "text",
@@ -52,7 +52,7 @@ class MediaPart(dict[str, Any]):
     """A content part that is not text, as templates receive it: `media.py` puts it in place of the request's."""
 
 
-class TemplateMessages(list[Message]):
+class TemplateMessages(list[ChatMessage]):
     """Messages as the template receives them: a conversion has rewritten them."""
 
 
@@ -83,7 +83,7 @@ class Unrenderable(Exception):
         self.reason = reason
 
 
-def normal_messages(messages: Any, content_format: ContentFormat) -> list[Message]:
+def normal_messages(messages: Any, content_format: ContentFormat) -> list[ChatMessage]:
     """The body's `messages` as the template receives them. Raises `MalformedRequest`, or `Unrenderable` for media."""
     if isinstance(messages, TemplateMessages):
         return messages
@@ -121,7 +121,7 @@ def plain_messages(messages: Sequence[Any]) -> list[PlainMessage] | None:
         return None
 
 
-def without_developer(conversation: list[Message]) -> list[Message]:
+def without_developer(conversation: list[ChatMessage]) -> list[ChatMessage]:
     """The conversation for a template without the role `developer`: such messages become `system`, and all system
     messages are merged in front, unless the only one is already the first."""
     if "developer" not in [message["role"] for message in conversation]:
@@ -135,7 +135,7 @@ def without_developer(conversation: list[Message]) -> list[Message]:
     return [merged, *(message for message in renamed if message["role"] != "system")]
 
 
-def _message(message: Any, content_format: ContentFormat, number: int) -> Message:
+def _message(message: Any, content_format: ContentFormat, number: int) -> ChatMessage:
     if _is_plain(message) and content_format != "openai":
         return message  # type: ignore[no-any-return]
     where = f"messages[{number}]"
@@ -147,7 +147,7 @@ def _message(message: Any, content_format: ContentFormat, number: int) -> Messag
     content = message.get("content")
     if not isinstance(content, str) or content_format == "openai" or content.startswith(BILLING_HEADER):
         content = _rewritten(role, content, content_format, f"{where}.content")
-    normal: Message = {"role": role, "content": content}
+    normal: ChatMessage = {"role": role, "content": content}
     if role == "assistant":
         normal |= _assistant_fields(message, where)
     elif role == "tool" and "tool_call_id" in message:
@@ -239,8 +239,8 @@ def _without_billing(part: Any) -> Any:
     return rest if isinstance(part, str) else {**part, "text": rest}
 
 
-def _assistant_fields(message: Mapping[str, Any], where: str) -> Message:
-    fields: Message = {}
+def _assistant_fields(message: Mapping[str, Any], where: str) -> ChatMessage:
+    fields: ChatMessage = {}
     calls = message.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise MalformedRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
@@ -257,7 +257,7 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> Message:
     return fields
 
 
-def _as_system(message: Message) -> Message:
+def _as_system(message: ChatMessage) -> ChatMessage:
     return {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
 
 

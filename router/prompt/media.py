@@ -16,7 +16,7 @@ import msgspec
 
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
-from router.prompt.conversation import MediaPart, Message
+from router.prompt.conversation import ChatMessage, MediaPart
 from router.prompt.pictures.picture_reader import Picture, key_of, url_of
 
 MARKER = "\uf8fd\uf8fc"
@@ -104,8 +104,8 @@ def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
 
 def text_with_pictures(
     parts: Sequence[Mapping[str, Any]],
-    conversation: list[Message],
-    render: Callable[[list[Message]], str],
+    conversation: list[ChatMessage],
+    render: Callable[[list[ChatMessage]], str],
     pictures: tuple[Picture, ...] = (),
     placeholder: str = "",
 ) -> MediaText:
@@ -122,7 +122,7 @@ def text_with_pictures(
 
 
 def _exact_characters(
-    text: str, conversation: list[Message], render: Callable[[list[Message]], str], known: int, count: int
+    text: str, conversation: list[ChatMessage], render: Callable[[list[ChatMessage]], str], known: int, count: int
 ) -> int:
     """Characters in front of the first picture behind `known` ones."""
     if known == count:
@@ -137,7 +137,7 @@ def _exact_characters(
     return exact
 
 
-def _marked(message: Message, known: int, numbers: Iterator[int]) -> Message:
+def _marked(message: ChatMessage, known: int, numbers: Iterator[int]) -> ChatMessage:
     content = message["content"]
     if not isinstance(content, list):
         return message

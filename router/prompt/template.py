@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
-from router.prompt.conversation import Message, TemplateMessages, Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import ChatMessage, TemplateMessages, Unrenderable, normal_messages, without_developer
 from router.prompt.media import MediaText, media_parts, text_with_pictures, with_media_parts
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities, PictureReader
 from router.prompt.sandbox import compile_template, parse_template, render_template
@@ -117,7 +117,7 @@ class ChatTemplate:
             variant = self._variants.get("tool_use", variant)
         return variant, variables
 
-    def _rendered(self, variant: _Variant, variables: Mapping[str, Any], conversation: list[Message]) -> str:
+    def _rendered(self, variant: _Variant, variables: Mapping[str, Any], conversation: list[ChatMessage]) -> str:
         if not variant.handles_developer and not isinstance(conversation, TemplateMessages):
             conversation = without_developer(conversation)
         given = {**self._special_tokens, **variables}

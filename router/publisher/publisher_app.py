@@ -21,7 +21,7 @@ from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
 
 MAX_ECHOED_CHARACTERS = 200
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+_Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class NewRevision(BaseModel):
@@ -34,7 +34,7 @@ class NewRevision(BaseModel):
 
 
 def publisher_app(
-    publisher: Publisher, render_metrics: Callable[[], bytes], standard: StandardIntake, lifespan: Lifespan
+    publisher: Publisher, render_metrics: Callable[[], bytes], standard: StandardIntake, lifespan: _Lifespan
 ) -> FastAPI:
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 

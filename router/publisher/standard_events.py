@@ -45,7 +45,7 @@ def _printable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_printable)]
+_Text = Annotated[str, AfterValidator(_printable)]
 U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
 
@@ -57,13 +57,13 @@ class _Fields(BaseModel):
 
     event_type: Literal["stored", "removed", "cleared"]
     event_id: U64
-    backend_id: Annotated[Text, Field(min_length=1)]
-    model_name: Text | None = None
-    tenant_id: Text | None = None
-    medium: Text | None = None
+    backend_id: Annotated[_Text, Field(min_length=1)]
+    model_name: _Text | None = None
+    tenant_id: _Text | None = None
+    medium: _Text | None = None
     dp_rank: U32 | None = None
-    lora_name: Text | None = None
-    additional_salt: Text | None = None
+    lora_name: _Text | None = None
+    additional_salt: _Text | None = None
     block_size: U32 | None = None
     seq_hashes: list[U64] | None = None
     base_block_idx: U32 | None = None

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from router.sim.mock.vocabulary import WORDS
 
-Message: TypeAlias = dict[str, str]
-Span: TypeAlias = tuple[int, int]
+_Turn: TypeAlias = dict[str, str]
+_Span: TypeAlias = tuple[int, int]
 """(minimum, maximum), inclusive."""
 
 WORDS_PER_SENTENCE = 12
@@ -41,7 +41,7 @@ class ChatSession:
     turns: tuple[Turn, ...]
     read_pause_s: float = 0.0
 
-    def messages(self, answers: Sequence[str]) -> list[Message]:
+    def messages(self, answers: Sequence[str]) -> list[_Turn]:
         """The messages of the turn after `answers`: the whole conversation so far and the next message."""
         chat = [{"role": "system", "content": self.system}] if self.system else []
         for turn, answer in zip(self.turns, answers, strict=False):
@@ -55,7 +55,7 @@ class Shared:
     1/k^zipf, so 0 draws all equally."""
 
     texts: int
-    words: Span
+    words: _Span
     picked: int = 1
     zipf: float = 1.0
     preface: str = ""
@@ -69,10 +69,10 @@ class SessionShape:
     """
 
     share: float
-    first_words: Span
-    answer_tokens: Span
-    turns: Span = (1, 1)
-    next_words: Span = (1, 1)
+    first_words: _Span
+    answer_tokens: _Span
+    turns: _Span = (1, 1)
+    next_words: _Span = (1, 1)
     think_s: tuple[float, float] = (0.0, 0.0)
     shared: Shared | None = None
     unique_first: bool = False

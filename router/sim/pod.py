@@ -45,7 +45,7 @@ class SimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PodStep:
     """The results of one step.
 
     `emitted` requests got one token each. `started` maps those that got their first token to the prompt tokens found
@@ -143,7 +143,7 @@ class SimPod(Scheduler[_Sequence]):
         """The blocks of a finished `pinned` request, for the caller to release. Raises `KeyError` without any."""
         return self._pinned.pop(request_id)
 
-    def step(self) -> Step | None:
+    def step(self) -> PodStep | None:
         """One whole step; None if there is nothing to do."""
         return None if self.start_step() is None else self.end_step()
 
@@ -160,7 +160,7 @@ class SimPod(Scheduler[_Sequence]):
         self._step_ms = step_ms(self.config.speed, len(self._decoding), context_tokens, contexts)
         return self._step_ms
 
-    def end_step(self) -> Step:
+    def end_step(self) -> PodStep:
         """Apply the results of the step. A request that was cancelled during it takes no part."""
         duration_ms, self._step_ms = self._step_ms, None
         if duration_ms is None:
@@ -184,7 +184,7 @@ class SimPod(Scheduler[_Sequence]):
                 if sequence.table.garbled:
                     garbled.add(sequence.request.id)
         self.counters.generation_tokens += len(emitted)
-        return Step(
+        return PodStep(
             duration_ms=duration_ms,
             emitted=tuple(sequence.request.id for sequence in emitted),
             started=started,

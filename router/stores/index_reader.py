@@ -37,7 +37,7 @@ GENERATION_TTL_S = 3600.0
 MAX_LOGGED, MAX_LOGGED_CHARACTERS = 100, 500
 """Different errors that are logged."""
 
-Raw = TypeVar("Raw")
+_Raw = TypeVar("_Raw")
 T = TypeVar("T")
 
 log = structlog.get_logger()
@@ -118,7 +118,7 @@ class IndexReader:
         entries = response[0][1] if response else []
         return [(entry_id, self._decoded(decode_entry, fields)) for entry_id, fields in entries]
 
-    def _decoded(self, decode: Callable[[Raw], T], raw: Raw, **context: str) -> T | None:
+    def _decoded(self, decode: Callable[[_Raw], T], raw: _Raw, **context: str) -> T | None:
         """None if it is unreadable. Each error is logged once: generations are read again and again."""
         try:
             return decode(raw)

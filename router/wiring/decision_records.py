@@ -12,7 +12,7 @@ from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
 from router.observe.journal import Journal
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, Sink
+from router.observe.receipt_lines import LineSink, ReceiptLog, ReceiptWriter
 from router.observe.receipts import RecordedDecision
 from router.observe.shadow import Shadows
 from router.observe.tracing import Tracing
@@ -38,7 +38,7 @@ class DecisionRecords:
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
         self._log = _receipt_log(config) if config.file else None
-        sinks: list[Sink] = [self._log.write] if self._log else []
+        sinks: list[LineSink] = [self._log.write] if self._log else []
         if config.redis_maxlen and cluster:
             stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
             sinks.append(stream.write)

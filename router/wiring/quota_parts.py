@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from router.admission.quotas import Quotas
-from router.admission.shares import Grants, ShareReport
 from router.admission.sharing import MeterSharing
 from router.config.schema import RouterConfig
 from router.feeds.supervise import Feeds
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
-
-Exchange: TypeAlias = Callable[[Sequence[ShareReport]], Awaitable[Grants]]
 
 
 class QuotaParts:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.hashing import token_array
-from router.sim.pod import SimPod, SimPodConfig, SimRequest, Step
+from router.sim.pod import PodStep, SimPod, SimPodConfig, SimRequest
 from router.sim.scheduler import step_ms
 from router.types import BlocksRemoved, BlocksStored, PodLoad, PodSpeed
 from tests.examples import examples
@@ -27,9 +27,9 @@ def request(name: str, prompt: Sequence[int], output_tokens: int = 1) -> SimRequ
     return SimRequest(id=name, prompt=token_array(prompt), output=[900 + i for i in range(output_tokens)])
 
 
-def drain(pod: SimPod, limit: int = 500) -> list[Step]:
+def drain(pod: SimPod, limit: int = 500) -> list[PodStep]:
     """Step until there is nothing left to do."""
-    steps: list[Step] = []
+    steps: list[PodStep] = []
     while (step := pod.step()) is not None:
         steps.append(step)
         assert len(steps) < limit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -58,6 +59,51 @@ def test_no_class_name_occurs_twice() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path}:{node.lineno}")
     assert not repeated(places)
+
+
+def aliases(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Names of types that a module assigns: `Name = Other`, `Name: TypeAlias = ...`, `Name = TypeVar("Name")`."""
+    for node in module.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", target.id):
+                yield target.id, node.lineno
+
+
+def renamed_imports(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Classes of the router that are imported under another name."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("router."):
+            for one in node.names:
+                if one.asname not in (None, one.name) and re.match("_?[A-Z][a-z]", one.name):
+                    yield f"{one.name} as {one.asname}", node.lineno
+
+
+def test_no_alias_has_the_name_of_a_class_or_of_an_alias_elsewhere() -> None:
+    """A name with an underscore is its module's own, and may have a namesake that is an alias as well."""
+    places = defaultdict(list)
+    for path, module in modules().items():
+        for name, line in aliases(module):
+            places[name].append(f"{path}:{line}")
+    classes = {
+        node.name for module in modules().values() for node in ast.walk(module) if isinstance(node, ast.ClassDef)
+    }
+    assert not {name: where for name, where in places.items() if name in classes}
+    assert not {name: where for name, where in repeated(places).items() if not name.startswith("_")}
+
+
+def test_no_class_is_imported_under_another_name() -> None:
+    found = {path: renamed for path, module in modules().items() if (renamed := list(renamed_imports(module)))}
+    assert not found
+
+
+def test_renamed_classes_and_aliases_are_found() -> None:
+    source = "from router.x import Reader as FooReader\nName = Other\nText: TypeAlias = str\nLIMIT = 1"
+    module = ast.parse(source)
+    assert [name for name, _ in renamed_imports(module)] == ["Reader as FooReader"]
+    assert [name for name, _ in aliases(module)] == ["Name", "Text"]
 
 
 def test_no_function_has_more_than_seven_parameters() -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
 from router.feeds.discovery.kube_lease import LEASE_S, KubeLease
-from router.feeds.discovery.kube_objects import Key
+from router.feeds.discovery.kube_objects import ObjectKey
 from router.feeds.supervise import loop_time_s, raise_if_cancelled
 from router.policy.cache_value import is_new_cost
 
@@ -52,7 +52,9 @@ class DeletionCosts:
     """Keeps the annotation of the pods of one entry of `discovery.kubernetes` up to date. `pods()`: namespace and name
     by uid."""
 
-    def __init__(self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, Key]], costs: CostsOf) -> None:
+    def __init__(
+        self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, ObjectKey]], costs: CostsOf
+    ) -> None:
         self._api = api
         self._lease = lease
         self._pods = pods
@@ -89,7 +91,7 @@ class DeletionCosts:
                     await self._write_one(pods[uid], uid, costs[uid])
                     await asyncio.sleep(WRITE_GAP_S)
 
-    def _due(self, pods: Mapping[str, Key], costs: Mapping[str, int]) -> list[str]:
+    def _due(self, pods: Mapping[str, ObjectKey], costs: Mapping[str, int]) -> list[str]:
         """The pods to write, those first that were not written for the longest time."""
 
         def is_due(uid: str) -> bool:
@@ -103,7 +105,7 @@ class DeletionCosts:
 
         return sorted((uid for uid in pods if uid in costs and is_due(uid)), key=written_s)
 
-    async def _write_one(self, key: Key, uid: str, cost: int) -> None:
+    async def _write_one(self, key: ObjectKey, uid: str, cost: int) -> None:
         namespace, name = key
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         changes = {"metadata": {"uid": uid, "annotations": {ANNOTATION: str(cost)}}}

@@ -17,7 +17,7 @@ EXPIRED = 410
 DELETED, BOOKMARK, ERROR = "DELETED", "BOOKMARK", "ERROR"
 OWN_PREFIX = "warmroute.dev/"
 
-Key: TypeAlias = tuple[str, str]
+ObjectKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 
@@ -25,7 +25,7 @@ class KubeObject(Protocol):
     """What a table needs of an object. Objects are equal if no field differs that the router uses."""
 
     @property
-    def key(self) -> Key: ...
+    def key(self) -> ObjectKey: ...
 
     @property
     def uid(self) -> str: ...
@@ -35,7 +35,7 @@ class KubePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod. `ports`: (name, number) of the container that serves. `labels`: annotations and labels that may be facts,
     annotations first."""
 
-    key: Key
+    key: ObjectKey
     uid: str
     address: str = ""
     node: str = ""
@@ -65,7 +65,7 @@ class KubeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
 class KubeSlice(msgspec.Struct, frozen=True, kw_only=True):
     """An EndpointSlice. `ports`: (name, number)."""
 
-    key: Key
+    key: ObjectKey
     uid: str
     ports: tuple[tuple[str, int], ...] = ()
     endpoints: tuple[KubeEndpoint, ...] = ()
@@ -84,7 +84,7 @@ class Changed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    key: Key
+    key: ObjectKey
     uid: str
     version: str
 

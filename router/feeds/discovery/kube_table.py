@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Generic
 
-from router.feeds.discovery.kube_objects import EXPIRED, Bookmark, Changed, Deleted, Key, T
+from router.feeds.discovery.kube_objects import EXPIRED, Bookmark, Changed, Deleted, ObjectKey, T
 
 QUICK_S = 2.0
 """A watch that ends earlier without an event may have been refused because of its version."""
@@ -30,10 +30,10 @@ class ObjectTable(Generic[T]):
     """The objects by namespace and name."""
 
     def __init__(self) -> None:
-        self.objects: dict[Key, T] = {}
+        self.objects: dict[ObjectKey, T] = {}
         self.version = ""
         """From which a watch continues."""
-        self._versions: dict[Key, str] = {}
+        self._versions: dict[ObjectKey, str] = {}
         self._deleted: set[str] = set()
         """Uids of objects that were deleted since the last list. Uids are never used again."""
 

@@ -18,7 +18,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_facts import NodePlace, pod_configs, read_keys, unknown_annotations
 from router.feeds.discovery.kube_nodes import NodePlaces
-from router.feeds.discovery.kube_objects import Key, KubePod, KubeSlice, pod_reader, read_slice
+from router.feeds.discovery.kube_objects import KubePod, KubeSlice, ObjectKey, pod_reader, read_slice
 from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
@@ -116,7 +116,7 @@ class KubernetesSource:
             for namespace, status in statuses.items()
         ]
 
-    def living_pods(self) -> dict[str, Key]:
+    def living_pods(self) -> dict[str, ObjectKey]:
         """Namespace and name of each pod that is not being removed, by uid; empty with a `service`."""
         found = (one for watch in self._watches for one in watch.table.objects.values())
         return {pod.uid: pod.key for pod in found if isinstance(pod, KubePod) and not (pod.terminating or pod.finished)}

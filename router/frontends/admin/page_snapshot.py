@@ -85,7 +85,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
 """The metrics of the page, each with the labels that it keeps."""
 BOUNDS = {declared.name: declared.buckets for declared in SHOWN if declared.buckets}
 
-Rows = list[tuple[Labels, Numbers]]
+_Rows = list[tuple[Labels, Numbers]]
 
 
 class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -178,9 +178,9 @@ class PageSource:
             }
         )
 
-    async def _metrics(self) -> dict[str, Rows]:
+    async def _metrics(self) -> dict[str, _Rows]:
         await self.gauges.observe_requests()
-        shown: dict[str, Rows] = {}
+        shown: dict[str, _Rows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
                 shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
@@ -244,7 +244,7 @@ class PageSource:
             load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         )
 
-    def _notices(self, metrics: Mapping[str, Rows], index_age_s: float | None) -> list[Notice]:
+    def _notices(self, metrics: Mapping[str, _Rows], index_age_s: float | None) -> list[Notice]:
         self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         calibration, policies = self.gauges.calibrator.calibration, self.policies
@@ -319,7 +319,7 @@ def decision_row(kept: RecordedDecision) -> DecisionRow:
     )
 
 
-def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> Rows:
+def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> _Rows:
     """The series of a metric, summed over the labels that are not kept. O(series)."""
     at = [metric.declared.labels.index(label) for label in kept]
     return _bounded(
@@ -327,7 +327,7 @@ def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> Rows:
     )
 
 
-def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> Rows:
+def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> _Rows:
     """One row for equal labels; at most `MAX_SERIES`, and one for the rest."""
     found: dict[Labels, Numbers] = {}
     for labels, numbers in rows:

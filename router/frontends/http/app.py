@@ -28,7 +28,7 @@ from router.request.error_responses import error_body, error_headers, error_obje
 from router.types import PodStatus
 
 MAX_ECHOED_CHARACTERS = 200
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+_Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
 """Called with the error of each request that is refused."""
 
@@ -57,7 +57,7 @@ class App:
         self.is_stopping = True
 
 
-def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan, on_refused: OnRefused) -> FastAPI:
+def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, on_refused: OnRefused) -> FastAPI:
     """The router's own endpoints for clients. They say nothing about pods and policies."""
     app = bare_app(lifespan, _forwarding_hint, on_refused)
 
@@ -71,7 +71,7 @@ def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: Lifespan, o
 
 
 def bare_app(
-    lifespan: Lifespan | None = None,
+    lifespan: _Lifespan | None = None,
     hint: Callable[[str], str] = lambda _path: "",
     on_refused: OnRefused = lambda _error: None,
 ) -> FastAPI:

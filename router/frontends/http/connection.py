@@ -22,7 +22,7 @@ Sink: TypeAlias = Callable[[bytes], bool]
 Ready: TypeAlias = Callable[[], Awaitable[None]]
 """Returns when the sink can take pieces again."""
 
-Message: TypeAlias = bytes | tuple[bytes, bytes]
+UpstreamMessage: TypeAlias = bytes | tuple[bytes, bytes]
 """A whole request; a large body follows its head as a piece of its own."""
 
 READ_PAUSE_BYTES = 256 * 1024
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
 
     # --- one exchange ---
 
-    def send(self, message: Message) -> None:
+    def send(self, message: UpstreamMessage) -> None:
         """Begin an exchange: write the whole request."""
         self._reset()
         if isinstance(message, bytes):

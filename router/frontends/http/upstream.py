@@ -26,7 +26,7 @@ from router.config.pod_tls import tls_of
 from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
-from router.frontends.http.connection import Connection, Message, UpstreamTimeouts
+from router.frontends.http.connection import Connection, UpstreamMessage, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_head, request_message
 from router.frontends.http.relay import read_all
 from router.request.inbound import HeaderList, Inbound
@@ -112,7 +112,7 @@ class UpstreamPool:
         headers = key_headers(self._bearer_file, self._bearer_env)
         return [(name.encode(), value.encode()) for name, value in headers.items()]
 
-    async def exchange(self, message: Message) -> Reply:
+    async def exchange(self, message: UpstreamMessage) -> Reply:
         """Send one whole request and wait for the headers of its response.
 
         Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`. A kept-alive connection that closes before any
@@ -128,7 +128,7 @@ class UpstreamPool:
                 return await self._exchange_again(message)
         return await self.exchange_once(lambda: message)
 
-    async def _exchange_again(self, message: Message) -> Reply:
+    async def _exchange_again(self, message: UpstreamMessage) -> Reply:
         """Send a request again whose kept-alive connection died, most likely between two requests.
 
         If the pod accepts no connection now, the request may have crashed it: raises `UpstreamBroken`."""
@@ -137,7 +137,7 @@ class UpstreamPool:
         except ConnectFailed as error:
             raise UpstreamBroken(f"{error}, after it closed a connection without a response", pod=self.pod) from error
 
-    async def exchange_once(self, message: Callable[[], Message]) -> Reply:
+    async def exchange_once(self, message: Callable[[], UpstreamMessage]) -> Reply:
         """The same for a request that no pod may receive twice: over a new connection, and `message` is called after
         the connection is established.
 
@@ -332,7 +332,7 @@ class UpstreamSender:
         headers = [*self._headers(inbound, pool, ""), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
         return request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, b"")
 
-    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> Message:
+    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
         headers = self._headers(inbound, pool, part)
         head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
         return head + body if len(body) <= COPIED_BYTES else (head, body)

@@ -10,10 +10,10 @@ from router.prompt.apis.response_fields import (
     ITEM,
     TEXT,
     Item,
-    Message,
     ResponseTool,
     read_fields,
 )
+from router.prompt.conversation import ChatMessage
 
 _ENGINE_TOOLS = ("web_search_preview", "code_interpreter", "container")
 """Without a server for them, they are ignored."""
@@ -26,7 +26,7 @@ class HarmonyResponses(Conversion):
         fields = read_fields(body)
         given = body.get("input")
         instructions = fields.get("instructions")
-        messages: list[Message] = [] if instructions is None else [{"role": "system", "content": instructions}]
+        messages: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
         if isinstance(given, list):
             messages += _messages([ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)], bool(messages))
         else:
@@ -39,7 +39,7 @@ class HarmonyResponses(Conversion):
         return chat
 
 
-def _messages(items: Iterable[Item], has_instructions: bool) -> Iterator[Message]:
+def _messages(items: Iterable[Item], has_instructions: bool) -> Iterator[ChatMessage]:
     """Messages of a chat. The first of the system is the instructions, if there are no others."""
     called: set[str] = set()
     for number, item in enumerate(items):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from router.prompt.apis.conversion import Decoder, not_converted
 
-Message: TypeAlias = dict[str, Any]
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
 """The field with the text, by type of content part."""
 _PICTURE = ("image_url", "uuid")

@@ -16,7 +16,7 @@ from router.prompt.apis.conversion import Conversion, Decoder, not_converted
 from router.prompt.content_format import detect_sglang_format
 from router.prompt.conversation import (
     MAX_ARGUMENTS_CHARACTERS,
-    Message,
+    ChatMessage,
     TemplateMessages,
     UnreadReason,
     Unrenderable,
@@ -68,7 +68,7 @@ class SglangChat(Conversion):
         last = plain_messages(messages[-1:])
         return not self._keeps_parts and last is not None and last[0].role != "assistant"
 
-    def _rewritten(self, given: list[Any]) -> list[Message]:
+    def _rewritten(self, given: list[Any]) -> list[ChatMessage]:
         """The messages for the template; those with pictures as they are."""
         shown = [isinstance(message, dict) and _has_media(message) for message in given]
         messages = [
@@ -78,7 +78,7 @@ class SglangChat(Conversion):
             messages[-1] = {"role": "user", "content": messages[-1]["content"]}
         return messages if any(shown) else TemplateMessages(messages)
 
-    def _message(self, message: Any) -> Message:
+    def _message(self, message: Any) -> ChatMessage:
         role = message.get("role") if isinstance(message, dict) else None
         if role == "user" and message.get("content") is not None:
             return {"role": role, "content": self._content(role, message["content"])}

@@ -11,7 +11,8 @@ from typing import Any
 
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.apis.harmony_responses import HarmonyResponses
-from router.prompt.apis.response_fields import ITEM, TEXT, Item, Message, Part, ResponseTool, read_fields
+from router.prompt.apis.response_fields import ITEM, TEXT, Item, Part, ResponseTool, read_fields
+from router.prompt.conversation import ChatMessage
 
 _INPUT_SCHEMA = {
     "type": "object",
@@ -30,7 +31,7 @@ class VllmResponses(Conversion):
         given = body.get("input")
         items = [ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
         instructions = fields.get("instructions")
-        messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+        messages: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
         if items is None:
             messages.append({"role": "user", "content": TEXT.read(given, "input")})
         else:
@@ -57,9 +58,9 @@ def _is_partial(last: Item) -> bool:
     return True
 
 
-def _messages(items: Iterable[Item]) -> list[Message]:
+def _messages(items: Iterable[Item]) -> list[ChatMessage]:
     """Messages of a chat; text, reasoning and calls that follow each other become one message of the assistant."""
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     for item in items:
         name, value = _converted(item)
         last = messages[-1] if messages else {}
@@ -87,7 +88,7 @@ def _converted(item: Item) -> tuple[str, Any]:
     if item.type == "reasoning":
         return "reasoning", _reasoning(item)
     if item.type in ("function_call_output", "custom_tool_call_output"):
-        message: Message = {"role": "tool", "content": _content(item.output)}
+        message: ChatMessage = {"role": "tool", "content": _content(item.output)}
         return "", message if item.call_id is None else {**message, "tool_call_id": item.call_id}
     if item.type not in (None, "message") or item.role not in ("user", "system", "developer", "assistant"):
         raise not_converted(f"an item of type {item.type} and role {item.role}")

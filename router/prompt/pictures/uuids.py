@@ -28,8 +28,8 @@ _EMPTY = (b"null", b'""', b"{}", b"[]")
 _CONTENT = frozenset(KINDS) | {"url"}
 _OPTIONS = ("detail", "format")
 """Fields of an item that say how to read it."""
-_Fields: TypeAlias = dict[str, msgspec.Raw]
-_OBJECT = msgspec.json.Decoder(_Fields)
+_RawFields: TypeAlias = dict[str, msgspec.Raw]
+_OBJECT = msgspec.json.Decoder(_RawFields)
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT = msgspec.json.Decoder(str)
 
@@ -69,7 +69,7 @@ def _cleaned(value: msgspec.Raw, path: str, levels: int, *, is_part: bool = Fals
     return _cleaned_object(_OBJECT.decode(value), path, levels, is_part=is_part)
 
 
-def _cleaned_object(fields: _Fields, path: str, levels: int, *, is_part: bool) -> msgspec.Raw | None:
+def _cleaned_object(fields: _RawFields, path: str, levels: int, *, is_part: bool) -> msgspec.Raw | None:
     changed = {
         name: cleaned
         for name, inner in fields.items()
@@ -93,7 +93,7 @@ def _has_parts(name: str, value: msgspec.Raw) -> bool:
     return name in _LISTS_OF_PARTS and bytes(memoryview(value)[:1]) == b"["
 
 
-def _is_media(fields: _Fields) -> bool:
+def _is_media(fields: _RawFields) -> bool:
     """Whether an engine may read the part as a picture, sound or video: with a `uuid`, by its other fields alone."""
     if not KINDS.keys().isdisjoint(fields):
         return True

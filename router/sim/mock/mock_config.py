@@ -20,7 +20,7 @@ class TextEncoder(Protocol):
         """Token ids of `text`."""
 
 
-Render: TypeAlias = Callable[[Mapping[str, Any]], str]
+_Render: TypeAlias = Callable[[Mapping[str, Any]], str]
 """Renders a decoded chat body to its prompt. Raises the errors of `ChatTemplate.render`."""
 
 HandoffDialect: TypeAlias = Literal["", "nixl", "mooncake", "bootstrap", "trtllm", "shared_store", "p2p"]
@@ -75,7 +75,7 @@ class MockEngineConfig(SimPodConfig):
     models: tuple[str, ...]
     """Served names; the first is the base model."""
     tokenizer: TextEncoder
-    render: Render
+    render: _Render
     template: ChatTemplate | None = None
     """The template that `render` uses; without it, conversions of other APIs refuse what depends on the template."""
     adapters: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.pod import RequestId, SimPod, SimRequest, Step
+from router.sim.pod import PodStep, RequestId, SimPod, SimRequest
 from router.types import KvEvent
 
 
@@ -110,7 +110,7 @@ class StepLoop:
         self._deliver(step)
         self._begin(loop)
 
-    def _deliver(self, step: Step) -> None:
+    def _deliver(self, step: PodStep) -> None:
         for request_id, cached_tokens in step.started.items():
             stream = self._streams[request_id]
             stream.cached_tokens = cached_tokens

@@ -30,8 +30,8 @@ MAX_PROMPT_TOKENS = 1 << 24
 _FIRST_OWN_ID = 1 << 48
 """Ids below belong to shared blocks."""
 
-Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)]
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+_TokenCount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class AgentRequest(msgspec.Struct, frozen=True):
@@ -39,12 +39,12 @@ class AgentRequest(msgspec.Struct, frozen=True):
     request `base` of the session; without a `base`, only tools and system prompt are shared. `think_s` is the pause
     since the previous answer."""
 
-    t: Seconds
+    t: _Seconds
     prompt_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROMPT_TOKENS)]
-    output_tokens: Tokens
-    think_s: Seconds = 0.0
+    output_tokens: _TokenCount
+    think_s: _Seconds = 0.0
     base: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    keep_blocks: Tokens = 0
+    keep_blocks: _TokenCount = 0
 
 
 class AgentSession(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ class AgentSession(msgspec.Struct, frozen=True):
 
     block_tokens: Annotated[int, msgspec.Meta(ge=1)]
     requests: Annotated[list[AgentRequest], msgspec.Meta(min_length=1)]
-    tool_tokens: Tokens = 0
-    system_tokens: Tokens = 0
+    tool_tokens: _TokenCount = 0
+    system_tokens: _TokenCount = 0
 
     def __post_init__(self) -> None:
         for number, request in enumerate(self.requests):

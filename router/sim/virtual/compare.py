@@ -20,7 +20,7 @@ from router.sim.virtual.outcome import Run, RunFigures, figures
 from router.sim.virtual.router_view import RouterSettings
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
-from router.sim.virtual.world import OnProgress, World, ignore_progress
+from router.sim.virtual.world import OnEnded, World, ignore_progress
 
 TrafficAt: TypeAlias = Callable[[float, int], Traffic]
 """(load, seed) -> the traffic, with arrivals `load` times as fast."""
@@ -74,7 +74,7 @@ class Experiment:
     policies: Mapping[str, Policy]
     traffic: TrafficAt
 
-    def run(self, setting: Setting, on_progress: OnProgress = ignore_progress) -> Result:
+    def run(self, setting: Setting, on_progress: OnEnded = ignore_progress) -> Result:
         """Run one setting to its end."""
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
         admission = replace(spec.admission, slo=spec.slo)

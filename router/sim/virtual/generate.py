@@ -26,8 +26,8 @@ def _ordered(span: tuple[int, int]) -> tuple[int, int]:
     return span
 
 
-Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
-Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
+_Span: TypeAlias = Annotated[tuple[NonNegativeInt, NonNegativeInt], AfterValidator(_ordered)]
+_Seconds: TypeAlias = tuple[NonNegativeFloat, NonNegativeFloat]
 
 
 class Kind(StrictSpec):
@@ -36,13 +36,13 @@ class Kind(StrictSpec):
 
     share: PositiveFloat = 1.0
     prefixes: NonNegativeInt = 0
-    prefix_tokens: Span = (0, 0)
+    prefix_tokens: _Span = (0, 0)
     zipf: NonNegativeFloat = 1.0
-    turns: Span = (1, 1)
-    first_tokens: Span = (100, 500)
-    next_tokens: Span = (50, 200)
-    output_tokens: Span = (50, 300)
-    think_s: Seconds = (0.0, 0.0)
+    turns: _Span = (1, 1)
+    first_tokens: _Span = (100, 500)
+    next_tokens: _Span = (50, 200)
+    output_tokens: _Span = (50, 300)
+    think_s: _Seconds = (0.0, 0.0)
 
 
 class Bursts(StrictSpec):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
-Place: TypeAlias = Hashable
+LinkEnd: TypeAlias = Hashable
 
 MAX_TRANSFERS = 32
 """Through one place at a time, as transfer engines limit theirs."""
@@ -25,7 +25,7 @@ MAX_TRANSFERS = 32
 class _Transfer:
     number: int
     tag: Any
-    places: tuple[Place, ...]
+    places: tuple[LinkEnd, ...]
     left_bytes: float
     bytes_per_ms: float = 0.0
     since_ms: float = 0.0
@@ -36,12 +36,12 @@ class _Transfer:
 class LinkSharing:
     """All transfers in progress. `bandwidths`: bytes per millisecond of each place."""
 
-    def __init__(self, bandwidths: Mapping[Place, float]) -> None:
+    def __init__(self, bandwidths: Mapping[LinkEnd, float]) -> None:
         self._bandwidths = bandwidths
-        self._through: dict[Place, dict[_Transfer, None]] = {}
+        self._through: dict[LinkEnd, dict[_Transfer, None]] = {}
         self._events: list[tuple[float, int, int, _Transfer]] = []
         self._numbers = count()
-        self._queued: dict[Place, deque[_Transfer]] = {}
+        self._queued: dict[LinkEnd, deque[_Transfer]] = {}
         """Transfers past their setup time that wait for room, by the last of their places."""
 
     @property
@@ -54,11 +54,11 @@ class LinkSharing:
             heapq.heappop(self._events)
         return math.inf
 
-    def start(self, tag: Any, places: tuple[Place, ...], kv_bytes: float, t0_ms: float, now_ms: float) -> None:
+    def start(self, tag: Any, places: tuple[LinkEnd, ...], kv_bytes: float, t0_ms: float, now_ms: float) -> None:
         """Begin a transfer. `advance` returns its `tag` when it is complete."""
         self._schedule(_Transfer(next(self._numbers), tag, places, kv_bytes), now_ms + t0_ms)
 
-    def transfers_through(self, place: Place) -> int:
+    def transfers_through(self, place: LinkEnd) -> int:
         """The number of transfers that share the place now."""
         return len(self._through.get(place, ()))
 
@@ -91,7 +91,7 @@ class LinkSharing:
                 transfer.since_ms = now_ms
                 self._divide_bandwidth(transfer.places, now_ms)
 
-    def _divide_bandwidth(self, places: tuple[Place, ...], now_ms: float) -> None:
+    def _divide_bandwidth(self, places: tuple[LinkEnd, ...], now_ms: float) -> None:
         """Recompute the rate and the end of every transfer through these places."""
         for transfer in dict.fromkeys(one for place in places for one in self._through.get(place, ())):
             transfer.left_bytes -= transfer.bytes_per_ms * (now_ms - transfer.since_ms)

@@ -31,7 +31,7 @@ from router.sim.virtual.virtual_pod import VirtualPod
 from router.types import BlockChange, Generation, PodId
 
 DEFAULT_ROUTERS = RouterSettings()
-OnProgress: TypeAlias = Callable[[int], None]
+OnEnded: TypeAlias = Callable[[int], None]
 """Called with the number of requests that have ended."""
 
 
@@ -91,9 +91,9 @@ class World:
         self._ideal = IdealCache(block_size_tokens)
         self._ideal_cached_tokens = 0
         self._sessions: Iterator[Session] = iter(())
-        self._on_progress: OnProgress = ignore_progress
+        self._on_progress: OnEnded = ignore_progress
 
-    def run(self, traffic: Traffic, on_progress: OnProgress = ignore_progress) -> Run:
+    def run(self, traffic: Traffic, on_progress: OnEnded = ignore_progress) -> Run:
         """Simulate from the first arrival to the last token."""
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()

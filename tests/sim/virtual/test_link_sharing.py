@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.link_sharing import MAX_TRANSFERS, LinkSharing, Place
+from router.sim.virtual.link_sharing import MAX_TRANSFERS, LinkEnd, LinkSharing
 
-Start = tuple[float, float, tuple[Place, ...]]
+Start = tuple[float, float, tuple[LinkEnd, ...]]
 """When, how many bytes, through what."""
-BANDWIDTHS: dict[Place, float] = {"a": 10.0, "b": 40.0}
+BANDWIDTHS: dict[LinkEnd, float] = {"a": 10.0, "b": 40.0}
 
 
 def ends(starts: Sequence[Start], t0_ms: float = 0.0) -> list[float]:
