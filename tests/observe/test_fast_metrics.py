@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from router.observe import fast_metrics as ours
 from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
 from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
 
 BOUNDS = (0, 0.5, 1, 10)
@@ -85,7 +84,6 @@ FLEET = FleetSnapshot(
 def test_the_text_is_that_of_prometheus_client() -> None:
     """Byte for byte."""
     metrics = Metrics()
-    add_process_metrics(metrics.registry)
     metrics.requests.labels("chat", "m", "ok").inc(2)
     metrics.ttft_s.labels("m", "chat", "p").observe(0.1)
     metrics.observe_fleet(FLEET, {"a": InFlight(1)}, 7)
