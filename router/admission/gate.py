@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from router.admission.jwt_verifier import JwtVerifier, is_token
 from router.admission.keys import Tenants, key_of
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.admission.tokens import TokenVerifier, is_token
 from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError
 
 
@@ -22,11 +22,11 @@ class AdmissionGate:
         self,
         tenants: Callable[[], Tenants] | None = None,
         control_paths: Collection[str] = (),
-        tokens: TokenVerifier | None = None,
+        tokens: JwtVerifier | None = None,
     ) -> None:
         self._tenants = tenants
         self._control_paths = frozenset(control_paths)
-        self._tokens = tokens or TokenVerifier()
+        self._tokens = tokens or JwtVerifier()
 
     def named(self, name: str) -> Tenant:
         """The tenant of this name, for operators. Raises `MalformedRequest` for an unknown name."""

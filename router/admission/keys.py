@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from router.admission.tenant import Tenant
 
 if TYPE_CHECKING:
-    from router.admission.tokens import Issuer
+    from router.admission.jwt_verifier import Issuer
 
 MAX_KEY_BYTES = 512
 """A longer key is unknown: its digest is not computed."""

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from router.admission.jwt_verifier import Issuer
 from router.admission.tenant import Tenant
-from router.admission.tokens import Issuer
 from router.config.load import Strict
 from router.config.mistakes import UNSHOWN, nearest
 

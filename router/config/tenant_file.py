@@ -28,10 +28,10 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt, field_validator
 
+from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
-from router.admission.tokens import Issuer
 from router.config.file_stamp import stamp_of, stamps_of
 from router.config.load import Document, FilePath, Strict, read_document, validate
 from router.config.mistakes import UNSHOWN, nearest

@@ -15,8 +15,8 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from router.admission.jwt_verifier import Issuer, JwtVerifier, SigningKeys, read_signing_keys
 from router.admission.keys import Tenants
-from router.admission.tokens import Issuer, SigningKeys, TokenVerifier, read_signing_keys
 from router.config.oidc_schema import provider_url
 from router.feeds.supervise import raise_if_cancelled
 
@@ -57,7 +57,7 @@ class SigningKeyFeed:
     def __init__(
         self,
         tenants: Callable[[], Tenants],
-        verifier: TokenVerifier,
+        verifier: JwtVerifier,
         get_url: GetUrl,
         on_fetched: Callable[[float], None] = lambda _failing: None,
         *,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from router.admission.gate import AdmissionGate
-from router.admission.tokens import TokenVerifier
+from router.admission.jwt_verifier import JwtVerifier
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
@@ -91,7 +91,7 @@ def build_tenants(config: RouterConfig) -> TenantFeed | None:
     return TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
 
 
-def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: TokenVerifier) -> AdmissionGate:
+def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: JwtVerifier) -> AdmissionGate:
     return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
 
 

@@ -13,7 +13,7 @@ import structlog
 from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
-from router.admission.tokens import TokenVerifier
+from router.admission.jwt_verifier import JwtVerifier
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
 from router.config.links import build_links, load_link_classes
@@ -120,7 +120,7 @@ class Program:
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
         self._tenants = build_tenants(config)
-        tokens = TokenVerifier()
+        tokens = JwtVerifier()
         self._gate = build_gate(config, self._tenants, tokens)
         tenants, get_url = self._tenants, self._pools.get_url
         failing = self.metrics.identity_providers_failing.set

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from structlog.testing import capture_logs
 
+from router.admission.jwt_verifier import Issuer, JwtVerifier
 from router.admission.keys import Tenants
 from router.admission.tenant import Tenant
-from router.admission.tokens import Issuer, TokenVerifier
 from router.errors import ConnectFailed, UpstreamBroken
 from router.feeds.signing_keys import DISCOVERY, INTERVAL_S, MAX_DOCUMENT_BYTES, MIN_INTERVAL_S, SigningKeyFeed
 from tests.admission.oidc_tokens import ISSUER, NOW_S, jwk, key_set, token
@@ -47,7 +47,7 @@ class Router:
 
     def __init__(self, provider: Provider, *issuers: Issuer) -> None:
         self.tenants = Tenants({}, {}, {issuer.name: issuer for issuer in issuers or (BY_URL,)})
-        self.provider, self.verifier, self.now_s = provider, TokenVerifier(), 1000.0
+        self.provider, self.verifier, self.now_s = provider, JwtVerifier(), 1000.0
         self.failing: list[float] = []
         self.feed = SigningKeyFeed(
             lambda: self.tenants, self.verifier, provider.get_url, self.failing.append, clock=lambda: self.now_s

@@ -105,7 +105,7 @@ class Issuer:
         return names.popitem()[1] if len(names) == 1 else None
 
 
-class TokenVerifier:
+class JwtVerifier:
     """Verifies tokens with the keys that it was given last."""
 
     def __init__(self) -> None:

@@ -16,11 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission import tokens
+from router.admission import jwt_verifier
 from router.admission.gate import AdmissionGate
+from router.admission.jwt_verifier import LEEWAY_S, MAX_TOKEN_BYTES, Issuer, JwtVerifier, read_signing_keys
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.tenant import Tenant
-from router.admission.tokens import LEEWAY_S, MAX_TOKEN_BYTES, Issuer, TokenVerifier, read_signing_keys
 from router.errors import AccessDenied, InvalidKey, RouterError, UnknownSigningKey
 from tests.admission.oidc_tokens import CLAIMS, ISSUER, NOW_S, jwk, key_set, private_key, token
 
@@ -37,9 +37,9 @@ def tenants_of(by_value: Mapping[str, Tenant] = BY_NAME, claim: str = "tenant") 
 TENANTS = tenants_of()
 
 
-def verifier(*keys: dict[str, Any]) -> TokenVerifier:
+def verifier(*keys: dict[str, Any]) -> JwtVerifier:
     """With these keys of the issuer, or with the key `one`."""
-    made = TokenVerifier()
+    made = JwtVerifier()
     made.set_keys(ISSUER, read_signing_keys(key_set(*(keys or [jwk("one")]))))
     return made
 
@@ -225,7 +225,7 @@ def test_the_only_key_of_an_issuer_needs_no_name() -> None:
 
 def test_few_verified_tokens_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest is verified again."""
-    monkeypatch.setattr(tokens, "MAX_VERIFIED_TOKENS", 2)
+    monkeypatch.setattr(jwt_verifier, "MAX_VERIFIED_TOKENS", 2)
     found = verifier()
     for number in range(3):
         assert found.find(token(jti=str(number)), TENANTS, NOW_S) is ACME
