@@ -27,7 +27,7 @@ from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
 from router.prompt import template as template_module
 from router.prompt.apis import sglang_messages, vllm_messages
-from router.prompt.incremental import continuation, reader
+from router.prompt.incremental import reader, short_chats
 from router.prompt.sandbox import renders_bare
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -137,7 +137,7 @@ def _fast_routers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.server, "asyncio", _FastPolling())
         patch.setattr(template_module, "_Variant", cache(template_module._Variant))
-        patch.setattr(reader, "can_continue", _once(continuation.can_continue, _template_of))
+        patch.setattr(reader, "can_continue", _once(short_chats.can_continue, _template_of))
         for module in (vllm_messages, sglang_messages):
             patch.setattr(module, "renders_bare", _once(renders_bare, lambda text, _conversation: text))
         yield

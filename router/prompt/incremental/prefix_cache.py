@@ -43,7 +43,7 @@ class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     skeleton: int = 0
     """`TemplateSkeleton.prefixes` at this boundary."""
     samples: bytes = b""
-    """Some messages of any other chat, encoded (`continuation.py`)."""
+    """Some messages of any other chat, encoded (`short_chats.py`)."""
     head: int = 0
     head_digest: int = 0
     """Characters, and a digest of them, that the whole prompt starts with and short chats as well."""

@@ -14,22 +14,22 @@ import msgspec
 from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.conversation import plain_messages
-from router.prompt.incremental.continuation import (
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
+from router.prompt.incremental.short_chats import (
     ChatSample,
     Render,
     boundaries,
     can_continue,
     context_of,
-    continuation,
     continues,
     decoded_samples,
     encoded_samples,
     head_of,
+    prompt_end,
     render_samples,
     samples_of,
     with_one_tool,
 )
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
 from router.prompt.segments import Lookup, SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
@@ -231,7 +231,7 @@ class IncrementalReader:
             return None
         prefix, messages = found.prefix, found.messages
         samples = decoded_samples(prefix.samples)
-        ended = continuation(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
+        ended = prompt_end(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
         if ended is None or not continues(prefix, ended):
             return None
         text = prefix.rest[: len(prefix.rest) - ended.removed] + ended.added

@@ -74,7 +74,7 @@ class ChatSample(NamedTuple):
 _SAMPLES = msgspec.msgpack.Decoder(tuple[ChatSample, ...])
 
 
-class Continuation(msgspec.Struct, frozen=True, gc=False):
+class PromptEnd(msgspec.Struct, frozen=True, gc=False):
     """The end of a prompt: the known text without its last `removed` characters, then `added`. `head` characters of
     the start of the whole prompt have the digest `head_digest`."""
 
@@ -190,7 +190,7 @@ def render_samples(render: Render, samples: Sequence[ChatSample], new: Sequence[
     return render([*[msgspec.Raw(sample.message) for sample in samples], *new])
 
 
-def continuation(render: Render, samples: Sequence[ChatSample], new: Sequence[Raw]) -> Continuation | None:
+def prompt_end(render: Render, samples: Sequence[ChatSample], new: Sequence[Raw]) -> PromptEnd | None:
     """What new messages add to the prompt of the chat that `samples` stand for; None where that is unknown."""
     before = render_samples(render, samples)
     after = render_samples(render, samples, new) if new else before
@@ -198,7 +198,7 @@ def continuation(render: Render, samples: Sequence[ChatSample], new: Sequence[Ra
         return None
     common = common_length(before, after)
     removed = len(before) - common
-    return Continuation(removed, after[common:], before) if removed <= MAX_REMOVED else None
+    return PromptEnd(removed, after[common:], before) if removed <= MAX_REMOVED else None
 
 
 def common_length(one: str, other: str) -> int:
@@ -225,7 +225,7 @@ def digest_of(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def continues(prefix: CachedPrefix, found: Continuation) -> bool:
+def continues(prefix: CachedPrefix, found: PromptEnd) -> bool:
     """Whether the short chat starts as the whole prompt did, and ends as it."""
     is_same = len(found.short) >= prefix.head and digest_of(found.short[: prefix.head]) == prefix.head_digest
     removed = found.short[len(found.short) - found.removed :]
@@ -257,7 +257,7 @@ def _agrees(render: Render, render_whole: Render, chat: Sequence[Mapping[str, An
     for known in range(FIRST_MESSAGES + LAST_MESSAGES + 1, len(chat), 2):
         before, samples = whole[known], samples_of(raw[:known], 0, ()) or ()
         for end in range(known + 1, min(known + 2, len(chat)) + 1):
-            found = continuation(render, samples, raw[known:end])
+            found = prompt_end(render, samples, raw[known:end])
             if before is None or found is None:
                 continue
             if not before.endswith(found.short[len(found.short) - found.removed :]):

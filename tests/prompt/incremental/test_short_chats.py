@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.incremental.continuation import can_continue, common_length
 from router.prompt.incremental.reader import MIN_BYTES, IncrementalPrompt
+from router.prompt.incremental.short_chats import can_continue, common_length
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import parse_body, prompt_fields
