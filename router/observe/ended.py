@@ -1,6 +1,6 @@
 """One request that has ended, with all its parts, for everything that records requests.
 
-Metrics, log lines, receipts, spans, usage and the journal are sinks that read an `EndedRequest`. It is not kept: its
+Metrics, log lines, receipts, spans, usage and recent decisions are sinks of an `EndedRequest`. It is not kept: its
 `outcome`, in numbers, may be.
 """
 

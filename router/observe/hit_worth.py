@@ -17,9 +17,9 @@ from operator import add
 from router.decision import Split
 from router.errors import RouterError
 from router.observe.declared import of_requests
-from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
+from router.observe.recent_decisions import RecentDecisions
 from router.policy.eligible import eligible
 from router.types import Pod, PodState, Role
 
@@ -38,8 +38,8 @@ _OTHERS = {True: Role.DECODE, False: Role.PREFILL}
 class HitWorth:
     """Adds the estimates to the metrics. `gpus` returns the number of GPUs of a pod."""
 
-    def __init__(self, journal: Journal, metrics: Metrics, gpus: Callable[[Pod], int]) -> None:
-        self._journal = journal
+    def __init__(self, recent: RecentDecisions, metrics: Metrics, gpus: Callable[[Pod], int]) -> None:
+        self._recent = recent
         self._metrics = metrics
         self._gpus = gpus
         self._counted: dict[str, float] = {}
@@ -70,7 +70,7 @@ class HitWorth:
         tokens: dict[str, int] = {}
         saved: dict[tuple[str, str], Saved] = {}
         holders = 0
-        for kept in self._journal.ended(SAMPLE):
+        for kept in self._recent.ended(SAMPLE):
             if holders > SAMPLE_HOLDERS:
                 break
             found = saved_by(kept, self._gpus)

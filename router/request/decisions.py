@@ -40,7 +40,7 @@ _SNAPSHOTS = 256
 
 
 class DecisionRecorder(Protocol):
-    """Keeps decisions for explanations; `Journal` does."""
+    """Keeps decisions for explanations; `RecentDecisions` does."""
 
     def record(
         self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""

@@ -15,9 +15,9 @@ from router.config.tenant_file import TenantFile
 from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.observe.ended import EndingSink
-from router.observe.journal import Journal
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
+from router.observe.recent_decisions import RecentDecisions
 from router.observe.request_counters import RequestCounters
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
@@ -44,15 +44,15 @@ class PodLookups:
 
 
 def observers(
-    metrics: Metrics, journal: Journal, log: RequestLog | None = None, usage: UsageWriter | None = None
+    metrics: Metrics, recent: RecentDecisions, log: RequestLog | None = None, usage: UsageWriter | None = None
 ) -> Observers:
     """What records requests. `usage`: of the file of usage, if there is one."""
-    sinks: list[EndingSink] = [metrics.ended, journal.settle, trace_ended]
+    sinks: list[EndingSink] = [metrics.ended, recent.settle, trace_ended]
     if usage is not None:
         sinks.append(usage.ended)
     if log is not None:
         sinks.append(log.ended)
-    return Observers(journal, RequestCounters(metrics), sinks)
+    return Observers(recent, RequestCounters(metrics), sinks)
 
 
 def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None) -> CoreSettings:

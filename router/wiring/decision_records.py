@@ -1,4 +1,4 @@
-"""Builds the journal of decisions and its sinks (a file, a Redis stream, shadow policies), and tracing."""
+"""Builds the record of recent decisions and its sinks (a file, a Redis stream, shadow policies), and tracing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
-from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import LineSink, ReceiptLog, ReceiptWriter
 from router.observe.receipts import RecordedDecision
+from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow import Shadows
 from router.observe.tracing import Tracing
 from router.observe.used_tokens import UsageWriter
@@ -33,7 +33,7 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 
 
 class DecisionRecords:
-    """The journal and its sinks. Raises `ConfigError` if the file cannot be written."""
+    """The recent decisions and their sinks. Raises `ConfigError` if the file cannot be written."""
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -46,11 +46,11 @@ class DecisionRecords:
         writer = ReceiptWriter(sinks, scenes=config.replay_data) if sinks else None
         if self._log and writer:
             self._log.on_new_file = writer.repeat_fleet
-        self.journal = Journal(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
+        self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
 
     async def review(self, old: PolicySet, new: PolicySet) -> Review | None:
         """The last decisions that differ under the new set; None without decisions."""
-        last = self.journal.latest(REVIEWED)
+        last = self.recent.latest(REVIEWED)
         return await asyncio.to_thread(review, _decided(last, old, new), new.version) if last else None
 
     def close(self) -> None:

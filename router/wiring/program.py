@@ -136,7 +136,7 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = observers(self.metrics, self.records.journal, self._request_log, self._usage_log.writer)
+        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage_log.writer)
         lookups = PodLookups(
             handoff_facts=pods.handoff_facts.of, publishes_events=pods.publishes_events, senders=pods.senders
         )
@@ -165,8 +165,8 @@ class Program:
             self.pods.cluster.observe if self.pods.cluster else None,
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
-            HitWorth(self.records.journal, self.metrics, self.pods.gpus_of),
-            self.records.journal.in_flight_tokens,
+            HitWorth(self.records.recent, self.metrics, self.pods.gpus_of),
+            self.records.recent.in_flight_tokens,
         )
 
     def _build_page(self) -> PageSource:
@@ -174,7 +174,7 @@ class Program:
         return PageSource(
             self._metrics_page,
             self.pods.kv_streams,
-            self.records.journal,
+            self.records.recent,
             self.policies,
             PageFacts(
                 config.admin.gpu_hour_price,
@@ -196,7 +196,7 @@ class Program:
             self.fleet,
             self.policies,
             self.pods.membership,
-            ExplainRoutes(self.records.journal.find, self._read_preview, self._preview),
+            ExplainRoutes(self.records.recent.find, self._read_preview, self._preview),
             partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
             self._readiness,
             self._metrics_page.render,

@@ -29,9 +29,9 @@ from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth
-from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
+from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.decide import decide
@@ -50,7 +50,7 @@ class Page:
 
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
-        self.fleet, self.metrics, self.journal = Fleet(), Metrics(), Journal()
+        self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
         self.fleet.sync([pod(name) for name in pods])
         store = LocalStore()
 
@@ -62,13 +62,13 @@ class Page:
             store,
             Calibrator(Calibration(), self.metrics, Links()),
             ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
-            worth=HitWorth(self.journal, self.metrics, lambda _: 8),
-            in_flight_tokens=self.journal.in_flight_tokens,
+            worth=HitWorth(self.recent, self.metrics, lambda _: 8),
+            in_flight_tokens=self.recent.in_flight_tokens,
         )
         self.source = PageSource(
             gauges,
             KvStreams(self.fleet, store, self.metrics.kv),
-            self.journal,
+            self.recent,
             PolicyFeed(PolicyFolder(folder, "mine", frozenset()), self.metrics),
             facts or PageFacts(),
         )
@@ -79,7 +79,7 @@ class Page:
         """Decide about a request, and end it."""
         seen = scene(*ready(pod("a"), pod("b")), request=request(request_id))
         decision = decide(seen, BY)
-        recorded = self.journal.record(seen, decision, BY, workload)
+        recorded = self.recent.record(seen, decision, BY, workload)
         ended = Outcome(
             id=request_id,
             at_s=1.0,
@@ -94,7 +94,7 @@ class Page:
         request_that_ended = EndedRequest(
             outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt, workload=workload
         )
-        self.journal.settle(request_that_ended)
+        self.recent.settle(request_that_ended)
         self.metrics.ended(request_that_ended)
 
     async def shown(self) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import pytest
 from router.decision import Direct, Split
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import SAMPLE, SAMPLE_HOLDERS, HitWorth
-from router.observe.journal import Journal
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
+from router.observe.recent_decisions import RecentDecisions
 from router.policy.decide import decide
 from router.types import PodSpeed, PrefixMatch, Role
 from tests.policy.scenes import BLOCK, POLICIES, pod, ready, request, scene
@@ -23,26 +23,26 @@ TOKENS = 1000
 
 
 class Served:
-    """A journal, metrics and the worth of what was served. Pod b has four GPUs and is slower."""
+    """Recent decisions, metrics and the worth of what was served. Pod b has four GPUs and is slower."""
 
     def __init__(self) -> None:
-        self.journal, self.metrics = Journal(size=4 * SAMPLE), Metrics()
-        self.worth = HitWorth(self.journal, self.metrics, lambda one: 4 if one.id == "b" else 1)
+        self.recent, self.metrics = RecentDecisions(size=4 * SAMPLE), Metrics()
+        self.worth = HitWorth(self.recent, self.metrics, lambda one: 4 if one.id == "b" else 1)
 
     def request(self, by: str, held: dict[str, int], cached_tokens: int | None = None, **facts: Any) -> None:
         """One request that pod `by` served; `held`: blocks by pod."""
         pods = {"a": pod("a", speed=FAST), "b": pod("b", speed=SLOW), "c": pod("c", speed=FAST)}
         match = PrefixMatch({name: (blocks, 0, 0, 0) for name, blocks in held.items()})
-        number = len(self.journal.latest(10**6))
+        number = len(self.recent.latest(10**6))
         seen = scene(*ready(*pods.values()), request=request(f"r{number}"), match=match)
         decision = decide(seen, BY)
-        recorded = self.journal.record(seen, decision, BY)
+        recorded = self.recent.record(seen, decision, BY)
         expected = held.get(by, 0) * BLOCK
         served = type(decision.candidates[0])(Direct(pods[by]), decision.candidates[0].cost, expected)
         usual = {"id": f"r{number}", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
         ended = Outcome(**{**usual, "prompt_tokens": TOKENS, "cached_tokens": cached_tokens, "served": served, **facts})
         request_that_ended = EndedRequest(outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt)
-        self.journal.settle(request_that_ended)
+        self.recent.settle(request_that_ended)
         self.metrics.ended(request_that_ended)
 
     def saved(self) -> dict[str, float]:
@@ -108,12 +108,12 @@ def test_a_split_saves_prefill_on_the_pod_that_computes_the_prompt() -> None:
     decoding = pod("d", speed=FAST, role=Role.DECODE, handoff="nixl")
     seen = scene(*ready(prefill, decoding), match=PrefixMatch({"p": (10, 0, 0, 0), "d": (40, 0, 0, 0)}))
     decision = decide(scene(*ready(pod("a"))), BY)
-    recorded = served.journal.record(seen, decision, BY)
+    recorded = served.recent.record(seen, decision, BY)
     chosen = type(decision.candidates[0])(Split(prefill, decoding), decision.candidates[0].cost, 160)
     facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok", "prompt_tokens": TOKENS}
     ended = Outcome(**facts, served=chosen)  # type: ignore[arg-type]
     request_that_ended = EndedRequest(outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt)
-    served.journal.settle(request_that_ended)
+    served.recent.settle(request_that_ended)
     served.metrics.ended(request_that_ended)
     wanted = SLOW.compute_ms(0, 160)
     assert served.saved() == pytest.approx({"chosen": wanted, "round_robin": wanted})

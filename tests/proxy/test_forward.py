@@ -176,7 +176,7 @@ async def test_a_request_is_logged_and_recorded() -> None:
         expected = ["request", "req-1", "m", "a", "cost_aware", 200, "ok", 48]
         assert [line[field] for field in fields] == expected
         assert 0 < line["ttft_ms"] <= line["e2e_ms"] + 0.05
-        recorded = pods.journal.find("req-1")
+        recorded = pods.recent.find("req-1")
         assert recorded is not None and recorded.outcome is not None
         assert recorded.outcome.result == "ok"
         assert recorded.outcome.ttft_ms == pytest.approx(line["ttft_ms"], abs=0.05)
@@ -206,7 +206,7 @@ async def test_a_failure_is_counted_by_its_error() -> None:
         with pytest.raises(UpstreamBroken):
             await pods.forward(pods.context())
         assert (ended(pods, "upstream_broken"), in_flight(pods)) == (1, 0)
-        recorded = pods.journal.find("req-1")
+        recorded = pods.recent.find("req-1")
         assert recorded is not None and recorded.outcome is not None
         assert [(one.pod, one.error) for one in recorded.outcome.failures] == [("a", "upstream_broken")]
 
@@ -260,7 +260,7 @@ async def test_a_preview_is_the_next_decision_and_counts_nothing() -> None:
         request = pods.context().request
         previews = [await pods.preview(request) for _ in range(3)]
         assert not pods.made["a"].asked and not pods.made["b"].asked
-        assert pods.journal.find("req-1") is None
+        assert pods.recent.find("req-1") is None
         client = await pods.forward(pods.context())
         assert {preview.candidates[0].pod.id.encode() for preview in previews} == {client.header(b"x-warmroute-pod")}
         following = await pods.preview(request)

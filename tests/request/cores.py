@@ -21,9 +21,9 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.predicted import Prediction
 from router.observe.ended import EndedRequest
-from router.observe.journal import Journal
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
+from router.observe.recent_decisions import RecentDecisions
 from router.phases import Phases
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -100,7 +100,7 @@ class CoreOfPods:
         self.facts: Mapping[str, Any] | None = {}
         self.policy = "cost_aware"
         self.log_lines: list[str] = []
-        self.journal = Journal()
+        self.recent = RecentDecisions()
         self.state = FleetState(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -116,7 +116,7 @@ class CoreOfPods:
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
         self.ended: list[EndedRequest] = []
-        recording = observers(self.metrics, self.journal, RequestLog("json", write=self.log_lines.append))
+        recording = observers(self.metrics, self.recent, RequestLog("json", write=self.log_lines.append))
         recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
         self.lookups = PodLookups(
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events

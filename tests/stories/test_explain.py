@@ -143,7 +143,7 @@ async def test_a_shadow_of_the_live_policy_always_agrees(deploy: Deploy, tmp_pat
     async with deploy(pods=3, policy="shadowed", policies=tmp_path) as deployment:
         deployment.client.headers["x-workload-class"] = "batch"
         await asyncio.gather(*(deployment.chat(opening(f"road {number % 7}", 60)) for number in range(60)))
-        shadows = deployment.program.records.journal.shadows
+        shadows = deployment.program.records.recent.shadows
         assert shadows is not None
         await deployment.until(lambda: not shadows._waiting)
         samples = await counted(deployment)

@@ -24,8 +24,8 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.observe.declared import of_pods
 from router.observe.fast_metrics import Labels, Numbers
-from router.observe.journal import Journal
 from router.observe.metrics import Metrics
+from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
 from router.policy.decide import expected_ttft_ms
 from router.types import PodId, PodState
@@ -142,10 +142,10 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
     return found
 
 
-def _latest_ratios(journal: Journal) -> Iterator[tuple[PodId, float]]:
+def _latest_ratios(recent: RecentDecisions) -> Iterator[tuple[PodId, float]]:
     """Observed over expected times to first token, of requests that one pod served alone."""
     since_s = time.time() - RECENT_S
-    for kept in journal.latest(LATEST_DECISIONS):
+    for kept in recent.latest(LATEST_DECISIONS):
         ended = kept.outcome
         if ended and ended.served and ended.ttft_ms is not None and kept.at_s >= since_s:
             expected_ms = expected_ttft_ms(ended.served.cost)
@@ -158,7 +158,7 @@ def present_of(
     streams: KvStreams,
     calibration: Calibration,
     policies: PolicyFeed,
-    journal: Journal,
+    recent: RecentDecisions,
     tenant_tokens: Mapping[str, float],
     index_age_s: float | None,
 ) -> Present:
@@ -169,7 +169,7 @@ def present_of(
         ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
         events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
         slowdowns=calibration.slowdowns(),
-        lateness=lateness_of(_latest_ratios(journal)),
+        lateness=lateness_of(_latest_ratios(recent)),
         tenant_tokens=tenant_tokens,
         waiting=sum(status.load.waiting for status in statuses),
         index_age_s=index_age_s,

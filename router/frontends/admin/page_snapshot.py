@@ -27,8 +27,8 @@ from router.observe.declared import of_decisions, of_pods, of_process, of_reques
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
-from router.observe.journal import Journal
 from router.observe.receipts import RecordedDecision
+from router.observe.recent_decisions import RecentDecisions
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
 from router.types import PodState, PodStatus, PrefixTrust, Role
@@ -147,7 +147,7 @@ class PageSource:
 
     gauges: MetricsPage
     kv_streams: KvStreams
-    journal: Journal
+    recent: RecentDecisions
     policies: PolicyFeed
     facts: PageFacts = PageFacts()
     history: CountedHistory = field(default_factory=CountedHistory)
@@ -166,7 +166,7 @@ class PageSource:
                 "models": self._models(),
                 "bounds": BOUNDS,
                 "metrics": metrics,
-                "decisions": [decision_row(kept) for kept in reversed(self.journal.latest(MAX_DECISIONS))],
+                "decisions": [decision_row(kept) for kept in reversed(self.recent.latest(MAX_DECISIONS))],
                 "prefixes": await self._hot_prefixes(),
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
@@ -190,7 +190,7 @@ class PageSource:
     async def _hot_prefixes(self) -> list[HotPrefix]:
         """Those of all decisions in memory."""
         tally = PrefixTally()
-        for number, kept in enumerate(self.journal.latest(MAX_GROUPED)):
+        for number, kept in enumerate(self.recent.latest(MAX_GROUPED)):
             tally.add(kept)
             if number % SLICE_DECISIONS == SLICE_DECISIONS - 1:
                 await asyncio.sleep(0)
@@ -249,7 +249,7 @@ class PageSource:
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         calibration, policies = self.gauges.calibrator.calibration, self.policies
         present = present_of(
-            self.gauges.fleet, self.kv_streams, calibration, policies, self.journal, tenants, index_age_s
+            self.gauges.fleet, self.kv_streams, calibration, policies, self.recent, tenants, index_age_s
         )
         failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
         return self.history.notices(replace(present, providers_failing=int(failing)))

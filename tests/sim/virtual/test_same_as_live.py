@@ -1,8 +1,8 @@
 """A simulated request is decided, predicted, queued and recorded as a live one.
 
 Some minutes of traffic are simulated. Then the same requests go through a core that is built as `serve` builds it, with
-the shipped policies, real metrics and a journal, by a front in memory. It receives the loads, KV events, steps and
-tokens of the simulated pods at the same virtual times, and nothing of what the simulated router decided.
+the shipped policies, real metrics and recent decisions, by a front in memory. It receives the loads, KV events, steps
+and tokens of the simulated pods at the same virtual times, and nothing of what the simulated router decided.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.observe.counters import Counters
 from router.observe.ended import EndedRequest
-from router.observe.journal import Journal
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
+from router.observe.recent_decisions import RecentDecisions
 from router.phases import Phases
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -67,14 +67,14 @@ class Records:
     scenes: list[Scene] = field(default_factory=list)
     decisions: list[RouteDecision] = field(default_factory=list)
     ended: list[EndedRequest] = field(default_factory=list)
-    journal: Journal | None = None
+    recent: RecentDecisions | None = None
 
     def record(
         self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""
     ) -> RecordedDecision | None:
         self.scenes.append(scene)
         self.decisions.append(decision)
-        return self.journal.record(scene, decision, policy, workload) if self.journal else None
+        return self.recent.record(scene, decision, policy, workload) if self.recent else None
 
 
 # --- the simulated router, and what reaches it ---
@@ -195,8 +195,8 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
     )
     slo = SloConfig(ttft_ms=SLO.ttft_ms, tpot_ms=SLO.tpot_ms, idle_prefills=SLO.idle_prefills)
     config = RouterConfig(admission=AdmissionConfig(slo=slo))
-    records.journal = Journal()
-    recording = observers(metrics, records.journal, RequestLog("json", write=lambda _line: None))
+    records.recent = RecentDecisions()
+    recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
     recording = Observers(records, recording.counters, (*recording.sinks, records.ended.append))
     lookups = PodLookups(handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
     routing = Routing(lambda: policies, Classes(load_classes(None)))

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from router.observe.ended import EndedRequest
-from router.observe.journal import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, Journal, excerpt
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome
+from router.observe.recent_decisions import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, RecentDecisions, excerpt
 from router.policy.decide import decide
 from router.types import Scene
 from tests.policy.scenes import POLICIES, pod, ready, request, scene
@@ -24,54 +24,54 @@ def seen(name: str) -> Scene:
     return scene(*ready(pod("a"), pod("b")), request=request(name, prompt=PROMPT))
 
 
-def decided(journal: Journal, *names: str) -> None:
+def decided(recent: RecentDecisions, *names: str) -> None:
     for name in names:
-        journal.record(seen(name), decide(seen(name), BY), BY)
+        recent.record(seen(name), decide(seen(name), BY), BY)
 
 
 def test_the_oldest_decision_is_dropped() -> None:
     """Memory is limited to a number of decisions."""
-    journal = Journal(size=2)
-    decided(journal, "one", "two", "three")
-    assert len(journal.latest(9)) == 2 and journal.find("one") is None
-    assert (found := journal.find("three")) and found.scene.request_id == "three"
-    assert [each.scene.request_id for each in journal.latest(5)] == ["two", "three"]
-    assert [each.scene.request_id for each in journal.latest(1)] == ["three"]
+    recent = RecentDecisions(size=2)
+    decided(recent, "one", "two", "three")
+    assert len(recent.latest(9)) == 2 and recent.find("one") is None
+    assert (found := recent.find("three")) and found.scene.request_id == "three"
+    assert [each.scene.request_id for each in recent.latest(5)] == ["two", "three"]
+    assert [each.scene.request_id for each in recent.latest(1)] == ["three"]
 
 
 def test_a_repeated_request_id_replaces_the_earlier_decision() -> None:
     """Clients choose ids. The decision is then the newest."""
-    journal = Journal(size=2)
-    decided(journal, "one", "two", "one", "three")
-    assert [each.scene.request_id for each in journal.latest(5)] == ["one", "three"]
+    recent = RecentDecisions(size=2)
+    decided(recent, "one", "two", "one", "three")
+    assert [each.scene.request_id for each in recent.latest(5)] == ["one", "three"]
 
 
 def test_a_size_of_zero_keeps_nothing() -> None:
     """`keep: 0`."""
-    journal = Journal(size=0)
-    decided(journal, "one")
-    assert not journal.latest(9)
+    recent = RecentDecisions(size=0)
+    decided(recent, "one")
+    assert not recent.latest(9)
 
 
 def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> None:
     """By tenant."""
-    journal, facts = Journal(), scene(*ready(pod("a")), request=request("one", tenant="acme"))
+    recent, facts = RecentDecisions(), scene(*ready(pod("a")), request=request("one", tenant="acme"))
     decision = decide(facts, BY)
-    kept = journal.record(facts, decision, BY)
-    assert journal.in_flight_tokens() == {"acme": kept.scene.prompt_tokens}
+    kept = recent.record(facts, decision, BY)
+    assert recent.in_flight_tokens() == {"acme": kept.scene.prompt_tokens}
     assert kept.scene.prompt_tokens
-    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
-    assert journal.in_flight_tokens() == {}
+    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    assert recent.in_flight_tokens() == {}
 
 
 def test_the_outcome_is_added_and_written() -> None:
     """To the recorded decision and to every sink."""
     lines: list[bytes] = []
-    journal = Journal(writer=ReceiptWriter([lines.append]))
+    recent = RecentDecisions(writer=ReceiptWriter([lines.append]))
     decision = decide(seen("one"), BY)
-    kept = journal.record(seen("one"), decision, BY, "chat")
-    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
-    journal.settle(EndedRequest(outcome=OUTCOME))
+    kept = recent.record(seen("one"), decision, BY, "chat")
+    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    recent.settle(EndedRequest(outcome=OUTCOME))
     assert kept.outcome is OUTCOME and len(lines) == 3
     assert b'"workload":"chat"' in lines[1]
 
@@ -79,10 +79,10 @@ def test_the_outcome_is_added_and_written() -> None:
 def test_a_prompt_is_written_and_then_dropped() -> None:
     """The prompts of a thousand requests have no bound."""
     lines: list[bytes] = []
-    journal = Journal(prompts=True, writer=ReceiptWriter([lines.append], scenes=False))
+    recent = RecentDecisions(prompts=True, writer=ReceiptWriter([lines.append], scenes=False))
     decision = decide(seen("one"), BY)
-    kept = journal.record(seen("one"), decision, BY)
-    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    kept = recent.record(seen("one"), decision, BY)
+    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
     assert b"harbour" in lines[0] and kept.prompt is None
     assert kept.excerpt == "harbour"
 
@@ -90,16 +90,16 @@ def test_a_prompt_is_written_and_then_dropped() -> None:
 def test_prompts_are_kept_only_where_configured() -> None:
     """They are private."""
     for prompts in (False, True):
-        journal = Journal(prompts=prompts)
-        decided(journal, "one")
-        assert (found := journal.find("one")) and found.prompt == (PROMPT if prompts else None)
+        recent = RecentDecisions(prompts=prompts)
+        decided(recent, "one")
+        assert (found := recent.find("one")) and found.prompt == (PROMPT if prompts else None)
 
 
 def test_no_beginning_of_a_prompt_is_kept_unless_prompts_are() -> None:
-    journal = Journal()
+    recent = RecentDecisions()
     decision = decide(seen("one"), BY)
-    kept = journal.record(seen("one"), decision, BY)
-    journal.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    kept = recent.record(seen("one"), decision, BY)
+    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
     assert kept.excerpt == ""
 
 

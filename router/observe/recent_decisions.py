@@ -64,7 +64,7 @@ def _decoded(value: Any, kind: Any) -> Any:
         return None
 
 
-class Journal:
+class RecentDecisions:
     """The last `size` decisions by request id, newest last. A request id that occurs again replaces the earlier one."""
 
     def __init__(
