@@ -126,7 +126,7 @@ class LargeBodies:
         self._counted: dict[bytes, ItemCounter] = {}
         """By a digest of the beginning of a body; the least recently used comes first."""
 
-    def are_checked(self, body: bytes) -> bool:
+    def needs_check(self, body: bytes) -> bool:
         """Whether a body is so large that it might have too many items."""
         return len(body) > 2 * self._max_items
 

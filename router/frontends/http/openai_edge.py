@@ -177,14 +177,14 @@ class OpenAiEdge(HttpEdge):
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
         """Whether the body may be large or a form."""
-        return received.named.get(b"content-type") != _JSON or self._large_bodies.are_checked(received.body)
+        return received.named.get(b"content-type") != _JSON or self._large_bodies.needs_check(received.body)
 
     async def _read_large(self, received: ReceivedRequest, request_id: str) -> InferenceRequest | None:
         """The request, if its body is large; else let `admit` read it. Also let `admit` refuse a body that would take
         long to decode, or a form that may steer the engine."""
         body, content_type = received.body, received.named.get(b"content-type", b"")
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
-        if not (is_form or self._large_bodies.are_checked(body)) or received.refusal is not None:
+        if not (is_form or self._large_bodies.needs_check(body)) or received.refusal is not None:
             return None
         endpoint = endpoint_of(received.path)
         try:
@@ -201,7 +201,7 @@ class OpenAiEdge(HttpEdge):
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, tenant: Tenant
     ) -> InferenceRequest:
         """The request with a body that has not been checked. Raises like `RequestReader.read`."""
-        if self._large_bodies.are_checked(body):
+        if self._large_bodies.needs_check(body):
             await self._large_bodies.check(endpoint, body, tenant.name)
             return await self._large_bodies.decode(body, self._reader.read, endpoint, named, body, request_id, tenant)
         return self._reader.read(endpoint, named, body, request_id, tenant)
