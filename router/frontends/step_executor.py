@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from router.frontends.large_edits import UuidRemoval
+from router.frontends.body_edits import UuidRemoval
 from router.frontends.prompt_readers import PromptReader
 from router.frontends.queue_tasks import QueueTasks
 from router.frontends.response_locator import ResponseLocator

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from router.config.edge_schema import Edge
+from router.frontends.body_edits import UuidRemoval
 from router.frontends.http.attempt import Attempts
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.http.websockets import WebSocketTunnels
-from router.frontends.large_edits import UuidRemoval
 from router.frontends.prompt_readers import PromptReader
 from router.frontends.queue_tasks import QueueTasks
 from router.frontends.response_locator import ResponseLocator

@@ -27,10 +27,10 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
+from router.frontends.body_edits import BodyEdits
 from router.frontends.http.relay import AnyReply, is_stream, read_all
 from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
 from router.frontends.http.upstream import Reply, UpstreamSender
-from router.frontends.large_edits import LargeEdits
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
@@ -150,7 +150,7 @@ class SplitExecutor:
         self._facts = facts
         self._metrics = metrics
         self._calibrator = state.calibrator
-        self._edits = LargeEdits()
+        self._edits = BodyEdits()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -309,7 +309,7 @@ class PullExecutor:
         self._fleet = fleet
         self._facts = facts
         self._sender = sender
-        self._edits = LargeEdits()
+        self._edits = BodyEdits()
 
     async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> Reply:
         """The pod's response. Raises `UpstreamError`."""

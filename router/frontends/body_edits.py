@@ -17,7 +17,7 @@ _KEY_BYTES = 26
 _Edited = TypeVar("_Edited", bytes, bytes | None)
 
 
-class LargeEdits:
+class BodyEdits:
     """Edits large bodies in a thread, one at a time: 32 MiB hold the interpreter for 15 ms."""
 
     def __init__(self, inline_bytes: int = EDITED_INLINE_BYTES) -> None:
@@ -36,7 +36,7 @@ class UuidRemoval:
     """Removes the `uuid` of pictures, sounds and videos from bodies."""
 
     def __init__(self) -> None:
-        self._edits = LargeEdits(CLEANED_INLINE_BYTES)
+        self._edits = BodyEdits(CLEANED_INLINE_BYTES)
 
     async def removed(self, body: bytes) -> bytes:
         """The body without them. Raises `MalformedRequest`."""

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.errors import MalformedRequest
-from router.frontends.large_edits import UuidRemoval
+from router.frontends.body_edits import UuidRemoval
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.uuids import SEARCHED_BYTES
 from router.request.context import RequestContext
