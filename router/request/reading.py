@@ -91,6 +91,8 @@ class RequestReader:
         found = self._fleet.resolve(model)
         if found is None and model in self._configured and tenant.may_use(model, ""):
             raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
+        if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
+            raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):
             raise UnknownModel(f"The model `{model}` does not exist.", param="model")
         return found

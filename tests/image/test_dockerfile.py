@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
 import time
 from collections.abc import Iterator
+from http import HTTPStatus
 from importlib import metadata
 from pathlib import Path
 
@@ -96,15 +98,16 @@ def environment(final: Stage) -> dict[str, str]:
     return {**declared, "PATH": declared["PATH"].replace("$PATH", "/usr/bin:/bin")}
 
 
-def answer(url: str) -> httpx.Response:
-    """The first answer of a server that is about to start."""
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            return httpx.get(url, timeout=DEADLINE_S)
-        except httpx.TransportError:
-            assert time.monotonic() < end, f"{url} does not answer"
-            time.sleep(0.05)
+def wait_until_ok(url: str) -> None:
+    """Returns once a server that is about to start answers 200."""
+    end, found = time.monotonic() + DEADLINE_S, "no answer"
+    while time.monotonic() < end:
+        with contextlib.suppress(httpx.TransportError):
+            found = str(status := httpx.get(url, timeout=DEADLINE_S).status_code)
+            if status == HTTPStatus.OK:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"{url}: {found}")
 
 
 @pytest.fixture
@@ -127,7 +130,8 @@ def test_an_unprivileged_user_serves_from_a_read_only_root(
     (place / "router.yaml").write_text(json.dumps({**config, "unlisted_models": "engine"}))
     before = {path: path.lstat().st_mtime_ns for path in (image.folder / "opt").rglob("*")}
     with image.running(final.command, environment, final.last("USER")) as router:
-        assert answer(f"http://127.0.0.1:{port}/livez").status_code == 200
+        for probe in ("livez", "readyz"):
+            wait_until_ok(f"http://127.0.0.1:{port}/{probe}")
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         chat = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=DEADLINE_S)
         assert chat.status_code == 200, chat.text

@@ -41,7 +41,7 @@ duration_s: 5
 kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 """
 """Traffic for the commands that would otherwise take hours."""
-PORTS = (8080, 9000, 9001, 9470, 9480, 6379)
+PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
 

@@ -4,10 +4,12 @@ shopt -s expand_aliases
 failed() { local code=$?; echo "FAILED (exit code $code): $1" >&2; echo "$1" > failed; exit 1; }
 trap 'failed "$BASH_COMMAND"' ERR
 exec 3>&1
-declare -A pids=()
+TOUR=$PWD LOGS=$PWD/logs
+rm -f "$LOGS"/*.pid
 declare -A first_line=([mock-engine]='"url"' [serve]='"event": "serving"' [publish]='"event"')
 
-# A server runs in the background once it is ready, until another one of its kind replaces it.
+# A server runs in the background once it is ready, until another one of its kind replaces it. Its pid is a file, so
+# that a command that the README ends with `&`, which is a shell of its own, stops the one before it.
 warmroute() {
   case $1 in
     mock-engine | serve | publish) in_background "$@" ;;
@@ -16,14 +18,15 @@ warmroute() {
 }
 
 in_background() {
-  local log=logs/$1
+  local log=$LOGS/$1 pid
   stop "$1"
   : > "$log"
   command warmroute "$@" > "$log" 2>&1 3>&- &
-  pids[$1]=$!
+  pid=$!
+  echo "$pid" > "$log.pid"
   for _ in {1..300}; do
     if grep -q "${first_line[$1]}" "$log" && is_ready "$1"; then cat "$log"; return; fi
-    kill -0 "${pids[$1]}" 2> /dev/null || break
+    kill -0 "$pid" 2> /dev/null || break
     sleep 0.2
   done
   cat "$log"
@@ -33,11 +36,15 @@ in_background() {
 is_ready() { [ "$1" != serve ] || command curl --silent --fail localhost:8080/readyz > /dev/null; }
 
 stop() {
-  [ -z "${pids[$1]}" ] || { kill "${pids[$1]}" 2> /dev/null || true; wait "${pids[$1]}" || true; }
-  unset "pids[$1]"
+  local pid
+  [ -e "$LOGS/$1.pid" ] || return 0
+  pid=$(< "$LOGS/$1.pid")
+  rm "$LOGS/$1.pid"
+  kill "$pid" 2> /dev/null || true
+  while kill -0 "$pid" 2> /dev/null; do sleep 0.1; done
 }
 
-stop_all() { for kind in "${!pids[@]}"; do stop "$kind"; done; }
+stop_all() { for kind in "${!first_line[@]}"; do stop "$kind"; done; }
 trap stop_all EXIT
 
 curl() { command curl --fail-with-body --silent --show-error "$@"; }
@@ -47,8 +54,9 @@ make() { command make $MAKE_OPTIONS "$@"; }
 # Mock engines for a page that installs the router without what they need.
 engines() { PATH=$PWD/.venv/bin:$PATH in_background mock-engine "$@"; }
 
-# Number and place of a block: what it prints goes to a file of its own.
+# Number and place of a block: it begins in the root folder, and what it prints goes to a file of its own.
 block() {
+  cd "$TOUR"
   exec > "output-$1" 2>&1
   echo "$(date +%T) $2" >&3
   last_block=$1
