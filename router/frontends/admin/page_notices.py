@@ -22,8 +22,8 @@ from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
+from router.frontends.admin.page_figures import MetricRows
 from router.observe.declared import of_pods
-from router.observe.fast_metrics import Labels, Numbers
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
@@ -65,6 +65,7 @@ class Counted:
     """By pod."""
     transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Number of measured transfers and of slow ones, by kind of link."""
+    metrics: Mapping[str, MetricRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,17 @@ class CountedHistory:
         while self._kept[0].at_s < now.at_s - MINUTE_S:
             self._kept.popleft()
 
+    @property
+    def now(self) -> Counted:
+        return self._kept[-1]
+
+    def since(self, span_s: float) -> Counted:
+        """The first entry of the last `span_s`."""
+        return next(one for one in self._kept if one.at_s >= self.now.at_s - span_s)
+
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
-        first, now = self._kept[0], self._kept[-1]
+        first, now = self._kept[0], self.now
         return [
             *_pods(present),
             *_restarts(first, now, present.pods),
@@ -116,7 +125,7 @@ class CountedHistory:
         ]
 
 
-def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers]]]) -> Counted:
+def counted_of(own: Metrics, merged: Mapping[str, MetricRows]) -> Counted:
     """From the metrics of the page."""
     slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
     slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
@@ -124,6 +133,7 @@ def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers
         time.monotonic(),
         {pod: count.value for (pod,), count in own.pod_restarts.items()},
         {link: (sum(counts), sum(counts[slow_from:])) for link, counts in slowdowns.items()},
+        merged,
     )
 
 
