@@ -1,7 +1,6 @@
 """What needs attention now: the sentences at the top of the operators' page.
 
-Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods. Thresholds are those
-of the alerts in the chart, or lower: who looks at the page wants to know sooner.
+Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods.
 """
 
 from __future__ import annotations
@@ -26,6 +25,15 @@ from router.frontends.admin.page_figures import MetricRows
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.thresholds import (
+    ONLY_TENANT_SHARE,
+    SHOWN_INDEX_AGE_S,
+    SHOWN_SLOW_SHARE,
+    SHOWN_SLOWDOWN,
+    SHOWN_TRANSFERS,
+    TENANT_SHARE,
+    WORSE_TTFT_RATIO,
+)
 from router.policy.calibration import Calibration
 from router.policy.decide import expected_ttft_ms
 from router.types import PodId, PodState
@@ -33,18 +41,11 @@ from router.types import PodId, PodState
 MINUTE_S = 60.0
 RECENT_S = 15.0
 """Over which times of first tokens are computed."""
-MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """How late the latest first tokens of a pod are, and how many of them and of other pods' are needed for a notice. It
 appears sooner than one about a learnt slowdown."""
 LATEST_DECISIONS = 500
-MAX_INDEX_AGE_S = 5.0
-MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
-MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
-"""A tenant above the second is the only one."""
-LATEST_TRANSFERS, MIN_SLOW_SHARE = 6, 0.85
-"""How many of the latest transfers over a link are looked at, in the last minute, and how many of them must be slow."""
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -194,11 +195,11 @@ def _pods(present: Present) -> Iterator[Notice]:
     if present.ejected:
         yield Notice("ejected", f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected)}.")
     for pod, ratio in sorted(present.slowdowns.items(), key=lambda item: -item[1])[:MAX_NAMES]:
-        if ratio >= MIN_SLOWDOWN:
+        if ratio >= SHOWN_SLOWDOWN:
             text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
             yield Notice("slow", text)
     for pod, ratio in islice(present.lateness.items(), MAX_NAMES):
-        if present.slowdowns.get(pod, 1.0) < MIN_SLOWDOWN:
+        if present.slowdowns.get(pod, 1.0) < SHOWN_SLOWDOWN:
             yield Notice("slow", f"First tokens of {_short(pod)} take {ratio:.1f} times as long as expected.")
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
@@ -217,14 +218,14 @@ def _policies(present: Present) -> Iterator[Notice]:
         error = shortened(present.policy_error, MAX_ERROR_CHARACTERS)
         yield Notice("policy", f"Policy files are invalid; the last valid set stays: {error}", "policies")
     age_s = present.reload_age_s
-    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > MAX_TTFT_RATIO:
+    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > WORSE_TTFT_RATIO:
         change = f"mean predicted TTFT {present.reload_ttft_ratio - 1:+.0%}"
         text = f"Policies were changed {age_s:.0f} s ago, for the worse: {change}; {present.reload_review}."
         yield Notice("policy", text, "policies")
 
 
 def _index(present: Present) -> Iterator[Notice]:
-    if present.index_age_s is not None and present.index_age_s > MAX_INDEX_AGE_S:
+    if present.index_age_s is not None and present.index_age_s > SHOWN_INDEX_AGE_S:
         text = f"The shared index is {present.index_age_s:.0f} s old: Redis does not answer."
         yield Notice("index", text, "health")
 
@@ -243,20 +244,20 @@ def _flood(present: Present) -> Iterator[Notice]:
     if not total or present.waiting < max(present.pods, 1):
         return
     tenant, tokens = max(present.tenant_tokens.items(), key=itemgetter(1))
-    if MIN_TENANT_SHARE < (share := tokens / total) < MAX_TENANT_SHARE:
+    if TENANT_SHARE < (share := tokens / total) < ONLY_TENANT_SHARE:
         who = f"Tenant {_short(tenant)} has" if tenant else "Clients without a tenant have"
         waiting = f"{present.waiting} requests wait in engines"
         yield Notice("tenant", f"{who} {share:.0%} of the prompt tokens being served; {waiting}.")
 
 
 def _links(kept: Sequence[Counted]) -> Iterator[Notice]:
-    """By the shortest time that has `LATEST_TRANSFERS`: many good ones before an incident hide no slow ones."""
+    """By the shortest time that has `SHOWN_TRANSFERS`: many good ones before an incident hide no slow ones."""
     for link, (total, total_slow) in kept[-1].transfers.items():
         for before in reversed(kept):
             earlier, earlier_slow = before.transfers.get(link, (0.0, 0.0))
-            if (count := total - earlier) >= LATEST_TRANSFERS:
+            if (count := total - earlier) >= SHOWN_TRANSFERS:
                 slow = total_slow - earlier_slow
-                if slow >= MIN_SLOW_SHARE * count:
+                if slow >= SHOWN_SLOW_SHARE * count:
                     text = (
                         f"{slow:.0f} of the latest {count:.0f} transfers of KV over links {_short(link)} took more than"
                         f" {of_pods.SLOW_TRANSFER:g} times as long as configured."

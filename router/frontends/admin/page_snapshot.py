@@ -28,6 +28,7 @@ from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
 from router.types import PodState, PodStatus, PrefixTrust, Role
@@ -67,7 +68,7 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: int = 0
     epoch: int = 0
     slowdown: float = 1.0
-    """Time of a prefill relative to other pods of its class, as learnt."""
+    """Time of a prefill relative to other pods of its class, as learnt, of a slow pod."""
     load_age_s: float | None = None
     """None: its load was never scraped."""
 
@@ -206,7 +207,7 @@ class PageSource:
             waiting=load.waiting,
             in_flight=self.gauges.ledger.requests_of_router(pod.id),
             epoch=pod.epoch,
-            slowdown=round(slowdown, 1),
+            slowdown=round(slowdown, 1) if slowdown >= SHOWN_SLOWDOWN else 1.0,
             load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         )
 
