@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from router.config.discovery_schema import TargetFile, TargetGroup
-from router.config.file_stamp import FileStamp, is_steady, stamp_of
+from router.config.file_stamp import is_steady, stamp_of
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
@@ -37,7 +37,7 @@ class FilePods:
         self, entry: TargetFile, status: SourceStatus, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self._entry = entry
-        self._path = Path(entry.path)
+        self._stamp = partial(stamp_of, entry.path)
         self.status = status
         self._sleep = sleep
 
@@ -46,7 +46,8 @@ class FilePods:
         while True:
             stamp = await asyncio.to_thread(self._stamp)
             if stamp == read:
-                self._confirm()
+                if not self.status.error:
+                    self.status.confirm()
             elif read is _UNREAD or await is_steady(self._stamp, stamp, STEADY_S, self._sleep):
                 read = stamp
                 pods = await self._read()
@@ -63,13 +64,6 @@ class FilePods:
             return None
         self.status.confirm()
         return pods
-
-    def _confirm(self) -> None:
-        if not self.status.error:
-            self.status.confirm()
-
-    def _stamp(self) -> FileStamp | None:
-        return stamp_of(self._path)
 
 
 def read_targets(entry: TargetFile) -> list[ListedPod]:

@@ -5,6 +5,7 @@ Metrics are those of /metrics, summed over the labels that no figure needs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import add, sub
 from sys import float_info
@@ -57,22 +58,8 @@ TOKEN_LINES = {
 MetricRows = list[tuple[Labels, Numbers]]
 """The series of a metric: the values of the labels that it keeps, and its numbers."""
 
-
-_GroupBy = Callable[[Labels], str | None]
-"""What the series of a metric are summed by; None: without this one."""
-
-
-def _first(labels: Labels) -> str:
-    return labels[0]
-
-
-def _if_failed(labels: Labels) -> str | None:
-    """The class of requests that failed, unless their client left."""
-    return labels[0] if labels[1] not in ("ok", CLIENT_GONE) else None
-
-
-def _if_second_is(wanted: str) -> _GroupBy:
-    return lambda labels: labels[0] if labels[1] == wanted else None
+_Key = Callable[[Labels], str | None]
+"""What series are summed by; None: not this one."""
 
 
 class Quantiles(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,6 +122,10 @@ class PageFigures(msgspec.Struct, frozen=True, kw_only=True):
     shadows: dict[str, ShadowFigures]
 
 
+def _first(labels: Labels) -> str:
+    return labels[0] if labels else ""
+
+
 class MetricsGrowth:
     """How much the metrics of a snapshot grew since an earlier one; `before`: empty for the start of the router."""
 
@@ -148,17 +139,17 @@ class MetricsGrowth:
             requests=sum(one.requests for one in classes.values()),
             failures=sum(one.failures for one in classes.values()),
             classes=classes,
-            ttft_s=self._all_quantiles(of_requests.TTFT_S),
-            ttft_error=self._all_quantiles(of_decisions.TTFT_ERROR),
+            ttft_s=self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
+            ttft_error=self._quantiles(of_decisions.TTFT_ERROR)[""],
             token_shares=self.token_shares(),
             saved_s=self._values(of_decisions.PREFILL_SAVED_S),
             saved_gpu_s=self._values(of_decisions.PREFILL_SAVED_GPU_S),
             phases_s=self._quantiles(of_requests.PHASE_S),
-            loop_lag_s=self._all_quantiles(of_process.LOOP_LAG_S),
-            retries=self._total(of_requests.RETRIES),
-            degraded=self._total(of_process.DEGRADED_MATCHES),
-            unread_prompts=self._total(of_requests.UNREAD_PROMPTS),
-            receipts_lost=self._total(of_process.RECEIPTS_LOST),
+            loop_lag_s=self._quantiles(of_process.LOOP_LAG_S)[""],
+            retries=self._values(of_requests.RETRIES)[""],
+            degraded=self._values(of_process.DEGRADED_MATCHES)[""],
+            unread_prompts=self._values(of_requests.UNREAD_PROMPTS)[""],
+            receipts_lost=self._values(of_process.RECEIPTS_LOST)[""],
             reuse_s=self._quantiles(of_requests.REUSE_INTERVAL_S),
             evicted_tokens=self._values(of_decisions.EVICTED_SOON_TOKENS),
             evicted_s=self._values(of_decisions.EVICTED_SOON_S),
@@ -168,52 +159,44 @@ class MetricsGrowth:
     def token_shares(self) -> dict[str, float | None]:
         found: dict[str, float | None] = {}
         for line, (part, whole) in TOKEN_LINES.items():
-            tokens = self._total(whole)
-            found[line] = min(self._total(part) / tokens, 1.0) if tokens else None
+            tokens = self._values(whole)[""]
+            found[line] = min(self._values(part)[""] / tokens, 1.0) if tokens else None
         return found
 
     def _classes(self) -> dict[str, ClassFigures]:
-        requests = self._values(of_requests.CLASS_REQUESTS)
-        failures = self._values(of_requests.CLASS_REQUESTS, _if_failed)
-        ttft_s = self._quantiles(of_requests.TTFT_S)
-        tpot_s = self._quantiles(of_requests.TPOT_S)
+        """A request failed if its result is an error and its client did not leave."""
+        requests = of_requests.CLASS_REQUESTS
+        failures = self._values(requests, lambda labels: None if labels[1] in ("ok", CLIENT_GONE) else labels[0])
+        ttft_s, tpot_s = self._quantiles(of_requests.TTFT_S), self._quantiles(of_requests.TPOT_S)
         return {
-            name: ClassFigures(
-                ended, failures.get(name, 0.0), ttft_s.get(name, Quantiles()), tpot_s.get(name, Quantiles())
-            )
-            for name, ended in requests.items()
+            name: ClassFigures(ended, failures[name], ttft_s[name], tpot_s[name])
+            for name, ended in self._values(requests).items()
         }
 
     def _shadows(self) -> dict[str, ShadowFigures]:
-        compared = self._values(of_decisions.SHADOW_DECISIONS)
-        agreeing = self._values(of_decisions.SHADOW_DECISIONS, _if_second_is("yes"))
+        agreeing = self._values_where(of_decisions.SHADOW_DECISIONS, "yes")
         dropped = self._values(of_decisions.SHADOW_DROPPED)
-        live, own = self._gains_s("live"), self._gains_s("shadow")
+        sooner, later = of_decisions.SHADOW_SOONER_S, of_decisions.SHADOW_LATER_S
+        live_s, live_loss_s = self._values_where(sooner, "live"), self._values_where(later, "live")
+        own_s, own_loss_s = self._values_where(sooner, "shadow"), self._values_where(later, "shadow")
         return {
-            policy: ShadowFigures(
-                count, agreeing.get(policy, 0.0), dropped.get(policy, 0.0), live.get(policy, 0.0), own.get(policy, 0.0)
+            one: ShadowFigures(
+                compared, agreeing[one], dropped[one], live_s[one] - live_loss_s[one], own_s[one] - own_loss_s[one]
             )
-            for policy, count in compared.items()
+            for one, compared in self._values(of_decisions.SHADOW_DECISIONS).items()
         }
 
-    def _gains_s(self, prices: str) -> dict[str, float]:
-        sooner = self._values(of_decisions.SHADOW_SOONER_S, _if_second_is(prices))
-        later = self._values(of_decisions.SHADOW_LATER_S, _if_second_is(prices))
-        return {policy: sooner.get(policy, 0.0) - later.get(policy, 0.0) for policy in sooner | later}
+    def _values_where(self, declared: Declaration, second: str) -> defaultdict[str, float]:
+        return self._values(declared, lambda labels: labels[0] if labels[1] == second else None)
 
-    def _total(self, declared: Declaration) -> float:
-        return self._values(declared, lambda _: "").get("", 0.0)
+    def _values(self, declared: Declaration, key: _Key = _first) -> defaultdict[str, float]:
+        return defaultdict(float, {name: value for name, (value, *_) in self._grown(declared, key).items()})
 
-    def _values(self, declared: Declaration, key: _GroupBy = _first) -> dict[str, float]:
-        return {name: value for name, (value, *_) in self._grown(declared, key).items()}
+    def _quantiles(self, declared: Declaration, key: _Key = _first) -> defaultdict[str, Quantiles]:
+        grown = self._grown(declared, key).items()
+        return defaultdict(Quantiles, {name: quantiles(declared.buckets, counts) for name, (*counts, _) in grown})
 
-    def _all_quantiles(self, declared: Declaration) -> Quantiles:
-        return self._quantiles(declared, lambda _: "").get("", Quantiles())
-
-    def _quantiles(self, declared: Declaration, key: _GroupBy = _first) -> dict[str, Quantiles]:
-        return {name: quantiles(declared.buckets, counts) for name, (*counts, _) in self._grown(declared, key).items()}
-
-    def _grown(self, declared: Declaration, key: _GroupBy) -> dict[str, Numbers]:
+    def _grown(self, declared: Declaration, key: _Key) -> dict[str, Numbers]:
         before = _summed(self._before.get(declared.name, ()), key)
         return {
             name: [max(value, 0.0) for value in map(sub, numbers, before[name])] if name in before else numbers
@@ -221,7 +204,7 @@ class MetricsGrowth:
         }
 
 
-def _summed(rows: Sequence[tuple[Labels, Numbers]], key: _GroupBy) -> dict[str, Numbers]:
+def _summed(rows: Sequence[tuple[Labels, Numbers]], key: _Key) -> dict[str, Numbers]:
     found: dict[str, Numbers] = {}
     for labels, numbers in rows:
         if (name := key(labels)) is not None:

@@ -22,18 +22,10 @@ from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.frontends.admin.page_figures import MetricRows
+from router.observe import thresholds
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
-from router.observe.thresholds import (
-    ONLY_TENANT_SHARE,
-    SHOWN_INDEX_AGE_S,
-    SHOWN_SLOW_SHARE,
-    SHOWN_SLOWDOWN,
-    SHOWN_TRANSFERS,
-    TENANT_SHARE,
-    WORSE_TTFT_RATIO,
-)
 from router.policy.calibration import Calibration
 from router.policy.decide import expected_ttft_ms
 from router.types import PodId, PodState
@@ -195,11 +187,11 @@ def _pods(present: Present) -> Iterator[Notice]:
     if present.ejected:
         yield Notice("ejected", f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected)}.")
     for pod, ratio in sorted(present.slowdowns.items(), key=lambda item: -item[1])[:MAX_NAMES]:
-        if ratio >= SHOWN_SLOWDOWN:
+        if ratio >= thresholds.SHOWN_SLOWDOWN:
             text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
             yield Notice("slow", text)
     for pod, ratio in islice(present.lateness.items(), MAX_NAMES):
-        if present.slowdowns.get(pod, 1.0) < SHOWN_SLOWDOWN:
+        if present.slowdowns.get(pod, 1.0) < thresholds.SHOWN_SLOWDOWN:
             yield Notice("slow", f"First tokens of {_short(pod)} take {ratio:.1f} times as long as expected.")
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
@@ -218,14 +210,14 @@ def _policies(present: Present) -> Iterator[Notice]:
         error = shortened(present.policy_error, MAX_ERROR_CHARACTERS)
         yield Notice("policy", f"Policy files are invalid; the last valid set stays: {error}", "policies")
     age_s = present.reload_age_s
-    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > WORSE_TTFT_RATIO:
+    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > thresholds.WORSE_TTFT_RATIO:
         change = f"mean predicted TTFT {present.reload_ttft_ratio - 1:+.0%}"
         text = f"Policies were changed {age_s:.0f} s ago, for the worse: {change}; {present.reload_review}."
         yield Notice("policy", text, "policies")
 
 
 def _index(present: Present) -> Iterator[Notice]:
-    if present.index_age_s is not None and present.index_age_s > SHOWN_INDEX_AGE_S:
+    if present.index_age_s is not None and present.index_age_s > thresholds.SHOWN_INDEX_AGE_S:
         text = f"The shared index is {present.index_age_s:.0f} s old: Redis does not answer."
         yield Notice("index", text, "health")
 
@@ -244,7 +236,7 @@ def _flood(present: Present) -> Iterator[Notice]:
     if not total or present.waiting < max(present.pods, 1):
         return
     tenant, tokens = max(present.tenant_tokens.items(), key=itemgetter(1))
-    if TENANT_SHARE < (share := tokens / total) < ONLY_TENANT_SHARE:
+    if thresholds.TENANT_SHARE < (share := tokens / total) < thresholds.ONLY_TENANT_SHARE:
         who = f"Tenant {_short(tenant)} has" if tenant else "Clients without a tenant have"
         waiting = f"{present.waiting} requests wait in engines"
         yield Notice("tenant", f"{who} {share:.0%} of the prompt tokens being served; {waiting}.")
@@ -255,9 +247,9 @@ def _links(kept: Sequence[Counted]) -> Iterator[Notice]:
     for link, (total, total_slow) in kept[-1].transfers.items():
         for before in reversed(kept):
             earlier, earlier_slow = before.transfers.get(link, (0.0, 0.0))
-            if (count := total - earlier) >= SHOWN_TRANSFERS:
+            if (count := total - earlier) >= thresholds.SHOWN_TRANSFERS:
                 slow = total_slow - earlier_slow
-                if slow >= SHOWN_SLOW_SHARE * count:
+                if slow >= thresholds.SHOWN_SLOW_SHARE * count:
                     text = (
                         f"{slow:.0f} of the latest {count:.0f} transfers of KV over links {_short(link)} took more than"
                         f" {of_pods.SLOW_TRANSFER:g} times as long as configured."
