@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hmac
 from functools import partial
-from pathlib import Path
 
 from router.config.listen_schema import AdminListen
+from router.config.load import read_named
 from router.config.reloaded import Reloaded
 from router.errors import ConfigError
-
-MAX_FILE_BYTES = 64 * 1024
 
 
 class BearerFile:
@@ -28,12 +26,7 @@ class BearerFile:
 
 
 def _read_tokens(path: str, key: str) -> list[bytes]:
-    try:
-        with Path(path).open("rb") as file:
-            lines = file.read(MAX_FILE_BYTES).splitlines()
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
-    tokens = list(filter(None, map(bytes.strip, lines)))
+    tokens = list(filter(None, map(bytes.strip, read_named(key, path).splitlines())))
     if not tokens:
         raise ConfigError(f"{key}: {path} contains no token; write one on a line of its own")
     return tokens

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
 from router.config.listen_schema import ListenTls
+from router.config.load import read_named
 from router.config.reloaded import Reloaded
 from router.config.startup_files import StaleFile
 from router.errors import ConfigError
@@ -15,20 +15,12 @@ def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | No
     """Use the certificate and key in new connections of the context. Raises `ConfigError`, and then the context keeps
     what it has."""
     key_file = key_file or cert_file
-    for key, path in ("tls.cert_file", cert_file), ("tls.key_file", key_file):
-        _check_readable(key, path)
+    read_named("tls.cert_file", cert_file)
+    read_named("tls.key_file", key_file)
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(trial, cert_file, key_file)
     _check_validity(trial, cert_file)
     _load(context, cert_file, key_file)
-
-
-def _check_readable(key: str, path: str) -> None:
-    try:
-        with Path(path).open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
 
 
 def _load(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:

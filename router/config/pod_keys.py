@@ -11,8 +11,8 @@ import re
 import time
 from functools import cache, partial
 from math import inf
-from pathlib import Path
 
+from router.config.load import read_named
 from router.config.reloaded import Reloaded
 from router.errors import ConfigError
 
@@ -25,9 +25,7 @@ _KEY = re.compile(r"[!-~]{1,8192}")
 def read_key(path: str) -> str:
     """The key in the file, without white space around it. Raises `ConfigError`."""
     try:
-        key = Path(path).read_text("ascii").strip()
-    except OSError as error:
-        raise ConfigError(f"auth.bearer_file: cannot read {path}: {error.strerror}") from error
+        key = read_named("auth.bearer_file", path).decode("ascii").strip()
     except ValueError:  # its message quotes the file
         raise ConfigError(f"auth.bearer_file: {path} is not ASCII text") from None
     if not _KEY.fullmatch(key):
