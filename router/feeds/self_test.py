@@ -189,7 +189,8 @@ class ParityFeed:
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed, logged, pictures_tested = 0, set[Endpoint](), 0
+        failed = pictures_tested = 0
+        logged = set[Endpoint]()
         while True:
             status = self._fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:

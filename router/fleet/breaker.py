@@ -171,16 +171,13 @@ class Breaker:
         self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0
     ) -> None:
         """Eject the pod, or count from zero if too few pods would stay ready."""
-        status = self._fleet.status(pod_id)
-        if status is not None and self._leaves_enough(status.pod):
+        fleet, status = self._fleet.snapshot, self._fleet.status(pod_id)
+        if status is not None and leaves_enough_ready(fleet, status.pod, self._rules.min_ready_share):
             self._eject(pod_id, record, now_s, reason, factor)
             return
         record.restart()
         if self.on_refused is not None:
             self.on_refused(pod_id)
-
-    def _leaves_enough(self, pod: Pod) -> bool:
-        return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
 
     def _eject(self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0) -> None:
         """Eject the pod. The backoff doubles each time, up to the maximum."""
