@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
-from router.fleet.fleet import Fleet
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
@@ -22,7 +21,6 @@ from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, SharedQuotas
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
-from router.request.reading import RequestReader
 from router.types import PodId
 from router.wiring.decision_records import call_later
 
@@ -74,11 +72,6 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
         records_usage=config.tenants is not None or config.usage.file is not None,
         trusts_uuids=config.edge.trust_engine_fields,
     )
-
-
-def request_reader(config: RouterConfig, fleet: Fleet) -> RequestReader:
-    models = frozenset(model.name for model in config.models if not model.is_pattern)
-    return RequestReader(fleet, config.edge, config.limits.max_messages, models)
 
 
 def request_log(config: Log) -> RequestLog | None:

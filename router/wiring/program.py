@@ -53,6 +53,7 @@ from router.policy.review import Review
 from router.policy.spec import Policy
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
+from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
@@ -60,7 +61,6 @@ from router.wiring.core_parts import (
     core_settings,
     observers,
     request_log,
-    request_reader,
 )
 from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -149,7 +149,9 @@ class Program:
         config, core = self._config, self.core
         facts = self.pods.handoff_facts.of
         forwarder = build_forwarder(core, self._steps, self._pools, config.edge, facts, self.metrics)
-        endings, reader = core.requests.endings, request_reader(config, self.fleet)
+        models = frozenset(model.name for model in config.models if not model.is_pattern)
+        reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
+        endings = core.requests.endings
         return OpenAiEdge(forwarder, endings, reader, self.pods.responses, config.edge, config.limits, self.tracing)
 
     def _build_signing_keys(self, tokens: JwtVerifier) -> SigningKeyFeed | None:
@@ -190,8 +192,10 @@ class Program:
         )
 
     def _stale_files(self) -> list[StaleFile]:
-        certificate = self.certificate.stale if self.certificate else None
-        return [*self._files.changed(), *([certificate] if certificate else ())]
+        found = self._files.changed()
+        if self.certificate and self.certificate.stale:
+            found.append(self.certificate.stale)
+        return found
 
     def _admin_app(self) -> App:
         listen, limits = self._config.admin, self._config.limits
@@ -263,22 +267,27 @@ class Program:
             await wait_for_cluster(cluster, self.fleet, redis.ready_timeout_s, self_test=self_test)
 
     def _feeds(self) -> Feeds:
-        return {
+        feeds = {
             **self.pods.feeds,
             **self.records.feeds,
             **self.quotas.feeds,
-            **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
-            **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
-            **({"tenants": self._tenants.run} if self._tenants else {}),
-            **({"signing keys": self._signing_keys.run} if self._signing_keys else {}),
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
+        if self._recent is not None:
+            feeds |= self.pods.deletion_costs(self._recent)
+        if self.certificate:
+            feeds["certificate"] = partial(self._renew, self.certificate)
+        if self._tenants:
+            feeds["tenants"] = self._tenants.run
+        if self._signing_keys:
+            feeds["signing keys"] = self._signing_keys.run
+        return feeds
 
     async def _renew(self, certificate: ListenCertificate) -> None:
         while True:
