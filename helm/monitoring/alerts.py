@@ -11,6 +11,7 @@ from ruamel.yaml.scalarstring import FoldedScalarString
 
 from helm.monitoring.promql import ALERT, EACH_ROUTER, SOON, Expr
 from router.errors import INTERNAL
+from router.observe import thresholds
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
 from router.request.error_responses import RESPONSES
 
@@ -56,7 +57,7 @@ def _caches_lost() -> Expr:
 
 def _worse_policy() -> Expr:
     """For as long as the reload is in the window."""
-    worse = EACH_ROUTER.total("max", of_decisions.POLICY_RELOAD_TTFT) > 1.2
+    worse = EACH_ROUTER.total("max", of_decisions.POLICY_RELOAD_TTFT) > thresholds.WORSE_TTFT_RATIO
     return worse.and_(EACH_ROUTER.increase(of_decisions.POLICY_RELOADS, result="ok") > 0)
 
 
@@ -67,14 +68,15 @@ def _flood() -> Expr:
     pool = "pool model role"
     ready = ALERT.total("max", of_pools.POOL_READY_REPLICAS, pool)
     backlog_s = ALERT.total("sum", of_pools.POOL_BACKLOG_S, pool) / ready
-    return ((share > 0.7) < 0.99).where("namespace", backlog_s > 1)
+    return ((share > thresholds.TENANT_SHARE) < thresholds.ONLY_TENANT_SHARE).where("namespace", backlog_s > 1)
 
 
 def _slow_link() -> Expr:
     """By most transfers of two minutes, which have happened when it is true: it needs no `for`. Busy receivers delay
     single transfers by any multiple, so a mean would not do."""
     slow = SOON.share_above(of_pods.SLOW_TRANSFER, of_pods.TRANSFER_SLOWDOWN, "link")
-    return (slow > 0.7).and_(SOON.increase(of_pods.TRANSFER_SLOWDOWN, "link") > 10)
+    enough = SOON.increase(of_pods.TRANSFER_SLOWDOWN, "link") > thresholds.ALERT_TRANSFERS
+    return (slow > thresholds.ALERT_SLOW_SHARE).and_(enough)
 
 
 def _stale_load() -> Expr:
@@ -148,7 +150,7 @@ ALERTS = (
     ),
     Alert(
         name="WarmroutePodSlow",
-        expr=ALERT.total("max", of_pods.POD_SLOWDOWN, "pod") > 2,
+        expr=ALERT.total("max", of_pods.POD_SLOWDOWN, "pod") > thresholds.ALERT_SLOWDOWN,
         lasts="2m",
         severity="warning",
         summary="Prefills on engine {{ $labels.exported_pod }} take more than twice as long as on others of its class.",
@@ -269,7 +271,7 @@ ALERTS = (
     ),
     Alert(
         name="WarmrouteIndexStale",
-        expr=EACH_ROUTER.total("max", of_process.INDEX_AGE_S) > 15,
+        expr=EACH_ROUTER.total("max", of_process.INDEX_AGE_S) > thresholds.ALERT_INDEX_AGE_S,
         lasts="30s",
         severity="warning",
         summary="Router {{ $labels.pod }} cannot read the shared index in Redis.",

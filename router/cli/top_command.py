@@ -23,8 +23,7 @@ from rich.console import Console
 from rich.live import Live
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
-from router.cli.page_figures import Snapshot
-from router.cli.top_view import TopView
+from router.cli.top_view import Snapshot, TopView
 from router.frontends.admin.live_page import EVENTS_PATH
 
 RETRY_S = 1.0

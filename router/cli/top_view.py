@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 
+import msgspec
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from router.cli.page_figures import PageFigures, Snapshot
 from router.cli.terminal import printable
+from router.frontends.admin.page_figures import BEYOND, PageFigures
+from router.frontends.admin.page_notices import Notice
 from router.frontends.admin.page_snapshot import DecisionRow, PodRow
+from router.observe.hit_worth import CHOSEN, ROUND_ROBIN
 from router.types import PodState, PrefixTrust
 
-WINDOW_S = 60.0
 MAX_NOTICES = 3
 MIN_DECISIONS, MAX_DECISIONS = 4, 30
 UNKNOWN = "-"
@@ -23,72 +24,79 @@ MAX_NAME = 28
 """Longer names are cut, in the middle of the screen where a row must be one line."""
 
 
+class Snapshot(msgspec.Struct):
+    """One snapshot of a router, without what is not shown."""
+
+    at_s: float
+    span_s: float
+    in_flight: float
+    last_minute: PageFigures
+    since_start: PageFigures
+    pods: list[PodRow]
+    decisions: list[DecisionRow]
+    pods_not_shown: int = 0
+    notices: list[Notice] = []
+    price: float | None = None
+    currency: str = ""
+
+
 class TopView:
-    """The snapshots of the last minute. It is drawn in the height of the terminal; `of_all`: with every pod."""
+    """The latest snapshot, drawn in the height of the terminal. `of_all`: with every pod, since the start."""
 
     def __init__(self, url: str, *, of_all: bool = False) -> None:
         self._url = url
         self._of_all = of_all
-        self._kept: deque[Snapshot] = deque()
+        self._latest: Snapshot | None = None
         self.problem = ""
         """Why there are no new snapshots."""
 
     def add(self, snapshot: Snapshot) -> None:
-        """The next snapshot. After a restart of the router the earlier ones do not count."""
-        if self._kept and PageFigures(snapshot).requests < PageFigures(self._kept[-1]).requests:
-            self._kept.clear()
-        self._kept.append(snapshot)
-        while self._kept[0].at_s < snapshot.at_s - WINDOW_S:
-            self._kept.popleft()
+        self._latest = snapshot
         self.problem = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if not self._kept:
+        if not self._latest:
             yield Text(self.problem or f"waiting for {self._url}")
             return
-        figures = PageFigures(self._kept[-1], None if self._of_all else self._kept[0])
-        head = list(self._head(figures, options.max_width))
+        head = list(self._head(self._latest, options.max_width))
         rows = 10**6 if self._of_all else max(options.height or console.height, 1) - len(head)
-        yield Group(*head, *_tables(figures.now, rows))
+        yield Group(*head, *_tables(self._latest, rows))
 
-    def _head(self, figures: PageFigures, width: int) -> Iterator[Text]:
+    def _head(self, now: Snapshot, width: int) -> Iterator[Text]:
         """Lines that are cut, not folded, so that each is one row."""
-        for line, style in self._lines(figures):
+        for line, style in self._lines(now):
             text = printable(line)
             text.truncate(width, overflow="ellipsis")
             text.stylize(style)
             yield text
 
-    def _lines(self, figures: PageFigures) -> Iterator[tuple[str, str]]:
-        now = figures.now
+    def _lines(self, now: Snapshot) -> Iterator[tuple[str, str]]:
+        figures = now.since_start if self._of_all else now.last_minute
         ready, pods = sum(one.state == PodState.READY for one in now.pods), len(now.pods) + now.pods_not_shown
         at = time.strftime("%H:%M:%S", time.localtime(now.at_s))
         quit_hint = "" if self._of_all else "   q: quit"
         yield f"warmroute {at}   pods ready {ready} of {pods}{quit_hint}   {self._url}", "bold"
         if self.problem:
             yield self.problem, "red"
-        yield _traffic(figures), "red" if figures.failures else ""
-        shares = (f"{line} {_percent(share)}" for line, share in figures.token_shares().items())
+        traffic = _rate(figures.requests, now.span_s)
+        if self._of_all:
+            traffic = f"{figures.requests:,.0f} requests since start"
+        ttft = f"TTFT p50 {_seconds(figures.ttft_s.p50)}, p95 {_seconds(figures.ttft_s.p95)}"
+        failed = f"{figures.failures:,.0f} failed"
+        yield f"{traffic}, {now.in_flight:,.0f} in flight, {failed}   {ttft}", "red" if figures.failures else ""
+        shares = (f"{line} {_percent(share)}" for line, share in figures.token_shares.items())
         yield f"prompt tokens in caches: {', '.join(shares)}", ""
-        yield _worth(figures), ""
+        yield _worth(now, figures), ""
         for one in now.notices[:MAX_NOTICES]:
             yield f"! {one.text}", "yellow"
         if more := len(now.notices) - MAX_NOTICES:
             yield from [(f"! and {more} more", "yellow")] if more > 0 else []
 
 
-def _traffic(figures: PageFigures) -> str:
-    span_s = figures.span_s
-    rate = f"{figures.requests:,.0f} requests since start" if span_s is None else _rate(figures.requests, span_s)
-    ttft = ", ".join(f"p{share * 100:.0f} {_seconds(figures.ttft_s(share))}" for share in (0.5, 0.95))
-    failed = f"{figures.failures:,.0f} failed"
-    return f"{rate}, {figures.in_flight:,.0f} in flight, {failed}   TTFT {ttft}"
-
-
-def _worth(figures: PageFigures) -> str:
-    chosen_s, other_s = figures.saved_s()
-    gpu_hours = PageFigures(figures.now).saved_s(of_gpus=True)[0] / 3600
-    money = f", {gpu_hours * figures.now.price:,.2f} {figures.now.currency}" if figures.now.price else ""
+def _worth(now: Snapshot, figures: PageFigures) -> str:
+    chosen_s, other_s = (figures.saved_s.get(placement, 0.0) for placement in (CHOSEN, ROUND_ROBIN))
+    gpu_hours = now.since_start.saved_gpu_s.get(CHOSEN, 0.0) / 3600
+    money = f", {gpu_hours * now.price:,.2f} {now.currency}" if now.price else ""
     saved = f"hits saved {_seconds(chosen_s)} prefill (round robin {_seconds(other_s)})"
     return f"{saved}, in all {gpu_hours:,.3g} GPU-h{money}"
 
@@ -175,6 +183,8 @@ def _percent(share: float | None) -> str:
 def _seconds(value: float | None) -> str:
     if value is None:
         return UNKNOWN
+    if value == BEYOND:
+        return "more"
     if value >= 7200:
-        return "over 2 h" if value == float("inf") else f"{value / 3600:,.1f} h"
+        return f"{value / 3600:,.1f} h"
     return f"{value * 1000:,.0f} ms" if value < 1 else f"{value:,.1f} s"

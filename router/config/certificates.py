@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import ssl
-import time
-from pathlib import Path
 
-import structlog
-
-from router.config.file_stamp import FileStamp, stamps_of
 from router.config.listen_schema import ListenTls
+from router.config.load import read_named
+from router.config.reloaded import Reloaded
 from router.config.startup_files import StaleFile
 from router.errors import ConfigError
-
-log = structlog.get_logger()
 
 
 def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
     """Use the certificate and key in new connections of the context. Raises `ConfigError`, and then the context keeps
     what it has."""
     key_file = key_file or cert_file
-    for key, path in ("tls.cert_file", cert_file), ("tls.key_file", key_file):
-        _check_readable(key, path)
+    read_named("tls.cert_file", cert_file)
+    read_named("tls.key_file", key_file)
     trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load(trial, cert_file, key_file)
     _check_validity(trial, cert_file)
     _load(context, cert_file, key_file)
-
-
-def _check_readable(key: str, path: str) -> None:
-    try:
-        with Path(path).open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from None
 
 
 def _load(context: ssl.SSLContext, cert_file: str, key_file: str) -> None:
@@ -92,28 +79,23 @@ class ListenCertificate:
     """The TLS context of the public listener. Raises `ConfigError` if its files cannot be used."""
 
     def __init__(self, files: ListenTls) -> None:
-        self._files = files
-        self._stamps = self._current_stamps()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.set_alpn_protocols(["http/1.1"])
-        load_certificate(self.context, files.cert_file, files.key_file)
-        self.stale: StaleFile | None = None
-        """The files if they have changed and cannot be used."""
+        self._files = files
+        event = "certificate of the listener not usable; the last one stays in use"
+        self._loaded = Reloaded(self._load, files.cert_file, files.key_file, event=event)
+        self.refresh()
 
     def refresh(self) -> None:
         """Read the files again if they have changed. If they cannot be used, the last certificate stays in use."""
-        stamps = self._current_stamps()
-        if stamps == self._stamps:
-            return
-        self._stamps = stamps
-        try:
-            load_certificate(self.context, self._files.cert_file, self._files.key_file)
-            self.stale = None
-            log.info("certificate of the listener read again", file=self._files.cert_file)
-        except ConfigError as error:
-            since_s = self.stale.since_s if self.stale else time.time()
-            self.stale = StaleFile(self._files.cert_file, f"not usable; the last one stays in use: {error}", since_s)
-            log.error("certificate of the listener not usable; the last one stays in use", error=f"listen.{error}")
+        self._loaded.current()
 
-    def _current_stamps(self) -> tuple[FileStamp | None, ...]:
-        return stamps_of(self._files.cert_file, self._files.key_file)
+    @property
+    def stale(self) -> StaleFile | None:
+        """The files if they have changed and cannot be used."""
+        problem = f"not usable; the last one stays in use: {self._loaded.error}"
+        return StaleFile(self._files.cert_file, problem, self._loaded.failed_since_s) if self._loaded.error else None
+
+    def _load(self) -> ssl.SSLContext:
+        load_certificate(self.context, self._files.cert_file, self._files.key_file)
+        return self.context

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,3 +29,11 @@ def stamp_of(path: str | Path) -> FileStamp | None:
 def stamps_of(*paths: str | Path | None) -> tuple[FileStamp | None, ...]:
     """The stamps of several files, and None for each that is missing or not named."""
     return tuple(stamp_of(path) if path else None for path in paths)
+
+
+async def is_steady(
+    stamp: Callable[[], object], seen: object, for_s: float, sleep: Callable[[float], Awaitable[None]]
+) -> bool:
+    """Whether files that had the stamp `seen` still have it after `for_s`: a program may still be writing them."""
+    await sleep(for_s)
+    return await asyncio.to_thread(stamp) == seen

@@ -107,10 +107,23 @@ def shipped(folder: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / folder
 
 
+def read_named(key: str, path: str) -> bytes:
+    """The file that the configuration names under `key`. Raises `ConfigError`."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+
+
 def read_document(path: Path) -> Document:
     """A YAML file, parsed anew if its text changed. An empty file is an empty mapping. Raises `ConfigError`."""
+    return _parsed(path, read_text(path))
+
+
+def read_text(path: Path) -> str:
+    """Raises `ConfigError`."""
     try:
-        return _parsed(path, path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from functools import cache
+from functools import cache, partial
 from math import inf
-from pathlib import Path
 
-import structlog
-
+from router.config.load import read_named
+from router.config.reloaded import Reloaded
 from router.errors import ConfigError
 
 CHECK_INTERVAL_S = 1.0
@@ -22,15 +21,11 @@ CHECK_INTERVAL_S = 1.0
 
 _KEY = re.compile(r"[!-~]{1,8192}")
 
-log = structlog.get_logger()
-
 
 def read_key(path: str) -> str:
     """The key in the file, without white space around it. Raises `ConfigError`."""
     try:
-        key = Path(path).read_text("ascii").strip()
-    except OSError as error:
-        raise ConfigError(f"auth.bearer_file: cannot read {path}: {error.strerror}") from error
+        key = read_named("auth.bearer_file", path).decode("ascii").strip()
     except ValueError:  # its message quotes the file
         raise ConfigError(f"auth.bearer_file: {path} is not ASCII text") from None
     if not _KEY.fullmatch(key):
@@ -42,25 +37,17 @@ class PodKeyFile:
     """The current key of one file. If the file becomes unreadable, the last key stays in use."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        event = "key for pods not readable; the last one stays in use"
+        self._file = Reloaded(partial(read_key, path), path, event=event, first="")
         self._key = ""
-        self._read_at_s = -inf
-        self._failed = False
+        self._checked_at_s = -inf
 
     def key(self, now_s: float) -> str:
         """The key; empty if the file was never readable."""
-        if now_s - self._read_at_s >= CHECK_INTERVAL_S:
-            self._read_at_s = now_s
-            self._read()
+        if now_s - self._checked_at_s >= CHECK_INTERVAL_S:
+            self._checked_at_s = now_s
+            self._key = self._file.current()
         return self._key
-
-    def _read(self) -> None:
-        try:
-            self._key, self._failed = read_key(self._path), False
-        except ConfigError as error:
-            if not self._failed:
-                log.error("key for pods not readable; the last one stays in use", error=str(error))
-            self._failed = True
 
 
 _file = cache(PodKeyFile)

@@ -12,7 +12,7 @@ from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
 from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
-from router.config.load import load, read_document, validate_options
+from router.config.load import load, read_document, read_named, validate_options
 from router.config.mistakes import Location
 from router.config.model_names import with_model_folders
 from router.config.pod_keys import read_key, read_key_variable
@@ -121,7 +121,8 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
     read |= {("index", "redis", "tls", key): getattr(tls, key, None) for key in ("ca_file", "cert_file", "key_file")}
     for location, file in read.items():
         with mistakes.at(*location):
-            _check_readable(location, file)
+            if file is not None:
+                read_named(_dotted(location), file)
     for location, file in (("receipts", "file"), config.receipts.file), (("admin", "socket"), config.admin.socket):
         with mistakes.at(*location):
             _check_writable(location, file)
@@ -153,14 +154,6 @@ def check_authorities(mistakes: MistakeList, config: RouterConfig) -> None:
         if "ca_file" in api.model_fields_set and api.ca_file and not (api.url or "").startswith("http:"):
             with mistakes.at("discovery", "kubernetes", number, "api", "ca_file"):
                 check_authority(api.ca_file)
-
-
-def _check_readable(location: Location, file: str | None) -> None:
-    try:
-        if file is not None:
-            Path(file).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{_dotted(location)}: cannot read {file}: {error.strerror}") from None
 
 
 def _check_writable(location: Location, file: str | None) -> None:

@@ -33,7 +33,7 @@ from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
 from router.config.file_stamp import stamp_of, stamps_of
-from router.config.load import Document, FilePath, Strict, read_document, validate
+from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, nearest
 from router.config.oidc_schema import OidcEntry
 from router.errors import ConfigError
@@ -222,13 +222,7 @@ class _KeyReader:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file with their numbers, without comments and empty lines. Raises `ConfigError`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: not UTF-8 text") from error
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if number % LINES_AT_ONCE == 0:
             time.sleep(0)  # the event loop runs
         content = line.partition("#")[0].strip()

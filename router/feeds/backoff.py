@@ -10,9 +10,10 @@ import structlog
 from redis.exceptions import RedisError
 
 from router.feeds.supervise import raise_if_cancelled
+from router.fleet.retry_pause import retry_pause_s
 from router.stores.redis_connection import redis_error_text
 
-FIRST_BACKOFF_S = 0.05
+FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.5
 
 log = structlog.get_logger()
@@ -43,7 +44,8 @@ class Backoff:
                     hint="check that it runs, and index.redis; this process continues and tries again",
                 )
             self.failures += 1
-            await asyncio.sleep(random.uniform(0.5, 1) * min(FIRST_BACKOFF_S * 2**self.failures, MAX_BACKOFF_S))
+            wait_s = retry_pause_s(self.failures, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+            await asyncio.sleep(random.uniform(0.5, 1) * wait_s)
             return False
         raise_if_cancelled()
         if self.failures:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from router.config.file_stamp import is_steady
 from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.observe.metrics import Metrics
@@ -97,10 +98,8 @@ class PolicyFeed:
     async def check_files(self) -> None:
         """Reload if the files have changed and are unchanged for `STEADY_S`."""
         seen = await asyncio.to_thread(self._folder.stamp)
-        if seen != self._stamp:
-            await self._sleep(STEADY_S)
-            if await asyncio.to_thread(self._folder.stamp) == seen:
-                await self.reload()
+        if seen != self._stamp and await is_steady(self._folder.stamp, seen, STEADY_S, self._sleep):
+            await self.reload()
 
     async def reload(self) -> Reload:
         """Read all files, changed or not. Does not raise for invalid files."""

@@ -119,7 +119,9 @@ class ProbeFeed:
         now_s, status = time.monotonic(), self._fleet.status(pod_id)
         if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
             return
-        is_first, seen.listed_at_s, pod = not seen.listed_at_s, now_s, status.pod
+        pod = status.pod
+        is_first = not seen.listed_at_s
+        seen.listed_at_s = now_s
         if is_first:
             return
         try:

@@ -29,6 +29,7 @@ from router.feeds.probe_bodies import (
 )
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
+from router.fleet.retry_pause import retry_pause_s
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
@@ -188,7 +189,8 @@ class ParityFeed:
         await each_pod("parity", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed, logged, pictures_tested = 0, set[Endpoint](), 0
+        failed = pictures_tested = 0
+        logged = set[Endpoint]()
         while True:
             status = self._fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
@@ -199,7 +201,8 @@ class ParityFeed:
                 failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
             if status and status.pod.trust is PrefixTrust.TRUSTED and status.pod.epoch != pictures_tested:
                 pictures_tested = status.pod.epoch if await self._test_pictures(status.pod) else 0
-            await pause(changed, self._timing.retest_s * min(2**failed, MAX_RETEST_FACTOR))
+            retest_s = self._timing.retest_s
+            await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
 
     async def _test_conversions(self, pod: Pod, logged: set[Endpoint]) -> bool:
         """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch

@@ -19,6 +19,7 @@ from router.admission.jwt_verifier import Issuer, JwtVerifier, SigningKeys, read
 from router.admission.keys import Tenants
 from router.config.oidc_schema import provider_url
 from router.feeds.supervise import raise_if_cancelled
+from router.fleet.retry_pause import retry_pause_s
 
 CHECK_S = 0.25
 INTERVAL_S = 300.0
@@ -101,7 +102,7 @@ class SigningKeyFeed:
                     "keys of identity provider not available", issuer=issuer.name, error=str(error).removeprefix("pod ")
                 )
             done.failures += 1
-            wait_s = min(FIRST_RETRY_S * 2.0 ** min(done.failures - 1, 10), MAX_RETRY_S)
+            wait_s = retry_pause_s(done.failures, FIRST_RETRY_S, MAX_RETRY_S)
         else:
             if done.failures or done.tried_s < 0:
                 log.info("keys of identity provider fetched", issuer=issuer.name, keys=len(keys))

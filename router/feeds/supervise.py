@@ -12,6 +12,7 @@ from typing import TypeAlias
 import structlog
 
 from router.fleet.fleet import Fleet
+from router.fleet.retry_pause import retry_pause_s
 from router.types import Pod, PodId, PodState
 
 FIRST_WAIT_S = 0.2
@@ -40,19 +41,20 @@ async def supervise(
     """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises. An error that
     repeats is logged once until the feed has run for `STEADY_S`."""
     now_s = clock or asyncio.get_running_loop().time
-    wait_s, logged = FIRST_WAIT_S, ""
+    failures, logged = 0, ""
     while True:
         started_s = now_s()
         try:
             return await feed()
         except Exception as error:
             if now_s() - started_s >= STEADY_S:
-                wait_s, logged = FIRST_WAIT_S, ""
+                failures, logged = 0, ""
+            failures += 1
+            wait_s = retry_pause_s(failures, FIRST_WAIT_S, MAX_WAIT_S)
             if repr(error) != logged:
                 logged = repr(error)
                 log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
         await sleep(wait_s)
-        wait_s = min(wait_s * 2, MAX_WAIT_S)
 
 
 @asynccontextmanager

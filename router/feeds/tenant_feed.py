@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from router.admission.keys import Tenants
+from router.config.file_stamp import is_steady
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
 
@@ -43,10 +44,7 @@ class TenantFeed:
     async def check_files(self) -> None:
         """Read the files if they have changed and are unchanged for `STEADY_S`."""
         seen = await asyncio.to_thread(self._file.stamp)
-        if seen == self._file.read_stamp:
-            return
-        await self._sleep(STEADY_S)
-        if await asyncio.to_thread(self._file.stamp) != seen:
+        if seen == self._file.read_stamp or not await is_steady(self._file.stamp, seen, STEADY_S, self._sleep):
             return
         try:
             self._tenants, self.error = await asyncio.to_thread(self._file.read), ""

@@ -36,6 +36,7 @@ import msgspec
 import xxhash
 
 from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.retry_pause import retry_pause_s
 from router.types import FleetSnapshot, Pod, PodId, PodState, Role
 
 MIN_EXPECTED_MS = 500.0
@@ -59,14 +60,14 @@ class EjectionRules:
 
 
 class Failures(msgspec.Struct, array_like=True, gc=False):
-    """Failures of a pod in a row, and its backoff. `doubts`: failures or late first tokens that a request may have
+    """Failures of a pod in a row, and its ejections. `doubts`: failures or late first tokens that a request may have
     caused; `since_s`: time of the first one; `clients`: digests of the first few clients that sent such requests."""
 
     failures: int = 0
     doubts: int = 0
     since_s: float = 0.0
     clients: tuple[int, ...] = ()
-    backoff_s: float = 0.0
+    ejections: int = 0
     probe_at_s: float = 0.0
 
     def add_doubt(self, client: str, max_clients: int, now_s: float) -> None:
@@ -82,7 +83,7 @@ class Failures(msgspec.Struct, array_like=True, gc=False):
         return self.doubts if several and now_s - self.since_s >= rules.doubt_window_s else 0
 
     def restart(self) -> None:
-        """Count from zero; the backoff stays."""
+        """Count from zero; ejections stay."""
         self.failures = self.doubts = 0
         self.clients = ()
 
@@ -170,24 +171,22 @@ class Breaker:
         self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0
     ) -> None:
         """Eject the pod, or count from zero if too few pods would stay ready."""
-        status = self._fleet.status(pod_id)
-        if status is not None and self._leaves_enough(status.pod):
+        fleet, status = self._fleet.snapshot, self._fleet.status(pod_id)
+        if status is not None and leaves_enough_ready(fleet, status.pod, self._rules.min_ready_share):
             self._eject(pod_id, record, now_s, reason, factor)
             return
         record.restart()
         if self.on_refused is not None:
             self.on_refused(pod_id)
 
-    def _leaves_enough(self, pod: Pod) -> bool:
-        return leaves_enough_ready(self._fleet.snapshot, pod, self._rules.min_ready_share)
-
     def _eject(self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0) -> None:
         """Eject the pod. The backoff doubles each time, up to the maximum."""
         rules = self._rules
         record.restart()
         self._failed_probes.pop(pod_id, None)
-        record.backoff_s = min(record.backoff_s * 2 or rules.first_backoff_s * factor, rules.max_backoff_s * factor)
-        record.probe_at_s = now_s + record.backoff_s
+        record.ejections += 1
+        backoff_s = retry_pause_s(record.ejections, rules.first_backoff_s, rules.max_backoff_s)
+        record.probe_at_s = now_s + factor * backoff_s
         self._fleet.event(pod_id, PodEvent.EJECT, reason=reason)
 
     def _is_ready(self, pod_id: PodId) -> bool:

@@ -93,7 +93,7 @@ def explain(scene: Scene, policy: Policy, candidates: Sequence[Candidate], count
         why=_why(scene, policy, plans, count, reason),
         candidate_count=count,
         left_out=tuple(left_out(scene, policy)),
-        terms=tuple(_note(name, term) for name, term in policy.costs),
+        terms=tuple(TermNote(name, _formula(term), term.model_dump()) for name, term in policy.costs),
         columns=tuple(_column(scene, policy, plan) for plan in plans),
     )
 
@@ -154,13 +154,9 @@ def _against(scene: Scene, policy: Policy, first: PricedPlan, second: PricedPlan
     return f"{less_ms:,.2f} ms cheaper than {second.choice}, mostly in {parts}"
 
 
-def _note(name: str, term: CostTerm) -> TermNote:
-    return TermNote(name, _formula(inspect.getdoc(term) or ""), term.model_dump())
-
-
-def _formula(doc: str) -> str:
+def _formula(term: CostTerm) -> str:
     """The equations of a term's docstring, one per line: its indented lines, or else its first line."""
-    lines = doc.splitlines()
+    lines = (inspect.getdoc(term) or "").splitlines()
     indented = [" ".join(line.split()) for line in lines if line.startswith("    ")]
     found = ""
     for line in indented or lines[:1]:

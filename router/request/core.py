@@ -73,7 +73,8 @@ class Core:
 
 def build_core(state: FleetState, settings: CoreSettings, routing: Routing, observers: Observers, clock: Clock) -> Core:
     """The core of one process."""
-    counters, charges, queues = observers.counters, None, None
+    counters = observers.counters
+    charges = queues = None
     if (shared := settings.quotas) is not None:
         charges = QuotaCharges(shared.quotas, clock, has_others=shared.has_others, on_refusal=shared.on_refusal)
     decisions = RequestDecisions(state, routing.policies, routing.classes, observers.recorder, counters, clock)

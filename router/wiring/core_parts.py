@@ -5,15 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from router.admission.gate import AdmissionGate
-from router.admission.jwt_verifier import JwtVerifier
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
-from router.config.tenant_file import TenantFile
-from router.feeds.tenant_feed import TenantFeed
-from router.fleet.fleet import Fleet
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
@@ -27,7 +21,6 @@ from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, SharedQuotas
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
-from router.request.reading import RequestReader
 from router.types import PodId
 from router.wiring.decision_records import call_later
 
@@ -79,20 +72,6 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
         records_usage=config.tenants is not None or config.usage.file is not None,
         trusts_uuids=config.edge.trust_engine_fields,
     )
-
-
-def request_reader(config: RouterConfig, fleet: Fleet) -> RequestReader:
-    models = frozenset(model.name for model in config.models if not model.is_pattern)
-    return RequestReader(fleet, config.edge, config.limits.max_messages, models)
-
-
-def build_tenants(config: RouterConfig) -> TenantFeed | None:
-    """The feed of tenants; None if there are none. Raises `ConfigError`."""
-    return TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
-
-
-def build_gate(config: RouterConfig, tenants: TenantFeed | None, tokens: JwtVerifier) -> AdmissionGate:
-    return AdmissionGate(tenants.current if tenants else None, config.edge.control_paths, tokens)
 
 
 def request_log(config: Log) -> RequestLog | None:

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
@@ -37,7 +37,9 @@ class DecisionRecords:
 
     def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
-        self._log = _receipt_log(config) if config.file else None
+        self._log: ReceiptLog | None = None
+        if config.file:
+            self._log = _log("receipts", config.file, max_bytes=config.max_file_bytes, kept=config.rotated_files)
         sinks: list[LineSink] = [self._log.write] if self._log else []
         if config.redis_maxlen and cluster:
             stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
@@ -70,10 +72,7 @@ class UsageLog:
         if config.file is None:
             return
         lost = metrics.usage_lost.labels().inc
-        try:
-            self._log = ReceiptLog(config.file, call_later, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
-        except OSError as error:
-            raise ConfigError(f"usage: {error}") from error
+        self._log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
         self.writer = UsageWriter(secrets.token_hex(8), self._log.write)
 
     def close(self) -> None:
@@ -86,12 +85,11 @@ def call_later(delay_s: float, call: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(delay_s, call)
 
 
-def _receipt_log(config: Receipts) -> ReceiptLog:
-    assert config.file is not None
+def _log(key: str, file: str, **options: Any) -> ReceiptLog:
     try:
-        return ReceiptLog(config.file, call_later, max_bytes=config.max_file_bytes, kept=config.rotated_files)
+        return ReceiptLog(file, call_later, **options)
     except OSError as error:
-        raise ConfigError(f"receipts: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _decided(

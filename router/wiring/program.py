@@ -21,11 +21,13 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
+from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
+from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
@@ -51,16 +53,14 @@ from router.policy.review import Review
 from router.policy.spec import Policy
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
+from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
-    build_gate,
-    build_tenants,
     core_settings,
     observers,
     request_log,
-    request_reader,
 )
 from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -106,8 +106,8 @@ class Program:
         self.policies = PolicyFeed(folder, self.metrics, self._review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
-        ready, lookups = partial(ready_pods, self.fleet), _fleet_lookups(self.fleet)
-        self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, lookups)
+        ready = partial(ready_pods, self.fleet)
+        self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
         shadows = Shadows(self._policy_named, self.metrics)
         self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
@@ -119,15 +119,13 @@ class Program:
         self._steps = build_steps(self.core, self.prompts.readers, responses, self.metrics, exchange)
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
-        self._tenants = build_tenants(config)
+        self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
         tokens = JwtVerifier()
-        self._gate = build_gate(config, self._tenants, tokens)
-        tenants, get_url = self._tenants, self._pools.get_url
-        failing = self.metrics.identity_providers_failing.set
-        self._signing_keys = SigningKeyFeed(tenants.current, tokens, get_url, failing) if tenants else None
+        grants = self._tenants.current if self._tenants else None
+        self._gate = AdmissionGate(grants, config.edge.control_paths, tokens)
+        self._signing_keys = self._build_signing_keys(tokens)
         self._metrics_page = self._build_metrics_page()
-        self._page = self._build_page()
-        self._snapshots = SnapshotStream(self._page.snapshot)
+        self._snapshots = SnapshotStream(self._build_page().snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
         own = public_app(self.fleet, lambda: self._readiness()[0], self._run, refused)
@@ -151,8 +149,16 @@ class Program:
         config, core = self._config, self.core
         facts = self.pods.handoff_facts.of
         forwarder = build_forwarder(core, self._steps, self._pools, config.edge, facts, self.metrics)
-        endings, reader = core.requests.endings, request_reader(config, self.fleet)
+        models = frozenset(model.name for model in config.models if not model.is_pattern)
+        reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
+        endings = core.requests.endings
         return OpenAiEdge(forwarder, endings, reader, self.pods.responses, config.edge, config.limits, self.tracing)
+
+    def _build_signing_keys(self, tokens: JwtVerifier) -> SigningKeyFeed | None:
+        if self._tenants is None:
+            return None
+        on_fetched = self.metrics.identity_providers_failing.set
+        return SigningKeyFeed(self._tenants.current, tokens, self._pools.get_url, on_fetched)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
@@ -186,8 +192,10 @@ class Program:
         )
 
     def _stale_files(self) -> list[StaleFile]:
-        certificate = self.certificate.stale if self.certificate else None
-        return [*self._files.changed(), *([certificate] if certificate else ())]
+        found = self._files.changed()
+        if self.certificate and self.certificate.stale:
+            found.append(self.certificate.stale)
+        return found
 
     def _admin_app(self) -> App:
         listen, limits = self._config.admin, self._config.limits
@@ -251,29 +259,35 @@ class Program:
 
     async def _wait_for_peers(self) -> None:
         """Wait for the state of other routers, before this process serves."""
-        wait = StartupWait(self.fleet, self_test=self._config.probes.self_test)
-        if self._signing_keys:
-            await wait.for_signing_keys(self._signing_keys)
-        if self.pods.cluster and self._config.index.redis:
-            await wait.for_cluster(self.pods.cluster, self._config.index.redis.ready_timeout_s)
+        keys, cluster, redis = self._signing_keys, self.pods.cluster, self._config.index.redis
+        if keys:
+            await wait_until(lambda: keys.is_tried, SIGNING_KEYS_TIMEOUT_S)
+        if cluster and redis:
+            self_test = self._config.probes.self_test
+            await wait_for_cluster(cluster, self.fleet, redis.ready_timeout_s, self_test=self_test)
 
     def _feeds(self) -> Feeds:
-        return {
+        feeds = {
             **self.pods.feeds,
             **self.records.feeds,
             **self.quotas.feeds,
-            **(self.pods.deletion_costs(self._recent) if self._recent is not None else {}),
-            **({"certificate": partial(self._renew, self.certificate)} if self.certificate else {}),
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
-            **({"tenants": self._tenants.run} if self._tenants else {}),
-            **({"signing keys": self._signing_keys.run} if self._signing_keys else {}),
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
+        if self._recent is not None:
+            feeds |= self.pods.deletion_costs(self._recent)
+        if self.certificate:
+            feeds["certificate"] = partial(self._renew, self.certificate)
+        if self._tenants:
+            feeds["tenants"] = self._tenants.run
+        if self._signing_keys:
+            feeds["signing keys"] = self._signing_keys.run
+        return feeds
 
     async def _renew(self, certificate: ListenCertificate) -> None:
         while True:
@@ -287,36 +301,26 @@ class Program:
         return self.policies.current().library.get(name)
 
 
-class StartupWait:
-    """Waits for other routers. `self_test`: whether pods must pass the self-test before their caches count."""
+async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: float, *, self_test: bool) -> None:
+    """Wait until the cluster's index is loaded and, with `self_test`, each pod has a result, or until Redis does not
+    answer: the index is then read in the background."""
 
-    def __init__(self, fleet: Fleet, *, self_test: bool) -> None:
-        self._fleet = fleet
-        self._self_test = self_test
+    def complete() -> bool:
+        return cluster.loaded.is_set() and not (self_test and _untested(fleet))
 
-    async def for_cluster(self, cluster: ClusterMember, timeout_s: float) -> None:
-        """Wait until the cluster's index is loaded and all self-tests have a result, or until Redis does not answer:
-        the index is then read in the background."""
+    await wait_until(lambda: cluster.is_away or complete(), timeout_s)
+    if not complete():
+        log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=_untested(fleet))
 
-        def complete() -> bool:
-            return cluster.loaded.is_set() and not (self._self_test and self._untested())
 
-        await wait_until(lambda: cluster.is_away or complete(), timeout_s)
-        if not complete():
-            log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=self._untested())
-
-    async def for_signing_keys(self, feed: SigningKeyFeed) -> None:
-        """Wait until each identity provider has answered once or has failed."""
-        await wait_until(lambda: feed.is_tried, SIGNING_KEYS_TIMEOUT_S)
-
-    def _untested(self) -> list[PodId]:
-        """Pods whose self-test has no result yet."""
-        return [
-            status.pod.id
-            for status in self._fleet.snapshot.pods
-            if status.state is PodState.JOINING
-            or (status.state is PodState.READY and not self._fleet.trust_reason(status.pod.id))
-        ]
+def _untested(fleet: Fleet) -> list[PodId]:
+    """Pods whose self-test has no result yet."""
+    return [
+        status.pod.id
+        for status in fleet.snapshot.pods
+        if status.state is PodState.JOINING
+        or (status.state is PodState.READY and not fleet.trust_reason(status.pod.id))
+    ]
 
 
 def _fleet_lookups(fleet: Fleet) -> FleetLookups:

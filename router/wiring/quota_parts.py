@@ -19,8 +19,6 @@ class QuotaParts:
 
     def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
         self.feeds: Feeds = {}
-        self.sharing: MeterSharing | None = None
-        """None where this process is alone."""
         self.quotas = Quotas()
         self.next_exchange: Callable[[], Awaitable[None]] | None = None
         """Waits until shares have been exchanged with the other processes; None where this one is alone."""
@@ -30,5 +28,5 @@ class QuotaParts:
 
         sharing = MeterSharing()
         feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
-        self.sharing, self.quotas, self.next_exchange = sharing, Quotas(sharing), feed.next_exchange
+        self.quotas, self.next_exchange = Quotas(sharing), feed.next_exchange
         self.feeds = {"quotas": feed.run}

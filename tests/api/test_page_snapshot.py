@@ -42,7 +42,6 @@ from tests.policy.scenes import POLICIES, pod, ready, request, scene
 pytestmark = pytest.mark.anyio
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x00'\"</script>"
 BY = POLICIES["cost_aware"]
-REQUESTS = "warmroute_class_requests"
 
 
 class Page:
@@ -110,9 +109,12 @@ async def test_requests_and_recent_decisions_are_shown(tmp_path: Path) -> None:
     found = await page.shown()
     assert [one["id"] for one in found["decisions"]] == ["second", "first"]
     assert found["decisions"][0]["ttft_ms"] == 5.0 and found["decisions"][0]["expected_ms"] > 0
-    assert found["metrics"][REQUESTS] == [[["chat", "ok"], [1.0]], [["rag", "pod_error"], [1.0]]]
-    [[labels, numbers]] = found["metrics"]["warmroute_in_flight_requests"]
-    assert (labels, numbers) == ([], [0.0])
+    classes = found["since_start"]["classes"]
+    assert {name: (one["requests"], one["failures"]) for name, one in classes.items()} == {
+        "chat": (1, 0),
+        "rag": (1, 1),
+    }
+    assert found["in_flight"] == 0
 
 
 async def test_pods_that_need_attention_are_first_with_the_reason(tmp_path: Path) -> None:
@@ -154,8 +156,8 @@ async def test_a_snapshot_is_bounded_whatever_pods_and_clients_are_called(tmp_pa
     assert len(body) < MAX_PODS_BYTES + 512 * 1024
     assert found["pods"] and len(found["pods"]) + found["pods_not_shown"] == 5000
     assert len(found["decisions"]) == MAX_DECISIONS
-    rows = found["metrics"][REQUESTS]
-    assert len(rows) == MAX_SERIES + 1 and rows[-1] == [["other", "other"], [40.0]]
+    classes = found["since_start"]["classes"]
+    assert len(classes) == MAX_SERIES + 1 and classes["other"]["requests"] == 40.0
 
 
 async def test_requests_are_served_while_a_large_fleet_is_described(tmp_path: Path) -> None:
@@ -196,14 +198,12 @@ async def test_what_hits_saved_is_counted_when_the_page_is_shown(tmp_path: Path)
     page = Page(tmp_path, "a", "b", facts=PageFacts(price=2.5, currency="EUR"))
     page.serve("ours", cached_tokens=640)
     found = await page.shown()
-    saved = {labels[0]: value for labels, [value] in found["metrics"]["warmroute_prefill_saved_seconds"]}
-    gpus = {labels[0]: value for labels, [value] in found["metrics"]["warmroute_prefill_saved_gpu_seconds"]}
+    saved, gpus = found["since_start"]["saved_s"], found["since_start"]["saved_gpu_s"]
     assert saved["chosen"] == pytest.approx(pod("a").speed.compute_ms(0, 640) / 1000)
     assert gpus["chosen"] == pytest.approx(8 * saved["chosen"])
     assert saved["round_robin"] == 0
     assert (found["price"], found["currency"]) == (2.5, "EUR")
-    again = (await page.shown())["metrics"]["warmroute_prefill_saved_seconds"]
-    assert {labels[0]: value for labels, [value] in again} == saved, "counted once"
+    assert (await page.shown())["since_start"]["saved_s"] == saved, "counted once"
 
 
 async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_path: Path) -> None:
@@ -229,6 +229,7 @@ async def test_what_evictions_cost_is_counted_when_the_page_is_shown(tmp_path: P
     for _ in range(2):
         found = await page.shown()
         assert found["evicted_reuse"] == {"m": PRIOR_REUSE}
-        assert found["metrics"]["warmroute_evicted_soon_tokens"] == [[["m"], [640.0]]]
-        [[_, [seconds]]] = found["metrics"]["warmroute_evicted_soon_recompute_seconds"]
-        assert seconds == pytest.approx(640 * pod("a").speed.c1_ms_per_token / 1000), "counted once"
+        assert found["since_start"]["evicted_tokens"] == {"m": 640.0}
+        assert found["since_start"]["evicted_s"]["m"] == pytest.approx(640 * pod("a").speed.c1_ms_per_token / 1000), (
+            "counted once"
+        )

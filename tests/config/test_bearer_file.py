@@ -43,7 +43,7 @@ def test_a_file_that_is_away_is_logged_once(file: Path) -> None:
                 assert not bearer.accepts(b"first")
             file.write_text("first")
             assert bearer.accepts(b"first")
-    assert [line["event"] for line in lines] == ["bearer tokens cannot be read"] * 2
+    assert [line["event"] for line in lines] == ["bearer tokens cannot be read", "files read again"] * 2
 
 
 @pytest.mark.parametrize("text", [None, "", "\n \n"])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.pod_tls import PodTlsContext
+from router.config.pod_tls import tls_of
 from router.errors import ConfigError, UpstreamError
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
@@ -58,7 +58,7 @@ async def test_requests_and_self_tests_use_the_authority_and_the_certificate(tmp
 def test_changed_files_are_read_again(tmp_path: Path) -> None:
     """Unreadable ones are not: the last context stays in use."""
     files = tls_material(tmp_path)
-    context = PodTlsContext(PodTls(str(files.ca)))
+    context = tls_of(PodTls(str(files.ca)))
     first = context.current()
     assert context.current() is first
     os.utime(files.ca, ns=(1, 1))
@@ -71,7 +71,7 @@ def test_changed_files_are_read_again(tmp_path: Path) -> None:
 def test_a_renewed_key_alone_is_noticed(tmp_path: Path) -> None:
     """The certificate may be written first."""
     files = tls_material(tmp_path)
-    context = PodTlsContext(PodTls(str(files.ca), str(files.certificate), str(files.key)))
+    context = tls_of(PodTls(str(files.ca), str(files.certificate), str(files.key)))
     first = context.current()
     os.utime(files.key, ns=(1, 1))
     assert context.current() is not first
@@ -80,4 +80,4 @@ def test_a_renewed_key_alone_is_noticed(tmp_path: Path) -> None:
 def test_unreadable_files_are_an_error_at_the_start(tmp_path: Path) -> None:
     """The file is named."""
     with pytest.raises(ConfigError, match=r"tls\.ca_file: cannot read .*/ca\.crt"):
-        PodTlsContext(PodTls(str(tmp_path / "ca.crt"))).current()
+        tls_of(PodTls(str(tmp_path / "ca.crt"))).current()

@@ -17,7 +17,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.types import Generation
 from router.wiring.cluster_member import ClusterMember, ReadableGenerations
-from router.wiring.program import StartupWait
+from router.wiring.program import wait_for_cluster
 
 
 def test_a_router_without_a_cluster_does_not_import_redis() -> None:
@@ -48,7 +48,7 @@ async def test_a_router_serves_at_once_while_redis_is_away() -> None:
     member = ClusterMember(redis, Ledger(), lambda generation: True)
     with capture_logs() as lines:
         async with asyncio.timeout(10), running(member.feeds):
-            await StartupWait(Fleet(), self_test=True).for_cluster(member, redis.ready_timeout_s)
+            await wait_for_cluster(member, Fleet(), redis.ready_timeout_s, self_test=True)
     await member.close()
     assert not member.loaded.is_set()
     assert any(line["event"] == "serving before startup is complete" for line in lines)

@@ -177,19 +177,15 @@ class KubeApi:
 def _access_of(api: KubernetesApi) -> KubeAccess:
     url = api.url or _cluster_url()
     ca_file = api.ca_file if url.startswith("https:") else ""
-    if ca_file:
-        _check_authority(ca_file)
-    return KubeAccess(url, PodTls(ca_file=ca_file), api.token_file)
-
-
-def _check_authority(ca_file: str) -> None:
     try:
-        check_authority(ca_file)
+        if ca_file:
+            check_authority(ca_file)
     except ConfigError as error:
         raise ConfigError(
             f"discovery.kubernetes.api.ca_file: {error}; in a cluster, mount the ServiceAccount token "
             '(automountServiceAccountToken); elsewhere, name the authority, or write "" for those of the system'
         ) from None
+    return KubeAccess(url, PodTls(ca_file=ca_file), api.token_file)
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic
 
 from router.feeds.discovery.kube_objects import EXPIRED, Bookmark, Changed, Deleted, ObjectKey, T
+from router.fleet.retry_pause import retry_pause_s
 
 QUICK_S = 2.0
 """A watch that ends earlier without an event may have been refused because of its version."""
@@ -123,6 +124,6 @@ class WatchPlan:
             if self.list_version is None:
                 self._failures = 1  # the server is back, and needs a list
             self.list_version = ""
-        growing_s = min(FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10), MAX_PAUSE_S)
+        growing_s = retry_pause_s(self._failures, FIRST_PAUSE_S, MAX_PAUSE_S)
         pause_s = REFUSED_PAUSE_S if status in _REFUSED else growing_s
         return max(pause_s * self._jitter(), min(retry_after_s, MAX_RETRY_AFTER_S))

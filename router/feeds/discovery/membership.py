@@ -229,7 +229,8 @@ class Membership:
         known = {url: pod for pods in by_source.values() for url, pod in pods.items()}
         listed = {url: self._completed(pod) for url, pod in known.items() if url not in removed}
         pods = self._pods_of(listed)
-        self._by_source, self._removed, self._listed = by_source, removed & known.keys(), listed
+        self._by_source, self._listed = by_source, listed
+        self._removed = removed & known.keys()
         self._reported = {url: facts for url, facts in self._reported.items() if url in known}
         self._built = {url: built for url, built in self._built.items() if url in known}
         if pods != self.pods:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from router.config.discovery_schema import TargetFile, TargetGroup
-from router.config.file_stamp import FileStamp, stamp_of
+from router.config.file_stamp import is_steady, stamp_of
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
@@ -37,7 +37,7 @@ class FilePods:
         self, entry: TargetFile, status: SourceStatus, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self._entry = entry
-        self._path = Path(entry.path)
+        self._stamp = partial(stamp_of, entry.path)
         self.status = status
         self._sleep = sleep
 
@@ -46,17 +46,14 @@ class FilePods:
         while True:
             stamp = await asyncio.to_thread(self._stamp)
             if stamp == read:
-                self._confirm()
-            elif read is _UNREAD or await self._is_steady(stamp):
+                if not self.status.error:
+                    self.status.confirm()
+            elif read is _UNREAD or await is_steady(self._stamp, stamp, STEADY_S, self._sleep):
                 read = stamp
                 pods = await self._read()
                 if pods is not None:
                     yield pods
             await self._sleep(INTERVAL_S)
-
-    async def _is_steady(self, stamp: object) -> bool:
-        await self._sleep(STEADY_S)
-        return await asyncio.to_thread(self._stamp) == stamp
 
     async def _read(self) -> list[ListedPod] | None:
         """The pods; None if the file is wrong."""
@@ -67,13 +64,6 @@ class FilePods:
             return None
         self.status.confirm()
         return pods
-
-    def _confirm(self) -> None:
-        if not self.status.error:
-            self.status.confirm()
-
-    def _stamp(self) -> FileStamp | None:
-        return stamp_of(self._path)
 
 
 def read_targets(entry: TargetFile) -> list[ListedPod]:

@@ -51,7 +51,8 @@ class SnapshotStream:
             self._publish(b"")
 
     def _publish(self, value: bytes) -> None:
-        tick, self._tick, self._latest = self._tick, asyncio.Event(), value
+        self._latest = value
+        tick, self._tick = self._tick, asyncio.Event()
         tick.set()
 
     @contextmanager

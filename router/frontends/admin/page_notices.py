@@ -1,7 +1,6 @@
 """What needs attention now: the sentences at the top of the operators' page.
 
-Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods. Thresholds are those
-of the alerts in the chart, or lower: who looks at the page wants to know sooner.
+Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
+from router.frontends.admin.page_figures import MetricRows
+from router.observe import thresholds
 from router.observe.declared import of_pods
-from router.observe.fast_metrics import Labels, Numbers
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
@@ -33,18 +33,11 @@ from router.types import PodId, PodState
 MINUTE_S = 60.0
 RECENT_S = 15.0
 """Over which times of first tokens are computed."""
-MIN_SLOWDOWN = 1.5
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """How late the latest first tokens of a pod are, and how many of them and of other pods' are needed for a notice. It
 appears sooner than one about a learnt slowdown."""
 LATEST_DECISIONS = 500
-MAX_INDEX_AGE_S = 5.0
-MAX_TTFT_RATIO = 1.2
 RELOAD_SHOWN_S = 600.0
-MIN_TENANT_SHARE, MAX_TENANT_SHARE = 0.7, 0.99
-"""A tenant above the second is the only one."""
-LATEST_TRANSFERS, MIN_SLOW_SHARE = 6, 0.85
-"""How many of the latest transfers over a link are looked at, in the last minute, and how many of them must be slow."""
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 
 
@@ -65,6 +58,7 @@ class Counted:
     """By pod."""
     transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Number of measured transfers and of slow ones, by kind of link."""
+    metrics: Mapping[str, MetricRows] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +96,17 @@ class CountedHistory:
         while self._kept[0].at_s < now.at_s - MINUTE_S:
             self._kept.popleft()
 
+    @property
+    def now(self) -> Counted:
+        return self._kept[-1]
+
+    def since(self, span_s: float) -> Counted:
+        """The first entry of the last `span_s`."""
+        return next(one for one in self._kept if one.at_s >= self.now.at_s - span_s)
+
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
-        first, now = self._kept[0], self._kept[-1]
+        first, now = self._kept[0], self.now
         return [
             *_pods(present),
             *_restarts(first, now, present.pods),
@@ -116,7 +118,7 @@ class CountedHistory:
         ]
 
 
-def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers]]]) -> Counted:
+def counted_of(own: Metrics, merged: Mapping[str, MetricRows]) -> Counted:
     """From the metrics of the page."""
     slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
     slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
@@ -124,6 +126,7 @@ def counted_of(own: Metrics, merged: Mapping[str, Sequence[tuple[Labels, Numbers
         time.monotonic(),
         {pod: count.value for (pod,), count in own.pod_restarts.items()},
         {link: (sum(counts), sum(counts[slow_from:])) for link, counts in slowdowns.items()},
+        merged,
     )
 
 
@@ -184,11 +187,11 @@ def _pods(present: Present) -> Iterator[Notice]:
     if present.ejected:
         yield Notice("ejected", f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected)}.")
     for pod, ratio in sorted(present.slowdowns.items(), key=lambda item: -item[1])[:MAX_NAMES]:
-        if ratio >= MIN_SLOWDOWN:
+        if ratio >= thresholds.SHOWN_SLOWDOWN:
             text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
             yield Notice("slow", text)
     for pod, ratio in islice(present.lateness.items(), MAX_NAMES):
-        if present.slowdowns.get(pod, 1.0) < MIN_SLOWDOWN:
+        if present.slowdowns.get(pod, 1.0) < thresholds.SHOWN_SLOWDOWN:
             yield Notice("slow", f"First tokens of {_short(pod)} take {ratio:.1f} times as long as expected.")
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
@@ -207,14 +210,14 @@ def _policies(present: Present) -> Iterator[Notice]:
         error = shortened(present.policy_error, MAX_ERROR_CHARACTERS)
         yield Notice("policy", f"Policy files are invalid; the last valid set stays: {error}", "policies")
     age_s = present.reload_age_s
-    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > MAX_TTFT_RATIO:
+    if age_s is not None and age_s < RELOAD_SHOWN_S and present.reload_ttft_ratio > thresholds.WORSE_TTFT_RATIO:
         change = f"mean predicted TTFT {present.reload_ttft_ratio - 1:+.0%}"
         text = f"Policies were changed {age_s:.0f} s ago, for the worse: {change}; {present.reload_review}."
         yield Notice("policy", text, "policies")
 
 
 def _index(present: Present) -> Iterator[Notice]:
-    if present.index_age_s is not None and present.index_age_s > MAX_INDEX_AGE_S:
+    if present.index_age_s is not None and present.index_age_s > thresholds.SHOWN_INDEX_AGE_S:
         text = f"The shared index is {present.index_age_s:.0f} s old: Redis does not answer."
         yield Notice("index", text, "health")
 
@@ -233,20 +236,20 @@ def _flood(present: Present) -> Iterator[Notice]:
     if not total or present.waiting < max(present.pods, 1):
         return
     tenant, tokens = max(present.tenant_tokens.items(), key=itemgetter(1))
-    if MIN_TENANT_SHARE < (share := tokens / total) < MAX_TENANT_SHARE:
+    if thresholds.TENANT_SHARE < (share := tokens / total) < thresholds.ONLY_TENANT_SHARE:
         who = f"Tenant {_short(tenant)} has" if tenant else "Clients without a tenant have"
         waiting = f"{present.waiting} requests wait in engines"
         yield Notice("tenant", f"{who} {share:.0%} of the prompt tokens being served; {waiting}.")
 
 
 def _links(kept: Sequence[Counted]) -> Iterator[Notice]:
-    """By the shortest time that has `LATEST_TRANSFERS`: many good ones before an incident hide no slow ones."""
+    """By the shortest time that has `SHOWN_TRANSFERS`: many good ones before an incident hide no slow ones."""
     for link, (total, total_slow) in kept[-1].transfers.items():
         for before in reversed(kept):
             earlier, earlier_slow = before.transfers.get(link, (0.0, 0.0))
-            if (count := total - earlier) >= LATEST_TRANSFERS:
+            if (count := total - earlier) >= thresholds.SHOWN_TRANSFERS:
                 slow = total_slow - earlier_slow
-                if slow >= MIN_SLOW_SHARE * count:
+                if slow >= thresholds.SHOWN_SLOW_SHARE * count:
                     text = (
                         f"{slow:.0f} of the latest {count:.0f} transfers of KV over links {_short(link)} took more than"
                         f" {of_pods.SLOW_TRANSFER:g} times as long as configured."

@@ -1,7 +1,6 @@
-"""What the operators' page shows, as one JSON object a second: pods, metrics, recent decisions, calibration.
+"""What the operators' page shows, as one JSON object a second: pods, figures, recent decisions, calibration.
 
-Metrics are those of /metrics, summed over the labels that the page does not show; the page computes rates and quantiles
-from two snapshots. Everything is bounded: the number of pods, series and decisions, and the length of names, which
+Everything is bounded: the number of pods, series and decisions, and the length of names, which
 clients and pods choose. A large fleet is described in slices, so that the event loop serves requests in between.
 """
 
@@ -21,14 +20,15 @@ from router.config.startup_files import StaleFile
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.frontends.admin.page_notices import CountedHistory, Notice, counted_of, present_of
+from router.frontends.admin.page_figures import SHOWN, MetricRows, MetricsGrowth
+from router.frontends.admin.page_notices import MINUTE_S, CountedHistory, Notice, counted_of, present_of
 from router.frontends.admin.views import MetricsPage, kv_events_state
-from router.observe.declared import of_decisions, of_pods, of_process, of_requests
-from router.observe.declared.declaration import Declaration
+from router.observe.declared import of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
 from router.types import PodState, PodStatus, PrefixTrust, Role
@@ -45,47 +45,9 @@ MAX_ERROR_CHARACTERS = 400
 MAX_STALE_FILES = 16
 MAX_GROUPED = 1000
 """Decisions that the prefixes are computed from."""
+CHART_S = 10.5
+"""A point of the chart is of the last ten seconds."""
 SLICE_PODS, SLICE_DECISIONS = 25, 100
-
-SHOWN: Mapping[Declaration, tuple[str, ...]] = {
-    of_requests.IN_FLIGHT: (),
-    of_requests.CLASS_REQUESTS: ("class", "result"),
-    of_requests.TTFT_S: ("class",),
-    of_requests.TPOT_S: ("class",),
-    of_requests.PHASE_S: ("phase",),
-    of_requests.RETRIES: ("reason",),
-    of_requests.CANCELLATIONS: ("phase",),
-    of_requests.REPORTED_PROMPT_TOKENS: (),
-    of_requests.PROMPT_TOKENS: (),
-    of_requests.AVAILABLE_TOKENS: (),
-    of_requests.CAPTURED_TOKENS: (),
-    of_requests.DELIVERED_TOKENS: (),
-    of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
-    of_requests.SLO_REQUESTS: ("policy", "met"),
-    of_requests.UNREAD_PROMPTS: ("reason",),
-    of_requests.REUSE_INTERVAL_S: ("model",),
-    of_decisions.DECISIONS: ("policy", "plan", "reason"),
-    of_decisions.TTFT_ERROR: (),
-    of_decisions.REGRET_S: (),
-    of_decisions.EVICTED_SOON_TOKENS: ("model",),
-    of_decisions.EVICTED_SOON_S: ("model",),
-    of_decisions.PREFILL_SAVED_S: ("placement",),
-    of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
-    of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
-    of_decisions.SHADOW_DROPPED: ("policy",),
-    of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
-    of_decisions.SHADOW_LATER_S: ("policy", "prices"),
-    of_pods.TRANSFER_S: ("link",),
-    of_pods.TRANSFER_SLOWDOWN: ("link",),
-    of_process.LOOP_LAG_S: (),
-    of_process.DEGRADED_MATCHES: (),
-    of_process.INDEX_DROPPED_BLOCKS: (),
-    of_process.RECEIPTS_LOST: (),
-}
-"""The metrics of the page, each with the labels that it keeps."""
-BOUNDS = {declared.name: declared.buckets for declared in SHOWN if declared.buckets}
-
-_Rows = list[tuple[Labels, Numbers]]
 
 
 class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,7 +68,7 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     in_flight: int = 0
     epoch: int = 0
     slowdown: float = 1.0
-    """Time of a prefill relative to other pods of its class, as learnt."""
+    """Time of a prefill relative to other pods of its class, as learnt, of a slow pod."""
     load_age_s: float | None = None
     """None: its load was never scraped."""
 
@@ -157,15 +119,20 @@ class PageSource:
         pods, hidden = await self._pods()
         metrics = await self._metrics()
         health = self._health() | {"stale_files": await self._stale_files()}
+        notices = self._notices(metrics, health["index_age_s"] if self.gauges.observe_cluster else None)
+        first, lately = self.history.since(MINUTE_S), self.history.since(CHART_S)
         return msgspec.json.encode(
             {
                 "at_s": time.time(),
-                "notices": self._notices(metrics, health["index_age_s"] if self.gauges.observe_cluster else None),
+                "notices": notices,
+                "in_flight": sum(value for _, (value,) in metrics[of_requests.IN_FLIGHT.name]),
+                "span_s": self.history.now.at_s - first.at_s,
+                "last_minute": MetricsGrowth(metrics, first.metrics).figures(),
+                "since_start": MetricsGrowth(metrics, {}).figures(),
+                "chart": MetricsGrowth(metrics, lately.metrics).token_shares(),
                 "pods": pods,
                 "pods_not_shown": hidden,
                 "models": self._models(),
-                "bounds": BOUNDS,
-                "metrics": metrics,
                 "decisions": [decision_row(kept) for kept in reversed(self.recent.latest(MAX_DECISIONS))],
                 "prefixes": await self._hot_prefixes(),
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
@@ -178,9 +145,9 @@ class PageSource:
             }
         )
 
-    async def _metrics(self) -> dict[str, _Rows]:
+    async def _metrics(self) -> dict[str, MetricRows]:
         await self.gauges.observe_requests()
-        shown: dict[str, _Rows] = {}
+        shown: dict[str, MetricRows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
                 shown[metric.declared.name] = _summed(metric, SHOWN[metric.declared])
@@ -240,11 +207,11 @@ class PageSource:
             waiting=load.waiting,
             in_flight=self.gauges.ledger.requests_of_router(pod.id),
             epoch=pod.epoch,
-            slowdown=round(slowdown, 1),
+            slowdown=round(slowdown, 1) if slowdown >= SHOWN_SLOWDOWN else 1.0,
             load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         )
 
-    def _notices(self, metrics: Mapping[str, _Rows], index_age_s: float | None) -> list[Notice]:
+    def _notices(self, metrics: Mapping[str, MetricRows], index_age_s: float | None) -> list[Notice]:
         self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         calibration, policies = self.gauges.calibrator.calibration, self.policies
@@ -319,7 +286,7 @@ def decision_row(kept: RecordedDecision) -> DecisionRow:
     )
 
 
-def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> _Rows:
+def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> MetricRows:
     """The series of a metric, summed over the labels that are not kept. O(series)."""
     at = [metric.declared.labels.index(label) for label in kept]
     return _bounded(
@@ -327,7 +294,7 @@ def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> _Rows:
     )
 
 
-def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> _Rows:
+def _bounded(rows: Iterable[tuple[Labels, Numbers]]) -> MetricRows:
     """One row for equal labels; at most `MAX_SERIES`, and one for the rest."""
     found: dict[Labels, Numbers] = {}
     for labels, numbers in rows:

@@ -58,7 +58,9 @@ class EdgeProtocol(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         assert isinstance(config.app, App)
-        self.app, self._edge, allowed = config.app, config.app.edge, config.forwarded_allow_ips
+        self.app = config.app
+        self._edge = config.app.edge
+        allowed = config.forwarded_allow_ips
         self._limits = self._edge.limits
         self._max_headers = self._limits.max_headers
         self._proxies = trusted_proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
@@ -172,7 +174,8 @@ class EdgeProtocol(asyncio.Protocol):
 
     def _serve_websocket(self, rest: bytes) -> None:
         """Leave the connection to a websocket. `rest`: what follows its head."""
-        (path, target, _), headers, named = read_target(self.url), self.headers, first_values(self.headers)
+        path, target, _ = read_target(self.url)
+        headers, named = self.headers, first_values(self.headers)
         received = ReceivedRequest("GET", path, target, headers, named, self._host)
         received.refusal = self._refusal(received, _GET) or websocket_refusal(headers, named, self._edge.cors)
         self._rejected = True  # no further request on this connection

@@ -40,11 +40,14 @@ class CongestionTerm(CostTerm):
         if not placements:
             return []
         request = placements[0].request
-        congestion, n, shared_tokens = request.scene.congestion, request.prompt_tokens, request.shared_tokens
+        congestion = request.scene.congestion
+        n, shared_tokens = request.prompt_tokens, request.shared_tokens
         reached_per_ms = prompts_reached_per_ms(congestion)
         if not reached_per_ms:
             return [0.0] * len(placements)
-        pod, fleet_ms, costs_ms = self.pod * reached_per_ms, self.fleet * reached_per_ms * congestion.backlog_ms, []
+        pod = self.pod * reached_per_ms
+        fleet_ms = self.fleet * reached_per_ms * congestion.backlog_ms
+        costs_ms = []
         for at in placements:
             x_ms = at.compute_ms
             if at.cached_tokens < shared_tokens:  # it is computed once, whichever prompt brings it

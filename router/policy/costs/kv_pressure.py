@@ -33,7 +33,8 @@ class KvPressureTerm(CostTerm):
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         if not placements:
             return []
-        weight, request, costs_ms = self.weight, placements[0].request, []
+        costs_ms = []
+        weight, request = self.weight, placements[0].request
         needed_tokens = request.prompt_tokens + request.output_tokens
         for at in placements:
             pod, load, work = at.pod, at.load, at.inflight

@@ -1,0 +1,230 @@
+"""Computes the figures that the operators' page and `warmroute top` show: sums, quantiles and shares.
+
+Metrics are those of /metrics, summed over the labels that no figure needs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from operator import add, sub
+from sys import float_info
+
+import msgspec
+
+from router.observe.declared import of_decisions, of_pods, of_process, of_requests
+from router.observe.declared.declaration import Declaration
+from router.observe.fast_metrics import Labels, Numbers
+from router.observe.receipts import CLIENT_GONE
+
+BEYOND = float_info.max
+"""A quantile above the last bucket, because JSON has no infinity."""
+SHOWN: Mapping[Declaration, tuple[str, ...]] = {
+    of_requests.IN_FLIGHT: (),
+    of_requests.CLASS_REQUESTS: ("class", "result"),
+    of_requests.TTFT_S: ("class",),
+    of_requests.TPOT_S: ("class",),
+    of_requests.PHASE_S: ("phase",),
+    of_requests.RETRIES: (),
+    of_requests.REPORTED_PROMPT_TOKENS: (),
+    of_requests.PROMPT_TOKENS: (),
+    of_requests.AVAILABLE_TOKENS: (),
+    of_requests.CAPTURED_TOKENS: (),
+    of_requests.DELIVERED_TOKENS: (),
+    of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
+    of_requests.UNREAD_PROMPTS: (),
+    of_requests.REUSE_INTERVAL_S: ("model",),
+    of_decisions.TTFT_ERROR: (),
+    of_decisions.EVICTED_SOON_TOKENS: ("model",),
+    of_decisions.EVICTED_SOON_S: ("model",),
+    of_decisions.PREFILL_SAVED_S: ("placement",),
+    of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
+    of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
+    of_decisions.SHADOW_DROPPED: ("policy",),
+    of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
+    of_decisions.SHADOW_LATER_S: ("policy", "prices"),
+    of_pods.TRANSFER_SLOWDOWN: ("link",),
+    of_process.LOOP_LAG_S: (),
+    of_process.DEGRADED_MATCHES: (),
+    of_process.RECEIPTS_LOST: (),
+}
+"""The metrics that figures and notices need, each with the labels that it keeps."""
+TOKEN_LINES = {
+    "available": (of_requests.AVAILABLE_TOKENS, of_requests.PROMPT_TOKENS),
+    "captured": (of_requests.CAPTURED_TOKENS, of_requests.PROMPT_TOKENS),
+    "delivered": (of_requests.DELIVERED_TOKENS, of_requests.REPORTED_PROMPT_TOKENS),
+}
+
+MetricRows = list[tuple[Labels, Numbers]]
+"""The series of a metric: the values of the labels that it keeps, and its numbers."""
+
+_Key = Callable[[Labels], str | None]
+"""What series are summed by; None: not this one."""
+
+
+class Quantiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Quantiles of a histogram; None without values, `BEYOND` above its last bound."""
+
+    count: float = 0.0
+    p50: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class ClassFigures(msgspec.Struct, frozen=True):
+    """Requests of one class that ended."""
+
+    requests: float
+    failures: float
+    ttft_s: Quantiles
+    tpot_s: Quantiles
+
+
+class ShadowFigures(msgspec.Struct, frozen=True):
+    """Compared decisions of a shadow policy. Gains: seconds that its choices were expected to be faster, by the live
+    policy's prices and by its own."""
+
+    compared: float
+    agreeing: float
+    dropped: float
+    gain_live_s: float
+    gain_shadow_s: float
+
+
+class PageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened between two snapshots. Failures: requests that failed, unless their client left."""
+
+    requests: float
+    failures: float
+    classes: dict[str, ClassFigures]
+    ttft_s: Quantiles
+    ttft_error: Quantiles
+    token_shares: dict[str, float | None]
+    """Shares of prompt tokens, by line; None without tokens."""
+    saved_s: dict[str, float]
+    """Prefill seconds of pods that hits saved, by placement."""
+    saved_gpu_s: dict[str, float]
+    """The same in seconds of their GPUs."""
+    phases_s: dict[str, Quantiles]
+    loop_lag_s: Quantiles
+    retries: float
+    degraded: float
+    """Matches without the cluster index."""
+    unread_prompts: float
+    receipts_lost: float
+    reuse_s: dict[str, Quantiles]
+    """Times between two uses of a prefix, by model."""
+    evicted_tokens: dict[str, float]
+    """Those evicted too soon, by model."""
+    evicted_s: dict[str, float]
+    """Prefill seconds of these tokens, by model."""
+    shadows: dict[str, ShadowFigures]
+
+
+def _first(labels: Labels) -> str:
+    return labels[0] if labels else ""
+
+
+class MetricsGrowth:
+    """How much the metrics of a snapshot grew since an earlier one; `before`: empty for the start of the router."""
+
+    def __init__(self, now: Mapping[str, MetricRows], before: Mapping[str, MetricRows]) -> None:
+        self._now = now
+        self._before = before
+
+    def figures(self) -> PageFigures:
+        classes = self._classes()
+        return PageFigures(
+            requests=sum(one.requests for one in classes.values()),
+            failures=sum(one.failures for one in classes.values()),
+            classes=classes,
+            ttft_s=self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
+            ttft_error=self._quantiles(of_decisions.TTFT_ERROR)[""],
+            token_shares=self.token_shares(),
+            saved_s=self._values(of_decisions.PREFILL_SAVED_S),
+            saved_gpu_s=self._values(of_decisions.PREFILL_SAVED_GPU_S),
+            phases_s=self._quantiles(of_requests.PHASE_S),
+            loop_lag_s=self._quantiles(of_process.LOOP_LAG_S)[""],
+            retries=self._values(of_requests.RETRIES)[""],
+            degraded=self._values(of_process.DEGRADED_MATCHES)[""],
+            unread_prompts=self._values(of_requests.UNREAD_PROMPTS)[""],
+            receipts_lost=self._values(of_process.RECEIPTS_LOST)[""],
+            reuse_s=self._quantiles(of_requests.REUSE_INTERVAL_S),
+            evicted_tokens=self._values(of_decisions.EVICTED_SOON_TOKENS),
+            evicted_s=self._values(of_decisions.EVICTED_SOON_S),
+            shadows=self._shadows(),
+        )
+
+    def token_shares(self) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        for line, (part, whole) in TOKEN_LINES.items():
+            tokens = self._values(whole)[""]
+            found[line] = min(self._values(part)[""] / tokens, 1.0) if tokens else None
+        return found
+
+    def _classes(self) -> dict[str, ClassFigures]:
+        """A request failed if its result is an error and its client did not leave."""
+        requests = of_requests.CLASS_REQUESTS
+        failures = self._values(requests, lambda labels: None if labels[1] in ("ok", CLIENT_GONE) else labels[0])
+        ttft_s, tpot_s = self._quantiles(of_requests.TTFT_S), self._quantiles(of_requests.TPOT_S)
+        return {
+            name: ClassFigures(ended, failures[name], ttft_s[name], tpot_s[name])
+            for name, ended in self._values(requests).items()
+        }
+
+    def _shadows(self) -> dict[str, ShadowFigures]:
+        agreeing = self._values_where(of_decisions.SHADOW_DECISIONS, "yes")
+        dropped = self._values(of_decisions.SHADOW_DROPPED)
+        sooner, later = of_decisions.SHADOW_SOONER_S, of_decisions.SHADOW_LATER_S
+        live_s, live_loss_s = self._values_where(sooner, "live"), self._values_where(later, "live")
+        own_s, own_loss_s = self._values_where(sooner, "shadow"), self._values_where(later, "shadow")
+        return {
+            one: ShadowFigures(
+                compared, agreeing[one], dropped[one], live_s[one] - live_loss_s[one], own_s[one] - own_loss_s[one]
+            )
+            for one, compared in self._values(of_decisions.SHADOW_DECISIONS).items()
+        }
+
+    def _values_where(self, declared: Declaration, second: str) -> defaultdict[str, float]:
+        return self._values(declared, lambda labels: labels[0] if labels[1] == second else None)
+
+    def _values(self, declared: Declaration, key: _Key = _first) -> defaultdict[str, float]:
+        return defaultdict(float, {name: value for name, (value, *_) in self._grown(declared, key).items()})
+
+    def _quantiles(self, declared: Declaration, key: _Key = _first) -> defaultdict[str, Quantiles]:
+        grown = self._grown(declared, key).items()
+        return defaultdict(Quantiles, {name: quantiles(declared.buckets, counts) for name, (*counts, _) in grown})
+
+    def _grown(self, declared: Declaration, key: _Key) -> dict[str, Numbers]:
+        before = _summed(self._before.get(declared.name, ()), key)
+        return {
+            name: [max(value, 0.0) for value in map(sub, numbers, before[name])] if name in before else numbers
+            for name, numbers in _summed(self._now.get(declared.name, ()), key).items()
+        }
+
+
+def _summed(rows: Sequence[tuple[Labels, Numbers]], key: _Key) -> dict[str, Numbers]:
+    found: dict[str, Numbers] = {}
+    for labels, numbers in rows:
+        if (name := key(labels)) is not None:
+            found[name] = list(map(add, found[name], numbers)) if name in found else numbers
+    return found
+
+
+def quantiles(bounds: Sequence[float], counts: Sequence[float]) -> Quantiles:
+    """`counts`: of each bucket, the last without a bound."""
+    return Quantiles(sum(counts), *(quantile(bounds, counts, share) for share in (0.5, 0.9, 0.95, 0.99)))
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[float], share: float) -> float | None:
+    """By linear interpolation within a bucket."""
+    wanted = share * sum(counts)
+    if not wanted:
+        return None
+    below, low = 0.0, 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if below + count >= wanted:
+            return low + (bound - low) * (wanted - below) / count
+        below, low = below + count, bound
+    return BEYOND

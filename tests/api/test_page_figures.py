@@ -1,0 +1,62 @@
+"""The figures of the operators' page and of `warmroute top`."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.frontends.admin.page_figures import BEYOND, MetricRows, MetricsGrowth, ShadowFigures, quantile
+from router.frontends.admin.page_notices import Counted, CountedHistory
+from router.observe.declared import of_decisions, of_requests
+
+
+def metrics(requests: float) -> dict[str, MetricRows]:
+    """A tenth of the requests failed, a tenth of the clients left; all first tokens took 5 to 10 ms."""
+    shadow = (of_decisions.SHADOW_DECISIONS, of_decisions.SHADOW_SOONER_S, of_decisions.SHADOW_LATER_S)
+    decided, sooner, later = (one.name for one in shadow)
+    no_tokens = [0.0] * (len(of_requests.SECONDS) - 1)
+    return {
+        of_requests.CLASS_REQUESTS.name: [
+            (("chat", "ok"), [0.8 * requests]),
+            (("chat", "client_gone"), [0.1 * requests]),
+            (("rag", "pod_error"), [0.1 * requests]),
+        ],
+        of_requests.TTFT_S.name: [(("chat",), [0.0, requests, *no_tokens, 1.0])],
+        of_requests.PROMPT_TOKENS.name: [((), [1000.0 * requests])],
+        of_requests.CAPTURED_TOKENS.name: [((), [500.0 * requests])],
+        decided: [(("a", "yes"), [3.0]), (("a", "no"), [1.0])],
+        sooner: [(("a", "live"), [2.0]), (("a", "shadow"), [5.0])],
+        later: [(("a", "live"), [0.5])],
+    }
+
+
+def test_figures_are_those_between_two_snapshots() -> None:
+    found = MetricsGrowth(metrics(110.0), metrics(100.0)).figures()
+    assert (round(found.requests), round(found.failures)) == (10, 1)
+    assert {name: round(one.failures) for name, one in found.classes.items()} == {"chat": 0, "rag": 1}
+    assert found.ttft_s.count == 10 and found.ttft_s.p50 == 0.0075
+    assert found.token_shares == {"available": 0.0, "captured": 0.5, "delivered": None}
+
+
+def test_the_gain_of_a_shadow_is_what_is_sooner_less_what_is_later() -> None:
+    found = MetricsGrowth(metrics(1.0), {}).figures().shadows
+    assert found == {"a": ShadowFigures(compared=4.0, agreeing=3.0, dropped=0.0, gain_live_s=1.5, gain_shadow_s=5.0)}
+
+
+def test_no_figure_is_invented_without_requests() -> None:
+    empty = MetricsGrowth(metrics(0.0), {}).figures()
+    assert empty.ttft_s.p50 is None and set(empty.token_shares.values()) == {None}
+
+
+def test_the_window_begins_at_the_first_snapshot_of_the_last_minute() -> None:
+    history = CountedHistory()
+    for at_s in (0.0, 30.0, 55.0, 70.0):
+        history.add(Counted(at_s))
+    assert (history.since(60.0).at_s, history.since(15.0).at_s) == (30.0, 55.0)
+
+
+@given(st.lists(st.integers(0, 100), min_size=3, max_size=3), st.floats(0, 1))
+def test_a_quantile_is_within_its_bucket(counts: list[int], share: float) -> None:
+    found = quantile((1.0, 2.0), counts, share)
+    assert (found is None) == (not share * sum(counts))
+    assert found is None or found == BEYOND or 0 <= found <= 2

@@ -1,0 +1,62 @@
+"""Values that are read from files again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from router.config.reloaded import Reloaded
+from router.errors import ConfigError
+
+
+class Source:
+    """Counts how often it is read; `problem` makes it raise."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.problem = ""
+
+    def read(self) -> int:
+        self.reads += 1
+        if self.problem:
+            raise ConfigError(self.problem)
+        return self.reads
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text("one")
+    return path
+
+
+def test_it_is_read_only_when_the_file_changes(file: Path) -> None:
+    source = Source()
+    value = Reloaded(source.read, str(file), None, event="not readable")
+    assert [value.current(), value.current()] == [1, 1]
+    file.write_text("another")
+    assert value.current() == 2
+
+
+def test_the_last_value_stays_and_each_problem_is_logged_once(file: Path) -> None:
+    """It is read again without a change of the file: what was wrong may not have been the file."""
+    source = Source()
+    value = Reloaded(source.read, str(file), event="not readable")
+    value.current()
+    file.write_text("another")
+    with capture_logs() as lines:
+        for source.problem in ("a", "a", "b"):
+            assert value.current() == 1 and value.error == source.problem
+        source.problem = ""
+        assert value.current() == 5 and not value.error and value.failed_since_s is None
+    assert [line.get("error", line["event"]) for line in lines] == ["a", "b", "files read again"]
+
+
+def test_a_file_that_was_never_readable_is_an_error_or_the_first_value(file: Path) -> None:
+    source = Source()
+    source.problem = "wrong"
+    with pytest.raises(ConfigError):
+        Reloaded(source.read, str(file), event="not readable").current()
+    assert Reloaded(source.read, str(file), event="not readable", first=0).current() == 0
