@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,6 +216,15 @@ def test_an_unknown_model_is_told_from_one_without_pods() -> None:
     assert caught.value.param == "model"
     with pytest.raises(NoReadyPod, match="late"):
         read(reader, {"model": "late"})
+
+
+@pytest.mark.parametrize("pods", [(), (replace(POD, models=(), adapters=()),)])
+def test_no_model_is_unknown_until_a_pod_has_named_one(pods: tuple[Pod, ...]) -> None:
+    """503 without pods, and while all of them are joining: a client that tries again is served."""
+    fleet = Fleet()
+    fleet.sync(pods)
+    with pytest.raises(NoReadyPod, match="which models"):
+        read(RequestReader(fleet, Edge(), Limits().max_messages, frozenset()), {"model": "m"})
 
 
 def test_a_request_without_a_model_goes_to_the_only_one() -> None:
