@@ -44,6 +44,8 @@ kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
+MAX_S = 1200
+"""Time for the commands of a document."""
 
 
 def script(blocks: Sequence[Block]) -> Iterator[str]:
@@ -74,7 +76,8 @@ def tour(document: str, folder: Path, environment: dict[str, str]) -> bool:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     (logs / "tour.sh").write_text("\n".join(script(blocks)))
-    code = subprocess.run(["bash", logs / "tour.sh"], cwd=folder, env=environment, check=False).returncode
+    command = ["timeout", f"{MAX_S}", "bash", logs / "tour.sh"]
+    code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
     printed = [path.read_text() if (path := folder / f"output-{at}").exists() else "" for at in range(len(blocks))]
     if code:
         last = max((at for at, text in enumerate(printed) if (folder / f"output-{at}").exists()), default=0)

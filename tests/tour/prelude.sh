@@ -1,11 +1,12 @@
 # Begins the script of a tour. File descriptor 3 is the report, one line for each block.
 set -eE
 shopt -s expand_aliases
-failed() { local code=$?; echo "FAILED (exit code $code): $1" >&2; echo "$1" > failed; exit 1; }
+failed() { local code=$?; echo "FAILED (exit code $code): $1" >&2; echo "$1" > "$TOUR/failed"; kill $$; exit 1; }
+trap 'exit 1' TERM  # also what fails in the background ends the tour
 trap 'failed "$BASH_COMMAND"' ERR
 exec 3>&1
 TOUR=$PWD LOGS=$PWD/logs
-rm -f "$LOGS"/*.pid
+rm -f "$LOGS"/*.pid failed
 declare -A first_line=([mock-engine]='"url"' [serve]='"event": "serving"' [publish]='"event"')
 
 # A server runs in the background once it is ready, until another one of its kind replaces it. Its pid is a file, so
@@ -52,7 +53,7 @@ curl() { command curl --fail-with-body --silent --show-error "$@"; }
 make() { command make $MAKE_OPTIONS "$@"; }
 
 # Mock engines for a page that installs the router without what they need.
-engines() { PATH=$PWD/.venv/bin:$PATH in_background mock-engine "$@"; }
+engines() { PATH=$TOUR/.venv/bin:$PATH in_background mock-engine "$@"; }
 
 # Number and place of a block: it begins in the root folder, and what it prints goes to a file of its own.
 block() {
