@@ -76,7 +76,7 @@ def tour(document: str, folder: Path, environment: dict[str, str]) -> bool:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     (logs / "tour.sh").write_text("\n".join(script(blocks)))
-    command = ["timeout", f"{MAX_S}", "bash", logs / "tour.sh"]
+    command = ["timeout", f"{MAX_S}", "bash", str(logs / "tour.sh")]
     code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
     printed = [path.read_text() if (path := folder / f"output-{at}").exists() else "" for at in range(len(blocks))]
     if code:
