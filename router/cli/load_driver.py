@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -72,6 +73,8 @@ class RequestResult:
     sent_s: float
     late_s: float = 0.0
     status: int = 0
+    id: str = ""
+    """The router's id of the request, as in its receipts."""
     router: str = ""
     pod: str = ""
     engine: str = ""
@@ -170,6 +173,7 @@ class LoadDriver:
         try:
             result.status = reply.status
             headers = first_values(reply.headers)
+            result.id = headers.get(b"x-request-id", b"").decode("latin-1")
             result.pod = headers.get(b"x-warmroute-pod", b"").decode("latin-1")
             predicted = headers.get(b"x-warmroute-cached-tokens")
             result.predicted_cached_tokens = int(predicted) if predicted else None
@@ -231,14 +235,18 @@ async def drive(
         driver.close()
 
 
-async def play(driver: LoadDriver, model: str, session: ChatSession) -> None:
-    """Send the turns of one session, each when it is due. It ends at its first error."""
+async def play(
+    driver: LoadDriver, model: str, session: ChatSession, options: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Send the turns of one session, each when it is due, with more `options` of the API. It ends at its first
+    error."""
     answers: list[str] = []
     ready_s = session.start_s
     for turn in session.turns:
         due_s = ready_s + turn.think_s
         await driver.until(due_s)
-        asked = {"model": model, "messages": session.messages(answers), "max_tokens": turn.max_tokens}
+        messages = session.messages(answers)
+        asked = {"model": model, "messages": messages, "max_tokens": turn.max_tokens, **options}
         result = await driver.send(Endpoint.CHAT, asked, session.kind, due_s, session.read_pause_s)
         if result.error:
             return
