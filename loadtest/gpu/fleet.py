@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
 from router.cli.child_processes import ChildError, RouterUrls, clear_caches, configured_router
 from router.cli.load_driver import LoadDriver, RequestResult, play
 from router.config.load import shipped
@@ -99,7 +101,7 @@ class _Recorded:
 
     receipts: Path
     served: list[RequestResult] = field(default_factory=list)
-    calibration: dict[str, Any] = field(default_factory=dict)
+    calibration: dict[str, dict[str, float]] = field(default_factory=dict)
     unfinished_sessions: int = 0
     error: str = ""
 
@@ -122,19 +124,21 @@ async def measure_fleet(pods: Sequence[FleetPod], plan: FleetPlanOnGpu, folder: 
                 await _send(urls, mix, plan.model, answer_options(tokenizer), until_s, recorded)
     except (ChildError, TimeoutError, httpx.HTTPError) as error:
         recorded.error = f"{type(error).__name__}: {error}"
-    return {
-        "pods": len(pods),
-        "plan": asdict(plan),
-        "prior": asdict(plan.prior),
-        "block_size_tokens": plan.block_size_tokens,
-        "caches_cleared": has_cleared,
-        "planned_requests": sum(len(session.turns) for session in mix),
-        "unfinished_sessions": recorded.unfinished_sessions,
-        "error": recorded.error,
-        "request_errors": dict(Counter(one.error for one in recorded.served if one.error)),
-        "calibration": recorded.calibration,
-        "requests": _rows(recorded, tokenizer, plan.block_size_tokens),
-    }
+    measured = MeasuredFleet(
+        pods=len(pods),
+        plan=asdict(plan),
+        prior=plan.prior,
+        block_size_tokens=plan.block_size_tokens,
+        caches_cleared=has_cleared,
+        planned_requests=sum(len(session.turns) for session in mix),
+        unfinished_sessions=recorded.unfinished_sessions,
+        error=recorded.error,
+        request_errors=dict(Counter(one.error for one in recorded.served if one.error)),
+        calibration=recorded.calibration,
+        requests=_requests(recorded, tokenizer, plan.block_size_tokens),
+    )
+    values: dict[str, Any] = msgspec.to_builtins(measured)
+    return values
 
 
 def answer_options(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -181,7 +185,7 @@ async def _send(
         recorded.calibration = _calibration((await client.get("/metrics")).text)
 
 
-def _calibration(metrics: str) -> dict[str, Any]:
+def _calibration(metrics: str) -> dict[str, dict[str, float]]:
     """What the router has learnt of the pods as a class: coefficients, confidence 0 to 1, and the mean relative error
     of recent expected times by the prior and by the calibration."""
     found: dict[str, dict[str, float]] = {"coefficient": {}, "confidence": {}, "error_ratio": {}}
@@ -197,44 +201,40 @@ def _calibration(metrics: str) -> dict[str, Any]:
 # --- the records ---
 
 
-def _rows(recorded: _Recorded, tokenizer: Tokenizer, block_size_tokens: int) -> list[dict[str, Any]]:
+def _requests(recorded: _Recorded, tokenizer: Tokenizer, block_size_tokens: int) -> list[MeasuredRequest]:
     """The requests that were answered, in the order in which they were sent."""
     receipts = _receipts(recorded.receipts)
     template, numbers = ChatTemplate(tokenizer), dict[int, int]()
-    rows = []
+    found = []
     for one in sorted(recorded.served, key=lambda one: one.sent_s):
         if not one.error and one.ttft_s is not None:
             prompt, answer = tokenizer.encode(template.render(one.asked)), tokenizer.encode(one.text)
-            blocks = hashed_request(prompt, answer, block_size_tokens).blocks
-            rows.append(
-                _row(one, receipts.get(one.id))
-                | {
-                    "tokens_agree": (len(prompt), len(answer)) == (one.prompt_tokens, one.output_tokens),
-                    "blocks": [numbers.setdefault(block, len(numbers)) for block in blocks],
-                }
-            )
-    return rows
+            hashes = hashed_request(prompt, answer, block_size_tokens).blocks
+            blocks = [numbers.setdefault(block, len(numbers)) for block in hashes]
+            agree = (len(prompt), len(answer)) == (one.prompt_tokens, one.output_tokens)
+            found.append(_request(one, receipts.get(one.id), agree, blocks))
+    return found
 
 
-def _row(one: RequestResult, receipt: Receipt | None) -> dict[str, Any]:
-    """Times in ms since the request was sent."""
+def _request(one: RequestResult, receipt: Receipt | None, agree: bool, blocks: list[int]) -> MeasuredRequest:
     assert one.ttft_s is not None
-    late_s = one.late_s
-    return {
-        "kind": one.kind,
-        "sent_s": one.sent_s,
-        "late_ms": late_s * 1000,
-        "pod": one.pod,
-        "prompt_tokens": one.prompt_tokens,
-        "output_tokens": one.output_tokens,
-        "predicted_cached_tokens": one.predicted_cached_tokens,
-        "cached_tokens": one.cached_tokens,
-        "ttft_ms": (one.ttft_s - late_s) * 1000,
-        "e2e_ms": (one.e2e_s - late_s) * 1000,
-        "expected_ttft_ms": receipt.predicted_ms if receipt else None,
-        "router_ttft_ms": receipt.ttft_ms if receipt else None,
-        "router_phases_ms": receipt.phases_ms if receipt else {},
-    }
+    return MeasuredRequest(
+        kind=one.kind,
+        sent_s=one.sent_s,
+        late_ms=one.late_s * 1000,
+        pod=one.pod,
+        prompt_tokens=one.prompt_tokens,
+        output_tokens=one.output_tokens,
+        cached_tokens=one.cached_tokens,
+        predicted_cached_tokens=one.predicted_cached_tokens,
+        ttft_ms=(one.ttft_s - one.late_s) * 1000,
+        e2e_ms=(one.e2e_s - one.late_s) * 1000,
+        expected_ttft_ms=receipt.predicted_ms if receipt else None,
+        router_ttft_ms=receipt.ttft_ms if receipt else None,
+        router_phases_ms=receipt.phases_ms if receipt else {},
+        tokens_agree=agree,
+        blocks=blocks,
+    )
 
 
 def _receipts(file: Path) -> dict[str, Receipt]:
