@@ -8,10 +8,13 @@ and the tokens of an answer are the same when the next turn contains it as text.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 import httpx
@@ -29,15 +32,18 @@ from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.chat_workload import ChatSession, sessions
+from router.sim.chat_workload import ChatSession, prose, sessions
 from router.sim.virtual.traffic import hashed_request
-from router.types import PodSpeed
+from router.types import Endpoint, PodSpeed
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 STOP_RESERVE_S = 10.0
 """Part of the deadline for the end: the router stops, and the prompts are hashed."""
 ANSWER_WORDS = (" the", " word", " yes", " hello", "\n")
 REPEATS = 5
+OVERHEAD_WORDS = (400, 800, 1200, 1600) * 3
+OVERHEAD_ANSWER_TOKENS = 4
+"""More than one: an idle pod reports its token sooner than one that already runs the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,9 @@ async def measure_fleet(pods: Sequence[FleetPod], plan: FleetPlanOnGpu, folder: 
             async with configured_router(f"router-{len(pods)}", plan.config(pods, recorded.receipts), folder) as urls:
                 deadline.reschedule(None)
                 await _send(urls, mix, plan.model, answer_options(tokenizer), until_s, recorded)
-    except (ChildError, TimeoutError, httpx.HTTPError) as error:
+    except TimeoutError:
+        recorded.error = f"the router did not trust all pods within the deadline; its log is in {folder}"
+    except (ChildError, httpx.HTTPError) as error:
         recorded.error = f"{type(error).__name__}: {error}"
     measured = MeasuredFleet(
         pods=len(pods),
@@ -150,6 +158,23 @@ def answer_options(tokenizer: Tokenizer) -> dict[str, Any]:
         if len(tokens) == REPEATS and len(set(tokens)) == 1:
             return {"temperature": 0, "ignore_eos": True, "allowed_token_ids": [tokens[0]]}
     raise ConfigError(f"the tokenizer has none of the words {ANSWER_WORDS} as one token")
+
+
+async def chat_overhead_ms(pod: FleetPod, plan: FleetPlanOnGpu, speed: PodSpeed) -> float:
+    """What an idle pod needs before the first token of a chat in addition to its prefill: HTTP, the chat template,
+    tokens, scheduling. The median of a few new chats that are sent to it without a router."""
+    random, options = Random(plan.seed), answer_options(load_tokenizer(TokenizerSource(plan.tokenizer)))
+    driver, found = LoadDriver([pod.url], lambda _: None), []
+    try:
+        for words in OVERHEAD_WORDS:
+            messages = [{"role": "user", "content": prose(random, words)}]
+            asked = {"model": plan.model, "messages": messages, "max_tokens": OVERHEAD_ANSWER_TOKENS, **options}
+            one = await driver.send(Endpoint.CHAT, asked, "overhead")
+            if one.ttft_s is not None:
+                found.append(one.ttft_s * 1000 - speed.prefill_ms(one.prompt_tokens, one.cached_tokens))
+    finally:
+        driver.close()
+    return median(found) if found else math.nan
 
 
 async def _has_cleared(pods: Sequence[FleetPod]) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
 from router.cli.figures import percentile
 from router.config.load import shipped
 from router.config.policy_files import load_policies
+from router.phases import PHASES
 from router.sim.virtual.outcome import RequestOutcome, cached_share
 from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
@@ -26,6 +27,7 @@ from router.types import Pod, PodSpeed, PrefixTrust
 
 WINDOWS = ((0, 50), (50, 200), (200, None))
 """Requests by number, in the order in which they were sent: the router learns meanwhile."""
+BEFORE_ATTEMPT = PHASES[: PHASES.index("attempt")]
 MODEL = "measured"
 
 
@@ -127,6 +129,16 @@ def figures(served: Sequence[MeasuredRequest] | Sequence[RequestOutcome]) -> Fig
     p50_ms, p90_ms, p99_ms = (percentile(ttft_ms, share) for share in (0.5, 0.9, 0.99))
     return Figures(
         len(served), fmean(ttft_ms), p50_ms, p90_ms, p99_ms, fmean(one.e2e_ms for one in served), cached_share(served)
+    )
+
+
+def route_ms(requests: Sequence[MeasuredRequest]) -> float:
+    """The median way through the router before and after the pod's part: its phases until the attempt, and what the
+    client measured more than the router."""
+    return median(
+        one.ttft_ms - one.router_ttft_ms + sum(one.router_phases_ms.get(phase, 0.0) for phase in BEFORE_ATTEMPT)
+        for one in requests
+        if one.router_ttft_ms
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.gpu.fleet import answer_options
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest, read_fleet
-from loadtest.gpu.simulated import MeasuredPod, cached_tokens, expected_times, figures, report, simulate
+from loadtest.gpu.simulated import MeasuredPod, cached_tokens, expected_times, figures, report, route_ms, simulate
 from router.cli.mock_engine_command import mock_tokenizer
 from router.types import PodSpeed
 
@@ -121,6 +121,11 @@ def test_cached_tokens_are_compared_one_by_one() -> None:
     found = cached_tokens(requests)
     assert (found.requests, found.exact_share) == (2, 0.5)
     assert (found.predicted_tokens, found.reported_tokens) == (320, 304)
+
+
+def test_the_way_through_the_router_is_what_the_pod_does_not_take() -> None:
+    phases_ms = {"admit": 0.5, "fingerprint": 1.0, "match": 0.25, "decide": 0.25, "attempt": 9.0, "relay": 40.0}
+    assert route_ms(fleet_of([request(0, [], router_phases_ms=phases_ms)]).requests) == 12.0
 
 
 def test_a_report_is_json() -> None:
