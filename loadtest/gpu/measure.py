@@ -1,0 +1,241 @@
+"""Measures a GPU with vLLM, and this router in front of it, and writes everything as JSON.
+
+    python -m loadtest.gpu.measure --out measured.json [--device cpu --engine-python PYTHON] [--budget-s 540]
+
+Copies between host and GPU; prefills, decode steps and both in one step for each model; a CPU tier; then the demo's mix
+through a real router in front of one, two and four pods that share the GPU. A part that fails or has no time left is
+named in `skipped`; the file is written after each part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from loadtest.gpu.engines import Engine, EnginePlan, await_healthy, start
+from loadtest.gpu.fleet import FleetPlanOnGpu, FleetPod, measure_fleet
+from loadtest.gpu.models import MODELS, Model
+from loadtest.gpu.steps import FULL, REHEARSAL, Grid, StepMeasurement
+from loadtest.gpu.streams import PodClient, made_up
+
+FIRST_PORT = 18100
+GB = 10**9
+FLEET_S = 45.0
+"""Longest time for one fleet."""
+STEPS_S = 110.0
+"""Longest time for the steps of one model."""
+TIER_PROMPTS_TOKENS = (2048, 8192, 16384)
+TIER_REPEATS = 3
+TIER_SETTLE_S = 1.0
+"""Time in which a pod copies new blocks to its CPU tier; nothing says when it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured on a device. KV sizes are chosen so that both models and then four pods fit into one H200."""
+
+    models: Sequence[str]
+    kv_gb: Sequence[float]
+    fleet_pods: Sequence[int]
+    fleet_kv_gb: float
+    grid: Grid
+    hardware: str
+    sessions_per_s: float
+    fleet_duration_s: float
+    cpu_tier_gib: int
+    max_model_len: int
+
+
+SETTINGS = {
+    "gpu": Setting(("llama-3.1-8b", "qwen3-30b-a3b"), (32, 14), (1, 2, 4), 9, FULL, "h200x1", 8.0, 18.0, 24, 40960),
+    "cpu": Setting(("tiny",), (1,), (1,), 1, REHEARSAL, "h100x1", 0.5, 20.0, 0, 8192),
+}
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One run: what was found so far, and until when it may take."""
+
+    device: str
+    engine_python: str
+    folder: Path
+    out: Path
+    until_s: float
+    setting: Setting
+    found: dict[str, Any] = field(default_factory=dict)
+    engines: dict[str, Engine] = field(default_factory=dict)
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def run(self) -> None:
+        """All parts, in an order in which no pod computes while another is measured."""
+        self.found = {"date": datetime.now().astimezone().isoformat(), "skipped": [], "models": {}, "fleets": []}
+        self._part("copies", self._copies)
+        self._part("start", self._start_models)
+        for name in self.setting.models:
+            if name in self.engines:
+                self._part(f"steps of {name}", lambda name=name: asyncio.run(self._steps(name)))
+        first = self.setting.models[0]
+        self._part("fleet of 1", lambda: asyncio.run(self._fleet([first])))
+        for other in self.setting.models[1:]:
+            self._stop(other)
+        self._part("more pods", lambda: self._start_fleet(max(self.setting.fleet_pods)))
+        names = [first, *(name for name in self.engines if name.startswith("pod-"))]
+        for pods in self.setting.fleet_pods[1:]:
+            if len(names) >= pods:
+                self._part(f"fleet of {pods}", lambda pods=pods: asyncio.run(self._fleet(names[:pods])))
+        self._part("CPU tier", lambda: asyncio.run(self._cpu_tier(names[-1])))
+
+    def _part(self, title: str, part: Callable[[], None]) -> None:
+        """Run a part if there is time; its failure costs only itself."""
+        began_s = time.monotonic()
+        if began_s > self.until_s:
+            self.found["skipped"].append({"part": title, "why": "no time left"})
+        else:
+            try:
+                part()
+            except Exception as error:
+                traceback.print_exc()
+                self.found["skipped"].append({"part": title, "why": f"{type(error).__name__}: {error}"[-2000:]})
+        print(f"[{time.monotonic() - began_s:5.1f} s] {title}", flush=True)
+        self.out.write_text(json.dumps(self.found))
+
+    def _copies(self) -> None:
+        """In a process of its own, whose GPU memory is free afterwards."""
+        command = [sys.executable, "-m", "loadtest.gpu.copies"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        self.found |= json.loads(said.stdout)
+
+    def _start_models(self) -> None:
+        plans = [
+            self._plan(MODELS[name], name, number, kv_gb)
+            for number, (name, kv_gb) in enumerate(zip(self.setting.models, self.setting.kv_gb, strict=True))
+        ]
+        self._start(plans)
+
+    def _start_fleet(self, pods: int) -> None:
+        """Further pods of the first model. The last one has a CPU tier."""
+        model = MODELS[self.setting.models[0]]
+        numbers = range(1, pods)
+        plans = [
+            self._plan(
+                model,
+                f"pod-{number}",
+                number + 10,
+                self.setting.fleet_kv_gb,
+                self.setting.cpu_tier_gib if number == pods - 1 else 0,
+            )
+            for number in numbers
+        ]
+        if plans:
+            self._start(plans)
+
+    def _plan(self, model: Model, name: str, number: int, kv_gb: float, cpu_tier_gib: int = 0) -> EnginePlan:
+        return EnginePlan(
+            name,
+            model.write(self.folder),
+            FIRST_PORT + number,
+            int(kv_gb * GB),
+            self.device,
+            self.engine_python,
+            cpu_tier_gib,
+            self.setting.max_model_len,
+        )
+
+    def _start(self, plans: Sequence[EnginePlan]) -> None:
+        starting = [start(plan, self.folder) for plan in plans]
+        for engine in starting:
+            self.stack.callback(engine.stop)
+        for engine in await_healthy(starting, self.folder, self.until_s):
+            self.stack.callback(engine.stop)
+            self.engines[engine.plan.name] = engine
+            self.found.setdefault("starts", {})[engine.plan.name] = {"s": engine.start_s, "eager": engine.eager}
+
+    def _stop(self, name: str) -> None:
+        if name in self.engines:
+            self.engines.pop(name).stop()
+
+    async def _steps(self, name: str) -> None:
+        engine, model = self.engines[name], MODELS[name]
+        kv_tokens = engine.plan.kv_bytes // model.kv_bytes_per_token
+        client = PodClient(engine.url, engine.plan.model_dir.name)
+        until_s = min(time.monotonic() + STEPS_S, self.until_s)
+        try:
+            steps = StepMeasurement(client, self.setting.grid, kv_tokens, until_s, Random(name))
+            found = await steps.run()
+            kv_cache = await client.kv_cache()
+        finally:
+            client.close()
+        self.found["models"][name] = {**found, "kv_bytes": engine.plan.kv_bytes, "kv_cache": kv_cache}
+
+    async def _fleet(self, names: Sequence[str]) -> None:
+        """The demo's mix; more sessions for more pods would only measure how they share the GPU."""
+        engines = [self.engines[name] for name in names]
+        setting, plan = self.setting, engines[0].plan
+        load = FleetPlanOnGpu(
+            model=plan.model_dir.name,
+            tokenizer=str(plan.model_dir),
+            block_size_tokens=plan.block_tokens,
+            cost_model="llama-3.1-8b",
+            cost_hardware=setting.hardware,
+            sessions_per_s=setting.sessions_per_s,
+            duration_s=setting.fleet_duration_s,
+            deadline_s=min(FLEET_S, self.until_s - time.monotonic() + 15),
+        )
+        pods = [
+            FleetPod(url=one.url, kv_endpoint=one.plan.kv_endpoint, replay_endpoint=one.plan.replay_endpoint)
+            for one in engines
+        ]
+        self.found["fleets"].append(await measure_fleet(pods, load, self.folder))
+
+    async def _cpu_tier(self, name: str) -> None:
+        """Prompts that are in the CPU tier only, beside the same that are nowhere, and in GPU memory."""
+        engine = self.engines[name]
+        if not engine.plan.cpu_tier_gib:
+            return
+        client, random = PodClient(engine.url, engine.plan.model_dir.name), Random(name)
+        found = self.found["cpu_tier"] = []
+        try:
+            for tokens in TIER_PROMPTS_TOKENS * TIER_REPEATS:
+                prompt = made_up(random, tokens)
+                new = await client.stream(prompt, 4)
+                on_gpu = await client.stream(prompt, 4)
+                await asyncio.sleep(TIER_SETTLE_S)
+                await client.forget()
+                on_host = await client.stream(prompt, 4)
+                for where, one in (("nowhere", new), ("gpu", on_gpu), ("cpu", on_host)):
+                    found.append({"n": tokens, "where": where, "p": one.cached_tokens, "ttft_ms": one.ttft_ms})
+        finally:
+            client.close()
+
+
+def main(
+    out: Annotated[Path, typer.Option()],
+    folder: Annotated[Path, typer.Option(help="For models and logs.")] = Path("/tmp/warmroute-gpu"),
+    device: Annotated[str, typer.Option(help="gpu or cpu; cpu is a rehearsal with a tiny model.")] = "gpu",
+    engine_python: Annotated[str, typer.Option(help="Python with vLLM.")] = sys.executable,
+    budget_s: Annotated[float, typer.Option(help="No part begins later.")] = 480.0,
+) -> None:
+    """Measure, and write the JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Measurement(device, engine_python, folder, out, time.monotonic() + budget_s, SETTINGS[device])
+    with run.stack:
+        run.run()
+
+
+if __name__ == "__main__":
+    typer.run(main)
