@@ -118,7 +118,7 @@ async def measure_fleet(pods: Sequence[FleetPod], plan: FleetPlanOnGpu, folder: 
     `folder` receives the files of the router. If pods or router fail, `error` says why, and `requests` has what ended
     before. Raises `ConfigError` for a plan that cannot be run."""
     until_s = asyncio.get_running_loop().time() + plan.deadline_s - STOP_RESERVE_S
-    tokenizer = load_tokenizer(TokenizerSource(plan.tokenizer, plan.chat_template))
+    tokenizer = load_tokenizer(TokenizerSource(plan.tokenizer, plan.chat_template), fast=False)
     mix = sessions(plan.seed, duration_s=plan.duration_s, sessions_per_s=plan.sessions_per_s)
     recorded = _Recorded(folder / f"receipts-{len(pods)}-{plan.seed}.jsonl")
     recorded.receipts.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def answer_options(tokenizer: Tokenizer) -> dict[str, Any]:
 async def chat_overhead_ms(pod: FleetPod, plan: FleetPlanOnGpu, speed: PodSpeed) -> float:
     """What an idle pod needs before the first token of a chat in addition to its prefill: HTTP, the chat template,
     tokens, scheduling. The median of a few new chats that are sent to it without a router."""
-    random, options = Random(plan.seed), answer_options(load_tokenizer(TokenizerSource(plan.tokenizer)))
+    random, options = Random(plan.seed), answer_options(load_tokenizer(TokenizerSource(plan.tokenizer), fast=False))
     driver, found = LoadDriver([pod.url], lambda _: None), []
     try:
         for words in OVERHEAD_WORDS:
