@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -28,10 +30,12 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadtest.gpu.engines import Engine, EnginePlan, await_healthy, start
-from loadtest.gpu.fleet import FleetPlanOnGpu, FleetPod, measure_fleet
+from loadtest.gpu.fit import decode_points, fit, prefill_points
+from loadtest.gpu.fleet import FleetPlanOnGpu, FleetPod, chat_overhead_ms, measure_fleet
 from loadtest.gpu.models import MODELS, Model
 from loadtest.gpu.steps import FULL, REHEARSAL, Grid, StepMeasurement
 from loadtest.gpu.streams import PodClient, made_up
+from router.types import PodSpeed
 
 FIRST_PORT = 18100
 GB = 10**9
@@ -49,8 +53,8 @@ TIER_SETTLE_S = 1.0
 class Setting:
     """What is measured on a device. KV sizes are chosen so that both models and then four pods fit into one H200."""
 
-    models: Sequence[str]
-    kv_gb: Sequence[float]
+    kv_gb: Mapping[str, float]
+    """By model."""
     fleet_pods: Sequence[int]
     fleet_kv_gb: float
     grid: Grid
@@ -62,14 +66,17 @@ class Setting:
 
 
 SETTINGS = {
-    "gpu": Setting(("llama-3.1-8b", "qwen3-30b-a3b"), (32, 14), (1, 2, 4), 9, FULL, "h200x1", 8.0, 18.0, 24, 40960),
-    "cpu": Setting(("tiny",), (1,), (1,), 1, REHEARSAL, "h100x1", 0.5, 20.0, 0, 8192),
+    "gpu": Setting({"llama-3.1-8b": 32, "qwen3-30b-a3b": 14}, (1, 2, 4), 9, FULL, "h200x1", 9.0, 15.0, 24, 40960),
+    "cpu": Setting({"tiny": 1}, (1,), 1, REHEARSAL, "h100x1", 0.5, 20.0, 0, 8192),
 }
 
 
 @dataclass(slots=True)
 class Measurement:
-    """One run: what was found so far, and until when it may take."""
+    """One run: what was found so far, and until when it may take.
+
+    `prior` is the speed that the router starts with; without one, the row of `config/models`.
+    """
 
     device: str
     engine_python: str
@@ -77,28 +84,32 @@ class Measurement:
     out: Path
     until_s: float
     setting: Setting
+    seed: int
+    prior: PodSpeed | None
     found: dict[str, Any] = field(default_factory=dict)
     engines: dict[str, Engine] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
 
     def run(self) -> None:
         """All parts, in an order in which no pod computes while another is measured."""
-        self.found = {"date": datetime.now().astimezone().isoformat(), "skipped": [], "models": {}, "fleets": []}
+        self.found = {"date": datetime.now().astimezone().isoformat(), "seed": self.seed, "skipped": []}
+        self.found |= {"models": {}, "fleets": []}
+        first, *others = self.setting.kv_gb
+        fleets = self.setting.fleet_pods
         self._part("copies", self._copies)
         self._part("start", self._start_models)
-        for name in self.setting.models:
-            if name in self.engines:
-                self._part(f"steps of {name}", lambda name=name: asyncio.run(self._steps(name)))
-        first = self.setting.models[0]
-        self._part("fleet of 1", lambda: asyncio.run(self._fleet([first])))
-        for other in self.setting.models[1:]:
-            self._stop(other)
-        self._part("more pods", lambda: self._start_fleet(max(self.setting.fleet_pods)))
-        names = [first, *(name for name in self.engines if name.startswith("pod-"))]
-        for pods in self.setting.fleet_pods[1:]:
-            if len(names) >= pods:
-                self._part(f"fleet of {pods}", lambda pods=pods: asyncio.run(self._fleet(names[:pods])))
-        self._part("CPU tier", lambda: asyncio.run(self._cpu_tier(names[-1])))
+        self._part(f"steps of {first}", partial(_run, self._steps, first))
+        if fleets:
+            self._part("fleet of 1", partial(_run, self._fleet, [first]))
+        for name in others:
+            self._part(f"steps of {name}", partial(_run, self._steps, name))
+            self._stop(name)
+        if max(fleets, default=1) > 1:
+            self._part("more pods", lambda: self._start_fleet(max(fleets)))
+            names = [first, *(name for name in self.engines if name.startswith("pod-"))]
+            for pods in fleets[1:]:
+                self._part(f"fleet of {pods}", partial(_run, self._fleet, names[:pods]))
+            self._part("CPU tier", partial(_run, self._cpu_tier, names[-1]))
 
     def _part(self, title: str, part: Callable[[], None]) -> None:
         """Run a part if there is time; its failure costs only itself."""
@@ -112,6 +123,9 @@ class Measurement:
                 traceback.print_exc()
                 self.found["skipped"].append({"part": title, "why": f"{type(error).__name__}: {error}"[-2000:]})
         print(f"[{time.monotonic() - began_s:5.1f} s] {title}", flush=True)
+        self._write()
+
+    def _write(self) -> None:
         self.out.write_text(json.dumps(self.found))
 
     def _copies(self) -> None:
@@ -121,28 +135,16 @@ class Measurement:
         self.found |= json.loads(said.stdout)
 
     def _start_models(self) -> None:
-        plans = [
-            self._plan(MODELS[name], name, number, kv_gb)
-            for number, (name, kv_gb) in enumerate(zip(self.setting.models, self.setting.kv_gb, strict=True))
-        ]
-        self._start(plans)
+        sizes = enumerate(self.setting.kv_gb.items())
+        self._start([self._plan(MODELS[name], name, number, kv_gb) for number, (name, kv_gb) in sizes])
 
     def _start_fleet(self, pods: int) -> None:
         """Further pods of the first model. The last one has a CPU tier."""
-        model = MODELS[self.setting.models[0]]
-        numbers = range(1, pods)
-        plans = [
-            self._plan(
-                model,
-                f"pod-{number}",
-                number + 10,
-                self.setting.fleet_kv_gb,
-                self.setting.cpu_tier_gib if number == pods - 1 else 0,
-            )
-            for number in numbers
-        ]
-        if plans:
-            self._start(plans)
+        model = MODELS[next(iter(self.setting.kv_gb))]
+        tiers_gib = [0] * (pods - 2) + [self.setting.cpu_tier_gib]
+        size_gb = self.setting.fleet_kv_gb
+        numbered = enumerate(tiers_gib, start=1)
+        self._start([self._plan(model, f"pod-{number}", number + 10, size_gb, tier) for number, tier in numbered])
 
     def _plan(self, model: Model, name: str, number: int, kv_gb: float, cpu_tier_gib: int = 0) -> EnginePlan:
         return EnginePlan(
@@ -173,14 +175,17 @@ class Measurement:
         engine, model = self.engines[name], MODELS[name]
         kv_tokens = engine.plan.kv_bytes // model.kv_bytes_per_token
         client = PodClient(engine.url, engine.plan.model_dir.name)
+        found: dict[str, Any] = {"kv_bytes": engine.plan.kv_bytes}
+        self.found["models"][name] = found
         until_s = min(time.monotonic() + STEPS_S, self.until_s)
         try:
-            steps = StepMeasurement(client, self.setting.grid, kv_tokens, until_s, Random(name))
-            found = await steps.run()
-            kv_cache = await client.kv_cache()
+            found["kv_cache"] = await client.kv_cache()
+            steps = StepMeasurement(client, self.setting.grid, kv_tokens, until_s, Random(f"{name}-{self.seed}"))
+            async for part, values in steps.parts():
+                found[part] = values
+                self._write()
         finally:
             client.close()
-        self.found["models"][name] = {**found, "kv_bytes": engine.plan.kv_bytes, "kv_cache": kv_cache}
 
     async def _fleet(self, names: Sequence[str]) -> None:
         """The demo's mix; more sessions for more pods would only measure how they share the GPU."""
@@ -190,8 +195,9 @@ class Measurement:
             model=plan.model_dir.name,
             tokenizer=str(plan.model_dir),
             block_size_tokens=plan.block_tokens,
-            cost_model="llama-3.1-8b",
             cost_hardware=setting.hardware,
+            speed=self.prior,
+            seed=self.seed,
             sessions_per_s=setting.sessions_per_s,
             duration_s=setting.fleet_duration_s,
             deadline_s=min(FLEET_S, self.until_s - time.monotonic() + 15),
@@ -200,6 +206,10 @@ class Measurement:
             FleetPod(url=one.url, kv_endpoint=one.plan.kv_endpoint, replay_endpoint=one.plan.replay_endpoint)
             for one in engines
         ]
+        if len(pods) == 1:
+            steps = [self.found["models"][names[0]]]
+            speed = fit(prefill_points(steps), decode_points(steps))
+            self.found["chat_overhead_ms"] = await chat_overhead_ms(pods[0], load, speed)
         self.found["fleets"].append(await measure_fleet(pods, load, self.folder))
 
     async def _cpu_tier(self, name: str) -> None:
@@ -229,12 +239,31 @@ def main(
     device: Annotated[str, typer.Option(help="gpu or cpu; cpu is a rehearsal with a tiny model.")] = "gpu",
     engine_python: Annotated[str, typer.Option(help="Python with vLLM.")] = sys.executable,
     budget_s: Annotated[float, typer.Option(help="No part begins later.")] = 480.0,
+    models: Annotated[str, typer.Option(help="Names, comma-separated; all if empty.")] = "",
+    fleet_pods: Annotated[int, typer.Option(help="Largest fleet; 0 is none.")] = 4,
+    seed: Annotated[int, typer.Option(help="Of prompts and sessions.")] = 1,
+    prior_from: Annotated[Path | None, typer.Option(help="An earlier run: the router starts with its speed.")] = None,
 ) -> None:
     """Measure, and write the JSON."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that pods and routers are stopped
     folder.mkdir(parents=True, exist_ok=True)
-    run = Measurement(device, engine_python, folder, out, time.monotonic() + budget_s, SETTINGS[device])
+    setting = SETTINGS[device]
+    kept = {name: size for name, size in setting.kv_gb.items() if name in (models or name).split(",")}
+    fleets = [pods for pods in setting.fleet_pods if pods <= fleet_pods]
+    setting = replace(setting, kv_gb=kept, fleet_pods=fleets)
+    prior = _prior(prior_from, next(iter(kept))) if prior_from else None
+    run = Measurement(device, engine_python, folder, out, time.monotonic() + budget_s, setting, seed, prior)
     with run.stack:
         run.run()
+
+
+def _run(part: Callable[[Any], Coroutine[Any, Any, None]], subject: Any) -> None:
+    asyncio.run(part(subject))
+
+
+def _prior(earlier: Path, model: str) -> PodSpeed:
+    steps = [json.loads(earlier.read_text())["models"][model]]
+    return fit(prefill_points(steps), decode_points(steps))
 
 
 if __name__ == "__main__":

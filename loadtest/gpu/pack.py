@@ -62,7 +62,8 @@ def main(
             path.write_bytes(slim(path.read_bytes(), architecture, _is_for_bf16))
         archive = Path(name) / "site.tar.xz"
         print(f"compressing {_mib(site):.0f} MiB", flush=True)
-        command = ["tar", "--create", "--use-compress-program=xz -T0 -6", "--file", archive, "--directory", site, "."]
+        archived = ["--file", str(archive), "--directory", str(site), "."]
+        command = ["tar", "--create", "--use-compress-program=xz -T0 -4", *archived]
         subprocess.run(command, check=True)
         for number, piece in enumerate(_pieces(archive, piece_mib << 20)):
             (out / f"site.tar.xz.{number:02}").write_bytes(piece)
@@ -72,8 +73,8 @@ def main(
 def _download(site: Path, python: str) -> None:
     """Unpack the wheels for that Python on x86-64 Linux, without their dependencies."""
     print("downloading wheels", flush=True)
-    target = ["--target", site, "--python-version", python, "--python-platform", "x86_64-manylinux_2_35"]
-    command = ["uv", "pip", "install", "-q", "--no-deps", "--only-binary", ":all:", *target, "-r", PACKAGES]
+    target = ["--target", str(site), "--python-version", python, "--python-platform", "x86_64-manylinux_2_35"]
+    command = ["uv", "pip", "install", "-q", "--no-deps", "--only-binary", ":all:", *target, "-r", str(PACKAGES)]
     subprocess.run(command, check=True)
 
 
@@ -84,9 +85,9 @@ def _remove_unused(site: Path) -> None:
 
 
 def _is_for_bf16(code: bytes) -> bool:
-    """All but attention kernels for other types than bfloat16."""
+    """All but the attention kernels of Hopper for other types than bfloat16."""
     other = b"half_t" in code or b"float_e4m3" in code
-    return not (b"FlashAttnFwd" in code and other)
+    return not (b"FlashAttnFwdSm90" in code and other)
 
 
 def _pieces(archive: Path, size: int) -> Iterator[bytes]:

@@ -13,6 +13,9 @@ folder=${WARMROUTE_GPU_FOLDER:-/tmp/warmroute-gpu}
 if [ ! -e "$site/.complete" ]; then
   mkdir -p "$site"
   cat "$pieces"/site.tar.xz.* | tar --extract --xz --directory "$site"
+  # Importing thousands of modules takes a minute where nothing has compiled them.
+  libraries=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  python3 -m compileall -q -j 0 "$site" "$libraries/torch" "$libraries/transformers" "$libraries/triton" || true
   touch "$site/.complete"
   echo "unpacked after $SECONDS s"
 fi

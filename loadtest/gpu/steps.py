@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import median
@@ -63,21 +63,18 @@ class StepMeasurement:
     deadline_s: float
     random: Random
 
-    async def run(self) -> dict[str, Any]:
-        """Everything, with how long each part took."""
+    async def parts(self) -> AsyncIterator[tuple[str, Any]]:
+        """Names and records of what was measured, one after the other."""
         await self._warm_up()
-        found: dict[str, Any] = {}
-        parts: dict[str, Callable[[], Awaitable[Any]]] = {
+        measurements: dict[str, Callable[[], Awaitable[Any]]] = {
             "prefill": self._prefills,
             "decode": self._decodes,
             "interference": self._interference,
         }
-        for name, part in parts.items():
+        for name, measure in measurements.items():
             began_s = time.monotonic()
-            found[name] = await part()
-            found[f"{name}_s"] = round(time.monotonic() - began_s, 1)
-            print(f"  {name}: {found[f'{name}_s']} s", flush=True)
-        return found
+            yield name, await measure()
+            print(f"  {name}: {time.monotonic() - began_s:.1f} s", flush=True)
 
     @property
     def _is_late(self) -> bool:
@@ -85,26 +82,30 @@ class StepMeasurement:
 
     async def _warm_up(self) -> None:
         """The first step of each size compiles kernels."""
-        for tokens in self.grid.prompts_tokens:
-            await self.pod.stream(made_up(self.random, tokens), PREFILL_OUTPUT_TOKENS)
+        await self._prefills_once()
         batch = max(batch for batch, _ in self.grid.decodes)
         await asyncio.gather(*(self.pod.stream(made_up(self.random, 64), 16) for _ in range(batch)))
 
     async def _prefills(self) -> list[dict[str, Any]]:
         found: dict[tuple[int, int], list[dict[str, float | None]]] = defaultdict(list)
         for _ in range(self.grid.repeats):
-            for tokens in self.grid.prompts_tokens:
-                prompt = made_up(self.random, tokens)
-                for share in KNOWN_SHARES:
-                    if self._is_late:
-                        break
-                    known = int(tokens * share)
-                    prompt = prompt[:known] + made_up(self.random, tokens - known)
-                    one, times = await self._prefill(prompt)
-                    found[tokens, one.cached_tokens].append(times)
-            if not self._fits(max(self.grid.prompts_tokens)):
-                await self.pod.forget()
+            for n, p, times in await self._prefills_once():
+                found[n, p].append(times)
         return [{"n": n, "p": p, "times": times} for (n, p), times in found.items()]
+
+    async def _prefills_once(self) -> list[tuple[int, int, dict[str, float | None]]]:
+        """Each length new, then with a part of the prompt before it."""
+        found: list[tuple[int, int, dict[str, float | None]]] = []
+        for tokens in self.grid.prompts_tokens:
+            prompt = made_up(self.random, tokens)
+            for share in KNOWN_SHARES:
+                if self._is_late:
+                    return found
+                known = int(tokens * share)
+                prompt = prompt[:known] + made_up(self.random, tokens - known)
+                one, times = await self._prefill(prompt)
+                found.append((tokens, one.cached_tokens, times))
+        return found
 
     async def _prefill(self, prompt: Sequence[int]) -> tuple[Streamed, dict[str, float | None]]:
         """One response; TTFT as its client sees it, and the time that the pod says the prompt took."""
@@ -160,16 +161,16 @@ class StepMeasurement:
             await self.pod.stream(prompt, 1)
         running = [asyncio.create_task(self.pod.stream(prompt, INTERFERED_OUTPUT_TOKENS)) for prompt in prompts]
         await asyncio.sleep(INTERFERED_AFTER_S)
-        prompt = await self.pod.stream(made_up(self.random, tokens), 1)
+        other = await self.pod.stream(made_up(self.random, tokens), 1)
         responses = await asyncio.gather(*running)
         return {
             "batch": batch,
             "context": context,
             "prompt_tokens": tokens,
-            "prompt_ttft_ms": prompt.ttft_ms,
+            "prompt_ttft_ms": other.ttft_ms,
             "longest_gap_ms": median(max(one.gaps_ms(SKIPPED_TOKENS)) for one in responses),
             "usual_gap_ms": median(median(one.gaps_ms(SKIPPED_TOKENS)) for one in responses),
-            "was_decoding": sum(one.tokens_s[-1] > prompt.tokens_s[0] for one in responses),
+            "was_decoding": sum(one.tokens_s[-1] > other.tokens_s[0] for one in responses),
         }
 
     def _fits(self, tokens: int) -> bool:
