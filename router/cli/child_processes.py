@@ -118,8 +118,6 @@ async def mock_fleet(plan: FleetPlan, folder: Path, options: Sequence[str] = ())
 
 
 class RouterUrls(NamedTuple):
-    """The two listeners of a router."""
-
     public: str
     admin: str
 

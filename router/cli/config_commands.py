@@ -101,7 +101,6 @@ def _find_config(config: str) -> Path:
 
 
 def _model_name(config: str, path: Path) -> str:
-    """The model's name, from the folder, the file or the hub name."""
     given = Path(config)
     if given.is_file() and given.name != MODEL_CONFIG:
         return given.stem.lower()

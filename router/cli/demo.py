@@ -74,7 +74,6 @@ def demo_command(
 async def _run_demo(
     console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan, keep: bool
 ) -> bool:
-    """Run the demo; returns whether a request failed."""
     cancel_on_sigterm()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(temporary_folder("warmroute-demo-"))
@@ -121,7 +120,6 @@ def _print_setup(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) 
 
 
 def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
-    """Print the first failures; the table only counts them."""
     for policy, result in results.items():
         for one in [one for one in result.served if one.error][:3]:
             console.print(f"{policy}: a {one.kind} request on {one.pod or 'no pod'} failed: {one.error}", markup=False)

@@ -49,15 +49,12 @@ index_app = typer.Typer(no_args_is_help=True, help="Inspect the cluster index.")
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """An open connection to the index."""
-
     config: RouterConfig
     connection: RedisConnection
     keys: Keys
     reader: IndexReader
 
     async def rows(self, model: str | None) -> list[tuple[Generation, str, HolderRow]]:
-        """All holders, or those of one model."""
         found = []
         for generation in await self.reader.generations():
             if model in (None, generation.model):

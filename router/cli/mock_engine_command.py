@@ -77,7 +77,6 @@ def mock_engine_command(options: MockEngineOptions) -> None:
 
 
 def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
-    """One configuration per engine."""
     priors = load_priors(shipped("config") / "models")
     tokenizer = mock_tokenizer()
     template = ChatTemplate(tokenizer)

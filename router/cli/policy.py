@@ -128,7 +128,6 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _purpose(key: str, was: Any, now: Any) -> str:
-    """The purpose of a filter or term that only one policy has."""
     section, _, name = key.partition(".")
     kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
     return f"   ({purpose_of(kind)})" if kind and ABSENT in (was, now) else ""

@@ -41,12 +41,10 @@ class AdmissionConfig(Strict):
 
     @property
     def default_slo(self) -> Slo:
-        """The SLO of clients whose tenant has none."""
         return Slo(self.slo.ttft_ms, self.slo.tpot_ms, self.slo.idle_prefills)
 
     @property
     def limits(self) -> QueueLimits:
-        """The bounds of a queue."""
         return QueueLimits(
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,

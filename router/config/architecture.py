@@ -85,8 +85,6 @@ class KvSize:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The prefill work of one prompt token, over all ranks."""
-
     active_parameters: int
     """Weights that each token is multiplied with."""
     attention_flop_per_token2: int

@@ -35,7 +35,6 @@ class StartupFiles:
         self._gone_s: dict[Path, float] = {}
 
     def changed(self) -> list[StaleFile]:
-        """The files whose content is another one. Reads only those that were written since."""
         return [stale for path in {**self._digests, **dict.fromkeys(self._paths())} if (stale := self._checked(path))]
 
     def _checked(self, path: Path) -> StaleFile | None:

@@ -116,8 +116,6 @@ class TenantList(Strict):
 
 
 class TenantFile:
-    """The file of tenants and its files of keys."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._key_files: tuple[Path, ...] = ()

@@ -36,8 +36,6 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The result of a reload."""
-
     version: str
     """Version of the active set."""
     changed: bool = False

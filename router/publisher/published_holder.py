@@ -34,8 +34,6 @@ log = structlog.get_logger()
 
 
 class PublishState(StrEnum):
-    """State of one published holder."""
-
     STARTING = "starting"
     PUBLISHING = "publishing"
     STANDBY = "standby"

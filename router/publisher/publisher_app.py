@@ -25,8 +25,6 @@ _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class NewRevision(BaseModel):
-    """Body of `POST /revision`."""
-
     model_config = ConfigDict(extra="forbid")
 
     model: str

@@ -51,7 +51,6 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        """Base URL; valid after `start`."""
         return f"http://{self.config.host}:{self.port}"
 
     @property
@@ -73,12 +72,10 @@ class MockEngine:
 
     @property
     def published_event_count(self) -> int:
-        """KV events published in this epoch."""
         return self._publisher.event_count if self._publisher else 0
 
     @property
     def load(self) -> PodLoad:
-        """Running and waiting requests and KV usage."""
         return self._steps.pod.load
 
     async def start(self) -> None:

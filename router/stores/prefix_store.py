@@ -63,7 +63,6 @@ class LocalStore:
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
-        """Remove the pod and its blocks."""
         self._announced.forget(pod)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):

@@ -113,12 +113,10 @@ class ClusterMember:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
     def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
-        """The stream that receives the receipts of all routers."""
         return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
     def other_routers(self) -> int:
-        """Number of other routers, as far as known."""
         return self._work.known
 
     @property

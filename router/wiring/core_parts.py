@@ -49,7 +49,6 @@ def observers(
 
 
 def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None) -> CoreSettings:
-    """The part of the configuration that applies to serving requests."""
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
         predicted_ttl_s=index.predicted_ttl_s,
@@ -75,6 +74,5 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
 
 
 def request_log(config: Log) -> RequestLog | None:
-    """The log of requests, if it is shown."""
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None

@@ -26,7 +26,6 @@ from router.types import Pod, PodSpeed, PodTls
 
 
 def api_server(url: str, tls: PodTls) -> UpstreamPool:
-    """Connections to a Kubernetes API server."""
     timeouts = UpstreamTimeouts(connect_s=CONNECT_TIMEOUT_S, first_byte_s=REQUEST_TIMEOUT_S, idle_s=QUIET_S)
     return UpstreamPool(url, url, timeouts, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
 

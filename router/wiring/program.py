@@ -227,7 +227,6 @@ class Program:
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
-        """The decision that would be made now about a request."""
         return await self._steps.run(self.core.requests.preview(request, headers))
 
     @asynccontextmanager
@@ -248,7 +247,6 @@ class Program:
                 await self.tracing.sink.close()
 
     def summary(self) -> dict[str, Any]:
-        """What this router serves, for the log."""
         return {
             "models": [model.name for model in self._config.models],
             "unlisted_models": self._config.unlisted_models,

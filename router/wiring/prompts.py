@@ -65,7 +65,6 @@ def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadToken
 
 
 def source_of(model: ModelConfig) -> TokenizerSource:
-    """The configured location of a model's tokenizer."""
     assert model.tokenizer is not None
     return TokenizerSource(model.tokenizer, model.chat_template)
 

@@ -43,8 +43,6 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ServerConnections(Protocol):
-    """Connections to one server."""
-
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> IncomingResponse:
         """Send a request and wait for the headers of its response. Raises `UpstreamError`, `ConfigError` if a TLS file
         cannot be read."""

@@ -320,5 +320,4 @@ def error_message(body: bytes) -> str:
 
 
 def read_labels(body: bytes) -> Mapping[str, str]:
-    """The labels of an object. Raises `msgspec.DecodeError`."""
     return _decode_meta(body).metadata.labels or {}

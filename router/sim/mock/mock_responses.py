@@ -44,7 +44,6 @@ def models_body(config: MockEngineConfig, adapters: Iterable[str], created_s: in
 
 
 def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
-    """The `/tokenize` body."""
     listed = tokens.tolist()
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 

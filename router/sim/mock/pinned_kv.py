@@ -44,8 +44,6 @@ class PinnedKv:
 
 
 class PinTable:
-    """All KV that one engine epoch holds for decode legs."""
-
     def __init__(self, lease_s: float, counters: HandoffCounters) -> None:
         self._lease_s = lease_s
         self._counters = counters

@@ -24,7 +24,6 @@ def error_type(error: EngineError) -> str:
 
 
 def data_event(body: dict[str, Any]) -> bytes:
-    """An SSE event without a name."""
     return b"data: " + encode(body) + b"\n\n"
 
 

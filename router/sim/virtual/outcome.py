@@ -48,8 +48,6 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """The work of one pod in a run."""
-
     requests: int
     computed_tokens: int
     busy_ms: float
@@ -130,7 +128,6 @@ def cached_share(answered: Iterable[AnsweredPrompt]) -> float:
 
 
 def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyType({})) -> RunFigures:
-    """The figures of one run. `slo`: of the kinds of sessions that have none of their own."""
     good = [one for one in run.outcomes if not one.refused]
     slos = [slo_by_kind.get(one.kind, slo) for one in good]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)

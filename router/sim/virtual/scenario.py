@@ -134,12 +134,10 @@ class FleetSpec(StrictSpec):
 
     @property
     def gpus(self) -> int:
-        """GPUs of all pods."""
         return sum(group.count * group.gpus for group in self.pods)
 
     @property
     def pod_count(self) -> int:
-        """Pods of all groups."""
         return sum(group.count for group in self.pods)
 
     def with_pods(self, number: int) -> FleetSpec:

@@ -57,7 +57,6 @@ class StepRun:
     chunks: list[tuple[Job, int]]
 
     def duration_ms(self, steps: int) -> float:
-        """The duration of the first `steps` steps."""
         return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
 
     def steps_until(self, now_ms: float) -> int:

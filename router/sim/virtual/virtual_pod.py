@@ -54,7 +54,6 @@ class VirtualPod(Scheduler[Job]):
 
     @property
     def load(self) -> PodLoad:
-        """The load that the pod would report now."""
         waiting = len(self._waiting) + len(self._loading)
         return PodLoad(len(self._admitted) - len(self._loading), waiting, self.cache.usage)
 
