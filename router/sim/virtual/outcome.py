@@ -31,7 +31,6 @@ class RequestOutcome:
     predicted_ms: float = math.nan
     ttft_ms: float = math.nan
     e2e_ms: float = math.nan
-    worst_gap_ms: float = 0.0
     regret_ms: float = math.nan
     """Expected time to first token beyond that of the best pod, by the true state at the time of the decision."""
     refused: str = ""
@@ -89,8 +88,6 @@ class RunFigures:
     ttft_p99_ms: float
     tpot_p50_ms: float
     tpot_p99_ms: float
-    worst_gap_p99_ms: float
-    e2e_p50_ms: float
     slo_share: float
     accepted_slo_share: float
     """`slo_share` of the requests that were not refused."""
@@ -149,8 +146,6 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         ttft_p99_ms=_percentile(ttft_ms, 99),
         tpot_p50_ms=_percentile(tpot_ms, 50),
         tpot_p99_ms=_percentile(tpot_ms, 99),
-        worst_gap_p99_ms=_percentile(_array(one.worst_gap_ms for one in good), 99),
-        e2e_p50_ms=_percentile(_array(one.e2e_ms for one in good), 50),
         slo_share=met / max(len(run.outcomes) + run.unsent, 1),
         accepted_slo_share=met / max(len(good), 1),
         goodput_per_s=_goodput_per_s(run, _array(one.arrived_ms for one in good)[has_met]),

@@ -298,7 +298,6 @@ class World:
         if turn.awaits_handoff(pod_id):
             self._hand_off(turn, pod_id)
             return
-        turn.outcome.worst_gap_ms = job.worst_gap_ms
         self._after_overhead(self._complete, turn, pod_id)
 
     def _after_overhead(self, callback: Callable[..., None], *args: Any) -> None:

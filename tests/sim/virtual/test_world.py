@@ -51,7 +51,6 @@ def assert_all_ended(asked: World, run: Run, requests: int) -> None:
         if not one.refused:
             assert 0 < one.ttft_ms <= one.e2e_ms
             assert 0 <= one.cached_tokens < one.prompt_tokens
-            assert one.worst_gap_ms <= one.e2e_ms - one.ttft_ms + 1e-6
     assert all(not view.ledger.own() for view in asked.views)
     assert all(pod.load.running == pod.load.waiting == 0 for pod in asked._pods.values())
     assert all(pod.cache.usage == 0.0 for pod in asked._pods.values())
