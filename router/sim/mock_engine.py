@@ -22,7 +22,6 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EngineProtocol
 from router.sim.mock.mock_app import EngineApp
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_realtime import MockRealtime
 from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
@@ -41,7 +40,7 @@ class MockEngine:
         self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
         app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
-            app, lifespan="off", ws=MockRealtime, proxy_headers=False, access_log=False, log_config=None
+            app, lifespan="off", ws=config.websocket, proxy_headers=False, access_log=False, log_config=None
         )
         self._http_state = ServerState()
         self.port = config.port

@@ -37,6 +37,7 @@ from router.types import PodSpeed, PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
+from tests.stories.mock_realtime import MockRealtime
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
@@ -168,6 +169,7 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
             "template": template,
             "speed": SPEED,
             "time_scale": 0.0,
+            "websocket": MockRealtime,
         }
         return MockEngineConfig(**(usual | overrides))
 
