@@ -73,7 +73,6 @@ class Child:
         raise ChildError(self._failure(f"was not ready after {READY_TIMEOUT_S:g} s"))
 
     def check_alive(self) -> None:
-        """Raise `ChildError` if the process has ended."""
         if self.process.poll() is not None:
             raise ChildError(self._failure(f"ended with exit code {self.process.returncode}"))
 
@@ -204,7 +203,6 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
 
 
 def child(name: str, arguments: Sequence[str], folder: Path) -> AbstractContextManager[Child]:
-    """Run `warmroute`."""
     return logged_process(name, [sys.executable, "-m", "router.cli", *arguments], folder)
 
 

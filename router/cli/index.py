@@ -160,7 +160,6 @@ def _blocks(row: HolderRow) -> str:
 
 
 def _print_empty(index: _Index, model: str | None) -> int:
-    """Print that there are no holders. Returns the exit code."""
     of_model = f" of model {model!r}" if model else ""
     print(f"No holders{of_model} in the index (namespace {index.keys.namespace!r}). Does `warmroute publish` run?")
     return 1

@@ -103,7 +103,6 @@ def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
 
 
 def _content(spec: PolicySpec) -> dict[str, Any]:
-    """All fields that affect decisions."""
     content = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
     for choice in ("filters", "costs", "picker"):
         content[choice] = {name: {"": USED} | fields for name, fields in content[choice].items() if fields is not None}

@@ -18,8 +18,6 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class KvDtype(StrEnum):
-    """Number format of a KV cache."""
-
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
@@ -30,8 +28,6 @@ _BYTES = {KvDtype.BF16: 2, KvDtype.FP16: 2, KvDtype.FP8: 1, KvDtype.FP32: 4}
 
 
 class LayerKind(Enum):
-    """What a layer keeps of the prompt."""
-
     FULL = "every token"
     WINDOW = "the last tokens"
     STATE = "a state of fixed size"

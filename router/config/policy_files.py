@@ -177,7 +177,6 @@ def choose_policy(policies: Mapping[str, Policy], name: str) -> Policy:
 
 
 def unknown(name: str, known: Collection[str], kind: str = "policy") -> str:
-    """The message for a name that does not exist."""
     return f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
 
 

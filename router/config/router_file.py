@@ -91,7 +91,6 @@ def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
 def check_names(
     mistakes: MistakeList, config: RouterConfig, priors: Mapping[str, ModelPrior], links: Mapping[str, LinkClass]
 ) -> None:
-    """Cost priors and link classes must exist."""
     for number, model in enumerate(config.models):
         with mistakes.at("models", number, "cost"):
             prior_speed(priors, model.cost_row)

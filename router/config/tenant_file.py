@@ -140,8 +140,6 @@ class TenantFile:
 
 
 class _KeyReader:
-    """Collects the keys of all files, and the mistakes."""
-
     def __init__(self, document: Document, parsed: TenantList) -> None:
         self._mistakes: list[str] = []
         self._by_name: dict[str, Tenant] = {}

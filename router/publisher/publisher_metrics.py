@@ -30,7 +30,6 @@ class PublisherMetrics:
         self._orphans = Counter(r, of_publisher.PUBLISHER_ORPHANS)
 
     def render(self, publisher: Publisher, fleet: FleetSnapshot) -> bytes:
-        """The exposition text."""
         pods = {status.pod.id: status for status in fleet.pods}
         self.kv.keep(pods)
         self._pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)

@@ -54,7 +54,6 @@ class MockEngine:
 
     @property
     def pinned_requests(self) -> tuple[str, ...]:
-        """Keys of prefill legs whose KV uses blocks."""
         return self._handoffs.pins.keys
 
     @property

@@ -90,7 +90,6 @@ class Keys:
 
 
 def base_of(generation: Generation) -> Generation:
-    """The generation without adapter and salt."""
     return replace(generation, adapter="", salt="")
 
 

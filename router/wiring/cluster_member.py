@@ -121,12 +121,10 @@ class ClusterMember:
 
     @property
     def loaded(self) -> asyncio.Event:
-        """Set once the index has been read."""
         return self._feed.loaded
 
     @property
     def is_away(self) -> bool:
-        """Redis does not answer."""
         return self._feed.failing
 
     @property

@@ -58,6 +58,7 @@ from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
+    QuotaParts,
     core_settings,
     observers,
     request_log,
@@ -68,7 +69,6 @@ from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:

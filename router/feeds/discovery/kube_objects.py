@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,16 +19,6 @@ OWN_PREFIX = "warmroute.dev/"
 
 ObjectKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
-
-
-class KubeObject(Protocol):
-    """What a table needs of an object. Objects are equal if no field differs that the router uses."""
-
-    @property
-    def key(self) -> ObjectKey: ...
-
-    @property
-    def uid(self) -> str: ...
 
 
 class KubePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +61,12 @@ class KubeSlice(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[KubeEndpoint, ...] = ()
 
 
-T = TypeVar("T", bound=KubeObject)
+T = TypeVar("T", bound=KubePod | KubeSlice)
+"""Equal if no field differs that the router uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed(Generic[T]):
-    """An object was added or changed."""
-
     object: T
     version: str
 

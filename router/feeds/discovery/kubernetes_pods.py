@@ -77,8 +77,6 @@ class PodReader:
 
 
 class SliceReader:
-    """Maps EndpointSlices to pods."""
-
     def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
         self._entry = entry
         self._nodes = nodes

@@ -28,7 +28,6 @@ class EngineProtocol(HttpToolsProtocol):
     The router never forwards `Upgrade`."""
 
     def on_message_begin(self) -> None:
-        """Add the transport to the scope."""
         super().on_message_begin()
         self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
 

@@ -21,7 +21,7 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
-from router.sim.mock.sse import encode, error_type
+from router.sim.mock.mock_responses import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 from router.types import Endpoint

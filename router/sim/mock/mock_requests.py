@@ -114,8 +114,6 @@ class _Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One valid generation request, with its output."""
-
     id: str
     endpoint: Endpoint
     model: str
@@ -134,8 +132,6 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Tokenized texts to embed."""
-
     model: str
     inputs: tuple[array[int], ...]
 
@@ -280,7 +276,6 @@ class RequestParser:
         return (chat.kv_transfer_params or {}).get("prompt_token_ids")
 
     def _model(self, name: str | None) -> tuple[str, str]:
-        """The model name for the response, and the adapter."""
         if name is None or name in self._config.models:
             return name or self._config.models[0], ""
         if name in self.adapters:

@@ -83,7 +83,6 @@ class PinTable:
             pinned.end(delivered=True)
 
     def drop(self, pinned: PinnedKv) -> None:
-        """Stop waiting for a decode leg."""
         if pinned.key in self._waiting and self._waiting[pinned.key][0] is pinned:
             self._drop(pinned.key)
 

@@ -130,6 +130,5 @@ class SaturationRule(AdmitAll):
 
 
 def rule_of(rule: Rule, fleet: FleetActions) -> AdmitAll:
-    """What one router does besides its own queue."""
     others = {Rule.LLM_D: SaturationRule, Rule.EARLY_REJECTION: EarlyRejection}
     return others.get(rule, AdmitAll)(fleet)

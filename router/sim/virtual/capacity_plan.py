@@ -46,7 +46,6 @@ class PlanResult:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not cached."""
         return self.figures.prompt_tokens - self.figures.cached_tokens
 
 

@@ -53,8 +53,6 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run without its requests."""
-
     setting: Setting
     figures: RunFigures
     ttft_ms: Sequence[float]
@@ -67,8 +65,6 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Everything that the settings share."""
-
     fleet: FleetSpec
     prior: Prior
     policies: Mapping[str, Policy]

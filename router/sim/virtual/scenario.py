@@ -48,7 +48,6 @@ class SimulatedFleet:
 
     @property
     def splits(self) -> bool:
-        """Whether prefill and decode run on different pods."""
         return any(pod.known.role is Role.DECODE for pod in self.pods)
 
 

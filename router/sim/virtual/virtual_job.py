@@ -30,12 +30,10 @@ class Job:
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
         return self.request.prompt_tokens + self.emitted
 
     @property
     def missing_tokens(self) -> int:
-        """Known tokens that are not computed yet."""
         return self.request.prompt_tokens + self.emitted - self.computed_tokens
 
     def block_end(self, block: int, block_size_tokens: int) -> int:
