@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from router.config.file_stamp import stamp_of
+from router.config.reloaded import stamp_of
 from router.config.schema import RouterConfig
 
 RESTART = "differs from what the router read at its start; restart it to use the file"

@@ -32,10 +32,10 @@ from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
-from router.config.file_stamp import stamp_of, stamps_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, nearest
 from router.config.oidc_schema import OidcEntry
+from router.config.reloaded import stamp_of, stamps_of
 from router.errors import ConfigError
 
 MAX_KEYS = 1_000_000

@@ -15,13 +15,12 @@ import pytest
 import uvicorn
 
 from router.cli.child_processes import JSON_CALL
-from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
-from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import AdmissionConfig, Limits, ModelConfig, Probes, RouterConfig
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer

@@ -19,9 +19,9 @@ from tempfile import mkdtemp
 from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
+from router.config.certificates import check_authority
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
-from router.config.pod_tls import check_authority
 from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import error_message
 from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig

@@ -24,8 +24,7 @@ from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import discovered_pod
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.discovery.steps import STEP, in_turns
-from router.feeds.supervise import cancel_all, supervise
+from router.feeds.supervise import STEP, cancel_all, in_turns, supervise
 
 SERVICE_LABEL = "kubernetes.io/service-name"
 

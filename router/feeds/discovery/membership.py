@@ -24,8 +24,7 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
-from router.feeds.discovery.steps import STEP
-from router.feeds.supervise import Feeds
+from router.feeds.supervise import STEP, Feeds
 from router.fleet.fleet import Fleet, PodEvent, Reported
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 

@@ -17,8 +17,7 @@ from router.feeds.discovery.kube_nodes import NodePlaces
 from router.feeds.discovery.kube_objects import KubePod
 from router.feeds.discovery.kubernetes_pods import PodReader
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, sets_between
-from router.feeds.discovery.steps import STEP, in_turns
-from router.feeds.supervise import running
+from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
 from router.types import PodSpeed
 
