@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.cli.options import PoliciesOption
+from router.cli.options import PoliciesOption, flag
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors, without_cost
@@ -31,12 +31,8 @@ MODEL_CONFIG = "config.json"
 def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
     policies: PoliciesOption = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.", show_default="off")
-    ] = False,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Ask the pods too. Exit code 1 if one is unusable.", show_default="off")
-    ] = False,
+    offline: Annotated[bool, flag("--offline", "Skip tokenizers that come from the hub.")] = False,
+    probe: Annotated[bool, flag("--probe", "Ask the pods too. Exit code 1 if one is unusable.")] = False,
 ) -> None:
     from router.cli.pod_probe import print_probes
     from router.wiring.config_check import check_router

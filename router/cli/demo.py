@@ -29,6 +29,7 @@ from router.cli.child_processes import (
 from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.cli.options import flag
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 from router.sim.chat_workload import ChatSession, sessions
@@ -50,9 +51,7 @@ def demo_command(
             help="Policies to compare, in order, separated by commas.", show_default=POLICIES.replace(",", ", ")
         ),
     ] = POLICIES,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep fleet and router running afterwards, until Ctrl-C.", show_default="off")
-    ] = False,
+    keep: Annotated[bool, flag("--keep", "Keep fleet and router running afterwards, until Ctrl-C.")] = False,
 ) -> None:
     """Run the demo. Exit code 1 if a request failed."""
     need_tokenizer()

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.text import Text
 
+from router.cli.options import flag
 from router.cli.terminal import folded_table, printable
 from router.config.load import ENGINE_TOKENIZER, load
 from router.config.model_names import ModelNames, with_model_folders
@@ -174,9 +175,7 @@ def lookup_command(
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
     prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[
-        bool, typer.Option("--completion", help="Treat the prompt as a completion prompt.", show_default="off")
-    ] = False,
+    completion: Annotated[bool, flag("--completion", "Treat the prompt as a completion prompt.")] = False,
 ) -> None:
     """Show how many blocks of a prompt each holder has, matched as routers do."""
     chat = {"messages": [{"role": "user", "content": prompt}]}

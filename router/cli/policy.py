@@ -19,7 +19,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.options import PoliciesOption
+from router.cli.options import PoliciesOption, flag
 from router.cli.simulate_setup import policy_spec
 from router.cli.terminal import printable
 from router.config.load import shipped
@@ -85,9 +85,7 @@ def diff_command(
 
 @policy_app.command("docs")
 def docs_command(
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of a policy file instead.", show_default="off")
-    ] = False,
+    schema: Annotated[bool, flag("--schema", "Print the JSON schema of a policy file instead.")] = False,
 ) -> None:
     """Print the reference page."""
     print(schema_page() if schema else reference_page(), end="")

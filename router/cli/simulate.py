@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.cli.options import with_options, writable, writable_report
+from router.cli.options import flag, with_options, writable, writable_report
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec
 from router.config.policy_files import choose_policy
@@ -126,10 +126,9 @@ class SimulateOptions(TrafficOptions):
     ] = None
     compare: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--compare",
-            help="Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
-            show_default="off",
+            "Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
         ),
     ] = False
     report: Annotated[

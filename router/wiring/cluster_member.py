@@ -5,7 +5,6 @@ Used only with `index.redis`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -102,6 +101,7 @@ class ClusterMember:
         )
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
+        self.loaded = self._feed.loaded
         router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S)
         self._work = WorkloadFeed(work, ledger)
@@ -118,10 +118,6 @@ class ClusterMember:
     @property
     def other_routers(self) -> int:
         return self._work.known
-
-    @property
-    def loaded(self) -> asyncio.Event:
-        return self._feed.loaded
 
     @property
     def is_away(self) -> bool:

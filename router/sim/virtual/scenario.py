@@ -67,8 +67,6 @@ class Conditions:
     scrape_ms: PositiveFloat = 1000.0
     exchange_ms: PositiveFloat | None = 40.0
     restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
-    handoff_layers: PositiveInt = 1
-    """KV of a handoff moves layer by layer during the prefill; 1 moves it all afterwards."""
     regret_every: NonNegativeInt = 0
     """Compute the regret of every Nth decision; 0 for none."""
     backlog_every_ms: PositiveFloat | None = None

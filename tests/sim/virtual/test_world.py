@@ -305,20 +305,6 @@ def test_blocks_on_the_decode_pod_are_not_handed_over_again() -> None:
     assert second.ttft_ms == pytest.approx(SPEED.prefill_ms(3201, 1600) + link_ms + DECODING.prefill_ms(3201, 3200))
 
 
-def test_a_handoff_by_layer_moves_only_the_last_layer_after_the_prefill(policies: dict[str, Policy]) -> None:
-    """A tenth of the bytes with ten layers."""
-    whole, by_layer = (
-        outcomes(
-            apart(1, 1),
-            policies["cost_aware"],
-            at(0.0, prompt(1, 5000, output_tokens=2)),
-            conditions=replace(AT_ONCE, handoff_layers=layers),
-        )[0].ttft_ms
-        for layers in (1, 10)
-    )
-    assert whole - by_layer == pytest.approx(0.9 * 5000 * KV_BYTES / LINK.bytes_per_ms)
-
-
 def test_an_answer_of_one_token_is_not_handed_over(policies: dict[str, Policy]) -> None:
     """The prefill pod has computed it already."""
     run = world(apart(1, 1), policies["cost_aware"]).run(traffic(at(0.0, prompt(1, 5000))))
