@@ -1,7 +1,5 @@
 """The commands that check and print configuration files: `config check`, `config show` and `prior`.
 
-    warmroute prior meta-llama/Llama-3.1-8B --hardware h100x1 --hardware a100x1 > config/models/llama-3.1-8b.yaml
-
 `prior` computes a model's cost prior, a file for config/models, from its `config.json`. KV bytes follow from the
 architecture; prefill times are estimates. Nothing is downloaded: a model given by its hub name must be in the cache.
 """

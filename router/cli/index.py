@@ -1,10 +1,4 @@
-"""Inspect the cluster index. All commands only read, and take the routers' configuration.
-
-warmroute index stats       blocks, holders and memory by model
-warmroute index holders     holders with their blocks and state
-warmroute index lookup      cached blocks of one prompt by holder
-warmroute index verify      compare the index with the engines' own events
-"""
+"""Inspect the cluster index. All commands only read, and take the routers' configuration."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """`warmroute pods`: lists the pods of a running router, and adds, removes, drains and undrains one.
 
-    warmroute pods                                     state, load and the reason why a pod is unusable
-    warmroute pods add http://10.0.0.7:8000            or a YAML file with an entry as under `pods` in router.yaml
-    warmroute pods drain 10.0.0.7:8000                 by id or URL
-
 Changes are lost when the router restarts; the configuration file is the lasting place.
 """
 

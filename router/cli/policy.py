@@ -1,10 +1,5 @@
 """The `warmroute policy` commands.
 
-    warmroute policy list                       names, the requests that each decides, and what it is for
-    warmroute policy lint mine/                 report errors with file and line; exit code 1 if there are any
-    warmroute policy diff cost_aware mine.yaml  compare two policies; exit code 1 if they differ
-    warmroute policy docs [--schema]            print the reference page
-
 An argument that ends in .yaml is a file; any other is the name of a shipped policy.
 """
 

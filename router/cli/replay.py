@@ -1,8 +1,5 @@
 """`warmroute replay`: decides recorded requests again with other policies.
 
-    warmroute replay receipts.jsonl --policy my_policy.yaml      one policy for all requests
-    warmroute replay receipts.jsonl --policies my-policies       for each request the matching policy of the folder
-
 Compares each new decision with the recorded choice. The cost terms of the new policy price both.
 """
 

@@ -1,9 +1,5 @@
 """How would a fleet behave under this traffic and that policy, and how many pods does it need for an SLO?
 
-    warmroute simulate conversation_trace.jsonl --jitter-s 3
-    warmroute simulate conversation_trace.jsonl --compare --report report.html
-    warmroute plan config/traffic/mixed.yaml --target 0.95
-
 Runs the router's own decision code in front of simulated pods, on a virtual clock. This module reads the files, runs
 the settings on all cores and prints the results; `sim/virtual/capacity_plan.py` computes a plan.
 """

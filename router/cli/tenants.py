@@ -1,9 +1,5 @@
-"""The commands about tenants.
-
-    warmroute tenants key acme --days 90
-
-prints a new API key, which is stored nowhere, and the line with its digest for the file of tenants.
-"""
+"""`warmroute tenants key`: prints a new API key, which is stored nowhere, and the line with its digest for the file of
+tenants."""
 
 from __future__ import annotations
 

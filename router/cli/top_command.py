@@ -1,7 +1,5 @@
 """`warmroute top`: shows a running router in the terminal, like its page `/ui`, from the same snapshots.
 
-    warmroute top [--url http://127.0.0.1:9480] [--bearer-file FILE] [--once]
-
 It is drawn again for every snapshot, one a second, and when the terminal is resized; q or Ctrl-C ends it. Without a
 terminal, or with `--once`, it prints one snapshot: sums since the start of the router instead of rates.
 """
