@@ -23,7 +23,7 @@ from router.engines.adapter import PodFacts
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.pod_log import log_changes
+from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules

@@ -19,7 +19,7 @@ from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed
 from router.feeds.picture_learner import PictureLearner
-from router.feeds.pod_log import log_changes
+from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
 from router.feeds.supervise import Feeds
