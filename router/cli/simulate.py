@@ -201,10 +201,13 @@ def _run_first(setup: Experiment, settings: Sequence[Setting], jobs: int) -> lis
         return []
     started_s = time.monotonic()
     first = _run(setup, settings[0])
-    seconds = (time.monotonic() - started_s) * len(settings) / jobs
-    shown = f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{max(seconds, 1):.0f} s"
+    shown = _about((time.monotonic() - started_s) * len(settings) / jobs)
     print(f"{len(settings)} runs in {jobs} processes, about {shown}", file=sys.stderr)
     return [first]
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{max(seconds, 1):.0f} s"
 
 
 def map_in_processes(
@@ -268,10 +271,24 @@ def plan_command(options: PlanOptions) -> None:
         choose_policy(dict(setup.policies), name)
     chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
     search = PlanSearch.of(setup, options.target, options.max_pods)
-    print(f"{len(chosen)} variants of the fleet in {options.jobs} processes", file=sys.stderr)
-    results = map_in_processes(search.plan, chosen, options.jobs, "variants of the fleet")
+    plan = partial(search.plan, known=_run_first_size(search, chosen, options.jobs))
+    results = map_in_processes(plan, chosen, options.jobs, "variants of the fleet")
     Console().print(_plan_table(setup, chosen, results, options))
     raise SystemExit(0 if any(results) else 1)
+
+
+def _run_first_size(search: PlanSearch, chosen: Sequence[Variant], jobs: int) -> PlanResult:
+    """Run the first variant alone, on the smallest fleet, and print how many runs all take, and how long."""
+    started_s = time.monotonic()
+    first = search.run(chosen[0], search.first_size(chosen[0]))
+    fewest, most = search.run_bounds(chosen)
+    shortest, longest = (_about((time.monotonic() - started_s) * runs / jobs) for runs in (fewest, most))
+    print(
+        f"{len(chosen)} variants of the fleet in {jobs} processes: {fewest} to {most} runs, about {shortest}"
+        + (f" to {longest}" if longest != shortest else ""),
+        file=sys.stderr,
+    )
+    return first
 
 
 def _plan_table(
