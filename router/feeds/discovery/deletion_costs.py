@@ -17,9 +17,9 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
+from router.feeds.discovery.kube_api import KubeApi, Permission
 from router.feeds.discovery.kube_lease import LEASE_S, KubeLease
-from router.feeds.discovery.kube_objects import ObjectKey
+from router.feeds.discovery.kube_objects import KubeApiError, ObjectKey
 from router.feeds.supervise import loop_time_s, raise_if_cancelled
 from router.policy.cache_value import is_new_cost
 

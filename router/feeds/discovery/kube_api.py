@@ -23,7 +23,7 @@ from router.config.certificates import check_authority
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
 from router.errors import ConfigError, UpstreamError
-from router.feeds.discovery.kube_objects import error_message
+from router.feeds.discovery.kube_objects import KubeApiError, error_message
 from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig
 from router.request.inbound import IncomingResponse
 from router.types import PodTls
@@ -53,15 +53,6 @@ class ServerConnections(Protocol):
 
 Connect: TypeAlias = Callable[[str, PodTls], ServerConnections]
 """Maps a URL and TLS files to connections, which are opened by requests."""
-
-
-class KubeApiError(Exception):
-    """A request to the API server failed. `status` 0: there was no response."""
-
-    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

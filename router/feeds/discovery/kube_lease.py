@@ -12,7 +12,8 @@ from http import HTTPStatus
 
 import msgspec
 
-from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
+from router.feeds.discovery.kube_api import KubeApi, Permission
+from router.feeds.discovery.kube_objects import KubeApiError
 
 GROUP, RESOURCE = "coordination.k8s.io", "leases"
 LEASE_S = 60

@@ -10,9 +10,9 @@ import msgspec
 import structlog
 
 from router.config.discovery_schema import KubernetesPods
-from router.feeds.discovery.kube_api import KubeApi, KubeApiError
+from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_facts import ZONE_LABEL, NodePlace
-from router.feeds.discovery.kube_objects import read_labels
+from router.feeds.discovery.kube_objects import KubeApiError, read_labels
 
 RETRY_S = 30.0
 UNKNOWN = NodePlace()

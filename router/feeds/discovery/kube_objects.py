@@ -21,6 +21,15 @@ ObjectKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 
+class KubeApiError(Exception):
+    """A request to the API server failed. `status` 0: there was no response."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
 class KubePod(msgspec.Struct, frozen=True, kw_only=True):
     """A pod. `ports`: (name, number) of the container that serves. `labels`: annotations and labels that may be facts,
     annotations first."""
@@ -85,15 +94,7 @@ class Bookmark:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The watch failed; it ends."""
-
-    status: int
-    message: str
-
-
-WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark | Failed
+WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +287,11 @@ def read_page(body: bytes) -> Page:
 
 
 def read_event(line: bytes, read: ReadObject[T]) -> WatchEvent[T]:
-    """A line of a watch. Raises `msgspec.DecodeError`."""
+    """A line of a watch. Raises `msgspec.DecodeError`, and `KubeApiError` for a watch that failed and ends."""
     event = _decode_event(line)
     if event.type == ERROR:
         status = _decode_status(event.object)
-        return Failed(status.code or 0, (status.message or "")[:500])
+        raise KubeApiError(status.code or 0, (status.message or "")[:500])
     if event.type == BOOKMARK:
         return Bookmark(_decode_meta(event.object).metadata.resource_version)
     if event.type == DELETED:
