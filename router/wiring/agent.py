@@ -34,8 +34,7 @@ from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
-from router.publisher.publisher_app import publisher_app
-from router.publisher.publisher_metrics import PublisherMetrics
+from router.publisher.publisher_app import PublisherMetrics, publisher_app
 from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
