@@ -73,7 +73,6 @@ class Child:
         raise ChildError(self._failure(f"was not ready after {READY_TIMEOUT_S:g} s"))
 
     def check_alive(self) -> None:
-        """Raise `ChildError` if the process has ended."""
         if self.process.poll() is not None:
             raise ChildError(self._failure(f"ended with exit code {self.process.returncode}"))
 
@@ -118,19 +117,15 @@ async def mock_fleet(plan: FleetPlan, folder: Path, options: Sequence[str] = ())
 
 
 class RouterUrls(NamedTuple):
-    """The two listeners of a router."""
-
     public: str
     admin: str
 
 
 @asynccontextmanager
-async def running_router(
-    policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
-) -> AsyncIterator[RouterUrls]:
-    """Run a router in front of `pods`; yields its URLs once it trusts them all. Port 0: a free port."""
+async def running_router(policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path) -> AsyncIterator[RouterUrls]:
+    """Run a router in front of `pods`; yields its URLs once it trusts them all."""
     config = router_config(pods, plan) | {"policy": policy}
-    async with configured_router(f"router-{policy}", config, folder, port) as urls:
+    async with configured_router(f"router-{policy}", config, folder) as urls:
         yield urls
 
 
@@ -170,13 +165,13 @@ async def clear_caches(pods: Sequence[str]) -> None:
             (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
 
 
-def free_port(preferred: int = 0) -> int:
-    """`preferred` if it is free, else any free port.
+def free_port() -> int:
+    """Any free port.
 
     It is below the ephemeral ports: one of those could be given to a connection before its server binds it.
     """
     drawn = (SystemRandom().randrange(10_000, 32_768) for _ in range(100))
-    for port in (preferred or next(drawn), *drawn):
+    for port in drawn:
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
@@ -206,7 +201,6 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
 
 
 def child(name: str, arguments: Sequence[str], folder: Path) -> AbstractContextManager[Child]:
-    """Run `warmroute`."""
     return logged_process(name, [sys.executable, "-m", "router.cli", *arguments], folder)
 
 

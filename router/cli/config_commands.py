@@ -1,7 +1,5 @@
 """The commands that check and print configuration files: `config check`, `config show` and `prior`.
 
-    warmroute prior meta-llama/Llama-3.1-8B --hardware h100x1 --hardware a100x1 > config/models/llama-3.1-8b.yaml
-
 `prior` computes a model's cost prior, a file for config/models, from its `config.json`. KV bytes follow from the
 architecture; prefill times are estimates. Nothing is downloaded: a model given by its hub name must be in the cache.
 """
@@ -16,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from router.cli.options import PoliciesOption
+from router.cli.options import PoliciesOption, flag
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors, without_cost
@@ -31,12 +29,8 @@ MODEL_CONFIG = "config.json"
 def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
     policies: PoliciesOption = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Skip tokenizers that come from the hub.", show_default="off")
-    ] = False,
-    probe: Annotated[
-        bool, typer.Option("--probe", help="Ask the pods too. Exit code 1 if one is unusable.", show_default="off")
-    ] = False,
+    offline: Annotated[bool, flag("--offline", "Skip tokenizers that come from the hub.")] = False,
+    probe: Annotated[bool, flag("--probe", "Ask the pods too. Exit code 1 if one is unusable.")] = False,
 ) -> None:
     from router.cli.pod_probe import print_probes
     from router.wiring.config_check import check_router
@@ -101,7 +95,6 @@ def _find_config(config: str) -> Path:
 
 
 def _model_name(config: str, path: Path) -> str:
-    """The model's name, from the folder, the file or the hub name."""
     given = Path(config)
     if given.is_file() and given.name != MODEL_CONFIG:
         return given.stem.lower()

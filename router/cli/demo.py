@@ -18,10 +18,8 @@ from rich.console import Console
 from router.cli.child_processes import (
     ChildError,
     FleetPlan,
-    RouterUrls,
     cancel_on_sigterm,
     clear_caches,
-    free_port,
     mock_fleet,
     running_router,
     temporary_folder,
@@ -37,7 +35,6 @@ POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
 """KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
-PORT = 8080
 
 
 def demo_command(
@@ -50,9 +47,6 @@ def demo_command(
             help="Policies to compare, in order, separated by commas.", show_default=POLICIES.replace(",", ", ")
         ),
     ] = POLICIES,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep fleet and router running afterwards, until Ctrl-C.", show_default="off")
-    ] = False,
 ) -> None:
     """Run the demo. Exit code 1 if a request failed."""
     need_tokenizer()
@@ -62,7 +56,7 @@ def demo_command(
         choose_policy(known, name)
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_POD_S * pods)
     try:
-        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS), keep))
+        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS)))
     except ChildError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -71,10 +65,7 @@ def demo_command(
     raise typer.Exit(1 if failed else 0)
 
 
-async def _run_demo(
-    console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan, keep: bool
-) -> bool:
-    """Run the demo; returns whether a request failed."""
+async def _run_demo(console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan) -> bool:
     cancel_on_sigterm()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(temporary_folder("warmroute-demo-"))
@@ -93,10 +84,6 @@ async def _run_demo(
             table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
         )
         _print_failures(console, results)
-        if keep:
-            router = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
-            print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
-            await asyncio.Event().wait()
         return any(row.errors for row in rows)
 
 
@@ -121,24 +108,6 @@ def _print_setup(console: Console, mix: Sequence[ChatSession], plan: FleetPlan) 
 
 
 def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
-    """Print the first failures; the table only counts them."""
     for policy, result in results.items():
         for one in [one for one in result.served if one.error][:3]:
             console.print(f"{policy}: a {one.kind} request on {one.pod or 'no pod'} failed: {one.error}", markup=False)
-
-
-def _usage_hint(router: RouterUrls, model: str) -> str:
-    url = router.public
-    return f"""
-The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
-
-curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model": "{model}", "max_tokens": 20, "messages": [{{"role": "user",
-       "content": "Which pod holds my prefix? A block is 16 tokens; this question is long enough to fill one."}}]}}'
-
-from openai import OpenAI
-client = OpenAI(base_url="{url}/v1", api_key="none")
-answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello there."}}])
-print(answer.choices[0].message.content, answer.usage)
-
-Pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""

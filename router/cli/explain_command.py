@@ -1,7 +1,5 @@
 """`warmroute explain`: prints why a running router sent a request to its pod.
 
-    warmroute explain REQUEST_ID [--url http://127.0.0.1:9480] [--bearer-file FILE]
-
 The costs can be recomputed by hand: one column per candidate, one row per part of its cost, the inputs of the formulas,
 and the outcome. The printed parts add up to the printed total. No prompt is printed.
 """

@@ -194,8 +194,6 @@ def bars(values: Sequence[float]) -> str:
 
 @dataclass(slots=True)
 class RunProgress:
-    """Figures of the requests so far."""
-
     done: int = 0
     errors: int = 0
     recent: deque[RequestResult] = field(default_factory=lambda: deque(maxlen=RECENT))

@@ -1,10 +1,4 @@
-"""Inspect the cluster index. All commands only read, and take the routers' configuration.
-
-warmroute index stats       blocks, holders and memory by model
-warmroute index holders     holders with their blocks and state
-warmroute index lookup      cached blocks of one prompt by holder
-warmroute index verify      compare the index with the engines' own events
-"""
+"""Inspect the cluster index. All commands only read, and take the routers' configuration."""
 
 from __future__ import annotations
 
@@ -21,6 +15,7 @@ from redis.exceptions import RedisError
 from rich.console import Console
 from rich.text import Text
 
+from router.cli.options import flag
 from router.cli.terminal import folded_table, printable
 from router.config.load import ENGINE_TOKENIZER, load
 from router.config.model_names import ModelNames, with_model_folders
@@ -49,15 +44,12 @@ index_app = typer.Typer(no_args_is_help=True, help="Inspect the cluster index.")
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """An open connection to the index."""
-
     config: RouterConfig
     connection: RedisConnection
     keys: Keys
     reader: IndexReader
 
     async def rows(self, model: str | None) -> list[tuple[Generation, str, HolderRow]]:
-        """All holders, or those of one model."""
         found = []
         for generation in await self.reader.generations():
             if model in (None, generation.model):
@@ -163,7 +155,6 @@ def _blocks(row: HolderRow) -> str:
 
 
 def _print_empty(index: _Index, model: str | None) -> int:
-    """Print that there are no holders. Returns the exit code."""
     of_model = f" of model {model!r}" if model else ""
     print(f"No holders{of_model} in the index (namespace {index.keys.namespace!r}). Does `warmroute publish` run?")
     return 1
@@ -178,9 +169,7 @@ def lookup_command(
     model: Annotated[str, typer.Option(help="The model, as clients name it.")],
     prompt: Annotated[str, typer.Option(help="A user message, or with --completion a completion prompt.")],
     redis: RedisOption = None,
-    completion: Annotated[
-        bool, typer.Option("--completion", help="Treat the prompt as a completion prompt.", show_default="off")
-    ] = False,
+    completion: Annotated[bool, flag("--completion", "Treat the prompt as a completion prompt.")] = False,
 ) -> None:
     """Show how many blocks of a prompt each holder has, matched as routers do."""
     chat = {"messages": [{"role": "user", "content": prompt}]}

@@ -90,7 +90,6 @@ class RequestResult:
 
     @property
     def due_s(self) -> float:
-        """When the request was due, from the start of the drive."""
         return self.sent_s - self.late_s
 
 
@@ -127,7 +126,6 @@ class LoadDriver:
         self._pools = deque(UpstreamPool(url, url, TIMEOUTS) for url in self.urls)
 
     def elapsed_s(self) -> float:
-        """Seconds since the start of the drive."""
         return time.perf_counter() - self.started_s
 
     async def until(self, due_s: float) -> None:

@@ -1,8 +1,5 @@
 """`warmroute mock-engine`: runs mock engines, all in one process.
 
-    warmroute mock-engine --count 4 --port 9000
-    warmroute mock-engine --count 4 --pd nixl --prefill 2
-
 Prints one JSON line per engine once all of them listen.
 """
 
@@ -77,7 +74,6 @@ def mock_engine_command(options: MockEngineOptions) -> None:
 
 
 def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
-    """One configuration per engine."""
     priors = load_priors(shipped("config") / "models")
     tokenizer = mock_tokenizer()
     template = ChatTemplate(tokenizer)

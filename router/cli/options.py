@@ -21,6 +21,13 @@ import typer
 from router.config.schema import RouterConfig
 
 OptionsT = TypeVar("OptionsT")
+
+
+def flag(name: str, text: str) -> Any:
+    """An option without a value."""
+    return typer.Option(name, help=text, show_default="off")
+
+
 PoliciesOption = Annotated[Path | None, typer.Option(help="Folder of policies.", show_default="the shipped policies")]
 
 

@@ -1,9 +1,5 @@
 """`warmroute pods`: lists the pods of a running router, and adds, removes, drains and undrains one.
 
-    warmroute pods                                     state, load and the reason why a pod is unusable
-    warmroute pods add http://10.0.0.7:8000            or a YAML file with an entry as under `pods` in router.yaml
-    warmroute pods drain 10.0.0.7:8000                 by id or URL
-
 Changes are lost when the router restarts; the configuration file is the lasting place.
 """
 
@@ -18,10 +14,9 @@ from urllib.parse import quote
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
-from router.cli.terminal import printable
+from router.cli.terminal import folded_table, printable
 from router.config.load import plain, read_document
 from router.types import PrefixTrust
 
@@ -89,10 +84,8 @@ def _change(router: AdminClient, action: PodAction, pod_id: str) -> _PodRow:
 
 def _print_pods(pods: Sequence[_PodRow]) -> None:
     """A table, then why pods are unusable or serve without prefix matching."""
-    table = Table("pod", "state", "role", "models", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].overflow = table.columns[3].overflow = "fold"
-    for name in ("running", "waiting", "KV"):
-        table.add_column(name, justify="right", no_wrap=True)
+    style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+    table = folded_table("pod", "state", "role", "models", numbers=("running", "waiting", "KV"), **style)
     for one in pods:
         names = one["id"], one["state"], one["role"], ", ".join((*one["models"], *one["adapters"])) or "-"
         table.add_row(*map(printable, names), *_load(one))

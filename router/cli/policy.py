@@ -1,10 +1,5 @@
 """The `warmroute policy` commands.
 
-    warmroute policy list                       names, the requests that each decides, and what it is for
-    warmroute policy lint mine/                 report errors with file and line; exit code 1 if there are any
-    warmroute policy diff cost_aware mine.yaml  compare two policies; exit code 1 if they differ
-    warmroute policy docs [--schema]            print the reference page
-
 An argument that ends in .yaml is a file; any other is the name of a shipped policy.
 """
 
@@ -19,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.options import PoliciesOption
+from router.cli.options import PoliciesOption, flag
 from router.cli.simulate_setup import policy_spec
 from router.cli.terminal import printable
 from router.config.load import shipped
@@ -85,9 +80,7 @@ def diff_command(
 
 @policy_app.command("docs")
 def docs_command(
-    schema: Annotated[
-        bool, typer.Option("--schema", help="Print the JSON schema of a policy file instead.", show_default="off")
-    ] = False,
+    schema: Annotated[bool, flag("--schema", "Print the JSON schema of a policy file instead.")] = False,
 ) -> None:
     """Print the reference page."""
     print(schema_page() if schema else reference_page(), end="")
@@ -103,7 +96,6 @@ def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:
 
 
 def _content(spec: PolicySpec) -> dict[str, Any]:
-    """All fields that affect decisions."""
     content = spec.model_dump(exclude={"name", "about", "extends"}, by_alias=True)
     for choice in ("filters", "costs", "picker"):
         content[choice] = {name: {"": USED} | fields for name, fields in content[choice].items() if fields is not None}
@@ -128,7 +120,6 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _purpose(key: str, was: Any, now: Any) -> str:
-    """The purpose of a filter or term that only one policy has."""
     section, _, name = key.partition(".")
     kind = {"costs": COSTS, "filters": FILTERS}.get(section, {}).get(name)
     return f"   ({purpose_of(kind)})" if kind and ABSENT in (was, now) else ""

@@ -1,8 +1,4 @@
-"""`warmroute preview`: prints where a running router would send a chat request, and why. Nothing is sent to a pod.
-
-warmroute preview --model qwen3-32b --prompt "Hello"
-warmroute preview request.json                     the body of a chat request; - for standard input
-"""
+"""`warmroute preview`: prints where a running router would send a chat request, and why. Nothing is sent to a pod."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """`warmroute replay`: decides recorded requests again with other policies.
 
-    warmroute replay receipts.jsonl --policy my_policy.yaml      one policy for all requests
-    warmroute replay receipts.jsonl --policies my-policies       for each request the matching policy of the folder
-
 Compares each new decision with the recorded choice. The cost terms of the new policy price both.
 """
 
@@ -19,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from router.cli.options import PoliciesOption
+from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import folded_table, printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, find_policy, load_policies
@@ -41,7 +38,7 @@ def replay_command(
         str, typer.Option(help="Without --policy: the policy of requests that match no other.")
     ] = "cost_aware",
     limit: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.", show_default="off")] = False,
+    json: Annotated[bool, flag("--json", "Print JSON instead of tables.")] = False,
 ) -> None:
     decided = RecordedChoices(receipts)
     found = _review(decided, policy, policies or shipped("policies"), default, limit)

@@ -1,9 +1,5 @@
 """How would a fleet behave under this traffic and that policy, and how many pods does it need for an SLO?
 
-    warmroute simulate conversation_trace.jsonl --jitter-s 3
-    warmroute simulate conversation_trace.jsonl --compare --report report.html
-    warmroute plan config/traffic/mixed.yaml --target 0.95
-
 Runs the router's own decision code in front of simulated pods, on a virtual clock. This module reads the files, runs
 the settings on all cores and prints the results; `sim/virtual/capacity_plan.py` computes a plan.
 """
@@ -30,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.cli.options import with_options, writable, writable_report
+from router.cli.options import flag, with_options, writable, writable_report
 from router.cli.simulate_report import summary, write_csv, write_report
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec
 from router.config.policy_files import choose_policy
@@ -126,10 +122,9 @@ class SimulateOptions(TrafficOptions):
     ] = None
     compare: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--compare",
-            help="Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
-            show_default="off",
+            "Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
         ),
     ] = False
     report: Annotated[

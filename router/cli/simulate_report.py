@@ -63,7 +63,6 @@ class FigureColumn:
         return self.shown(spread.mean) + (f" ({self.range(spread)})" if ranged and self.ranged else "")
 
     def range(self, spread: Spread) -> str:
-        """Lowest and highest value."""
         low, high = self.shown(spread.low), self.shown(spread.high)
         return low if low == high else f"{low}\u2013{high}"
 
@@ -263,7 +262,6 @@ def _groups(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list
 
 
 def _rows(results: Sequence[Result]) -> list[list[str]]:
-    """Means over seeds and their ranges."""
     return [
         [policy, f"{load:g}", str(pods), *(column.cell(runs, ranged=len(runs) > 1) for column in _COLUMNS)]
         for (load, pods), by_policy in _groups(results).items()

@@ -105,7 +105,6 @@ def policy_spec(name: str) -> PolicySpec:
 
 
 def simulated_policies() -> dict[str, Policy]:
-    """The shipped policies, then the peers' formulas, by name."""
     return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 

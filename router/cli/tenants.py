@@ -1,9 +1,5 @@
-"""The commands about tenants.
-
-    warmroute tenants key acme --days 90
-
-prints a new API key, which is stored nowhere, and the line with its digest for the file of tenants.
-"""
+"""`warmroute tenants key`: prints a new API key, which is stored nowhere, and the line with its digest for the file of
+tenants."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from typing import Annotated
 import typer
 
 from router.admission.keys import MAX_KEY_BYTES
+from router.cli.options import flag
 
 tenants_app = typer.Typer(no_args_is_help=True)
 PREFIX = "sk-wr-"
@@ -34,9 +31,7 @@ def _group() -> None:
 def key_command(
     tenant: Annotated[str, typer.Argument(help="Name of the tenant.")],
     days: Annotated[int | None, typer.Option(min=1, help="Days until it expires.", show_default="never")] = None,
-    existing: Annotated[
-        bool, typer.Option("--existing", help="Read an existing key from standard input.", show_default="off")
-    ] = False,
+    existing: Annotated[bool, flag("--existing", "Read an existing key from standard input.")] = False,
 ) -> None:
     key = _read_key() if existing else PREFIX + secrets.token_urlsafe(KEY_BYTES)
     until = f" until {(datetime.now(UTC) + timedelta(days=days)):%Y-%m-%dT%H:%M:%SZ}" if days else ""

@@ -1,7 +1,5 @@
 """`warmroute top`: shows a running router in the terminal, like its page `/ui`, from the same snapshots.
 
-    warmroute top [--url http://127.0.0.1:9480] [--bearer-file FILE] [--once]
-
 It is drawn again for every snapshot, one a second, and when the terminal is resized; q or Ctrl-C ends it. Without a
 terminal, or with `--once`, it prints one snapshot: sums since the start of the router instead of rates.
 """
@@ -18,11 +16,11 @@ from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import httpx
-import typer
 from rich.console import Console
 from rich.live import Live
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.options import flag
 from router.cli.top_view import Snapshot, TopView
 from router.frontends.admin.live_page import EVENTS_PATH
 
@@ -30,7 +28,7 @@ RETRY_S = 1.0
 DRAWN_PER_S = 4
 """Also without a new snapshot: a resized terminal is drawn again this soon."""
 
-OnceOption = Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.", show_default="off")]
+OnceOption = Annotated[bool, flag("--once", "Print one snapshot and exit.")]
 
 
 def top_command(url: UrlOption = DEFAULT_URL, bearer_file: BearerOption = None, once: OnceOption = False) -> None:

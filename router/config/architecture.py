@@ -18,8 +18,6 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 class KvDtype(StrEnum):
-    """Number format of a KV cache."""
-
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
@@ -30,8 +28,6 @@ _BYTES = {KvDtype.BF16: 2, KvDtype.FP16: 2, KvDtype.FP8: 1, KvDtype.FP32: 4}
 
 
 class LayerKind(Enum):
-    """What a layer keeps of the prompt."""
-
     FULL = "every token"
     WINDOW = "the last tokens"
     STATE = "a state of fixed size"
@@ -85,8 +81,6 @@ class KvSize:
 
 @dataclass(frozen=True, slots=True)
 class PrefillWork:
-    """The prefill work of one prompt token, over all ranks."""
-
     active_parameters: int
     """Weights that each token is multiplied with."""
     attention_flop_per_token2: int

@@ -1,14 +1,17 @@
-"""Loads certificates with their keys from PEM files, and finds what is wrong with them."""
+"""Loads certificates with their keys from PEM files, for the listener and for connections to pods, and finds what is
+wrong with them."""
 
 from __future__ import annotations
 
 import ssl
+from functools import cache, partial
 
 from router.config.listen_schema import ListenTls
 from router.config.load import read_named
 from router.config.reloaded import Reloaded
 from router.config.startup_files import StaleFile
 from router.errors import ConfigError
+from router.types import PodTls
 
 
 def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
@@ -99,3 +102,34 @@ class ListenCertificate:
     def _load(self) -> ssl.SSLContext:
         load_certificate(self.context, self._files.cert_file, self._files.key_file)
         return self.context
+
+
+# --- connections to pods ---
+
+
+def read_tls(files: PodTls) -> ssl.SSLContext:
+    """A context with the authority and the client certificate in the files. Raises `ConfigError`."""
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file or None)
+    except ssl.SSLError:
+        raise ConfigError(f"tls.ca_file: {files.ca_file} does not contain a certificate in PEM") from None
+    except OSError as error:
+        raise ConfigError(f"tls.ca_file: cannot read {files.ca_file}: {error.strerror}") from None
+    if files.cert_file:
+        load_certificate(context, files.cert_file, files.key_file)
+    return context
+
+
+def check_authority(ca_file: str) -> None:
+    """Raises `ConfigError` unless the file contains a certificate."""
+    try:
+        read_tls(PodTls(ca_file=ca_file))
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("tls.ca_file: ")) from None
+
+
+@cache
+def tls_of(files: PodTls) -> Reloaded[ssl.SSLContext]:
+    """The context of these files, shared by all connections to pods that use them."""
+    event = "TLS files for pods not readable; the last ones stay in use"
+    return Reloaded(partial(read_tls, files), files.ca_file, files.cert_file, files.key_file, event=event)

@@ -60,7 +60,6 @@ class LinksConfig(Strict):
 
 
 def load_link_classes() -> dict[str, LinkClass]:
-    """The shipped classes by name. Raises `ConfigError`."""
     return load(shipped("config") / "hardware" / "links.yaml", LinkClasses).classes
 
 

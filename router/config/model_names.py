@@ -28,8 +28,6 @@ _SPECIAL = re.compile(r"[?\[]")
 
 
 class ModelNames:
-    """The models of a configuration by the names of pods and clients."""
-
     def __init__(self, models: Iterable[ModelConfig]) -> None:
         listed = tuple(models)
         self._by_name = {model.name: model for model in listed if not model.is_pattern}

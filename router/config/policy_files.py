@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from router.config.file_stamp import stamp_of
 from router.config.load import Document, load, plain, read_document, shipped, validate
 from router.config.mistakes import nearest
+from router.config.reloaded import stamp_of
 from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set
@@ -177,7 +177,6 @@ def choose_policy(policies: Mapping[str, Policy], name: str) -> Policy:
 
 
 def unknown(name: str, known: Collection[str], kind: str = "policy") -> str:
-    """The message for a name that does not exist."""
     return f"unknown {kind} {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from router.config.bearer_file import admin_tokens
-from router.config.certificates import ListenCertificate
+from router.config.certificates import ListenCertificate, check_authority, read_tls
 from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, read_named, validate_options
@@ -17,7 +17,6 @@ from router.config.mistakes import Location
 from router.config.model_names import with_model_folders
 from router.config.pod_keys import read_key, read_key_variable
 from router.config.pod_schema import PodConfig, credential_fields
-from router.config.pod_tls import check_authority, read_tls
 from router.config.policy_files import load_classes
 from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
 from router.config.schema import RouterConfig
@@ -91,7 +90,6 @@ def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
 def check_names(
     mistakes: MistakeList, config: RouterConfig, priors: Mapping[str, ModelPrior], links: Mapping[str, LinkClass]
 ) -> None:
-    """Cost priors and link classes must exist."""
     for number, model in enumerate(config.models):
         with mistakes.at("models", number, "cost"):
             prior_speed(priors, model.cost_row)

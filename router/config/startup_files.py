@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from router.config.file_stamp import stamp_of
+from router.config.reloaded import stamp_of
 from router.config.schema import RouterConfig
 
 RESTART = "differs from what the router read at its start; restart it to use the file"
@@ -35,7 +35,6 @@ class StartupFiles:
         self._gone_s: dict[Path, float] = {}
 
     def changed(self) -> list[StaleFile]:
-        """The files whose content is another one. Reads only those that were written since."""
         return [stale for path in {**self._digests, **dict.fromkeys(self._paths())} if (stale := self._checked(path))]
 
     def _checked(self, path: Path) -> StaleFile | None:

@@ -20,22 +20,22 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
-from router.config.file_stamp import stamp_of, stamps_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, nearest
-from router.config.oidc_schema import OidcEntry
+from router.config.reloaded import stamp_of, stamps_of
 from router.errors import ConfigError
 
 MAX_KEYS = 1_000_000
@@ -47,6 +47,49 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _FORM = "must be the SHA-256 of a key (64 hex digits), then optionally `until DATE`; `warmroute tenants key` prints it"
 
 _Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_Text = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def provider_url(value: str) -> str:
+    """The URL of an identity provider, unchanged. Raises `ValueError`."""
+    try:
+        parts = urlsplit(value)
+        host, _ = parts.hostname, parts.port
+    except ValueError:  # its message contains the value
+        host = None
+    is_secure = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS))
+    if not is_secure or not value.isprintable() or " " in value or parts.fragment or "@" in parts.netloc:
+        raise ValueError("must look like https://host/path, without user name and password (http on this machine only)")
+    return value
+
+
+ProviderUrl = Annotated[str, Field(max_length=1024), AfterValidator(provider_url), UNSHOWN]
+
+
+class OidcEntry(Strict):
+    """An identity provider. Tokens that it signs are accepted as keys."""
+
+    issuer: ProviderUrl
+    """Its URL, exactly as in the claim `iss` of its tokens."""
+    audiences: Annotated[tuple[_Text, ...], Field(min_length=1)]
+    """One of them must be in the claim `aud`. Choose one that means this router alone: each token for it is a key."""
+    jwks_url: ProviderUrl | None = None
+    """Where its public keys are; null: where `ISSUER/.well-known/openid-configuration` says."""
+    claim: _Text = "tenant"
+    """The claim that names the tenant: a text, or a list of which exactly one value names a tenant."""
+    tenants: Annotated[dict[_Text, str], Field(min_length=1)] | None = None
+    """Tenants by the value of the claim; null: the value is the tenant's name."""
+
+    def build(self, tenants: Mapping[str, Tenant], wrong: Callable[[Sequence[str], str], None]) -> Issuer:
+        """The issuer. Calls `wrong` with keys and mistake for each tenant that does not exist."""
+        by_value = dict(tenants)
+        if self.tenants is not None:
+            by_value = {value: tenants[name] for value, name in self.tenants.items() if name in tenants}
+            for value, name in self.tenants.items():
+                if name not in tenants:
+                    wrong(("tenants", value), f"unknown tenant {name!r}{nearest(name, tenants)}")
+        return Issuer(self.issuer, self.audiences, self.claim, by_value, self.jwks_url or "")
 
 
 class TenantEntry(Strict):
@@ -116,8 +159,6 @@ class TenantList(Strict):
 
 
 class TenantFile:
-    """The file of tenants and its files of keys."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._key_files: tuple[Path, ...] = ()
@@ -142,8 +183,6 @@ class TenantFile:
 
 
 class _KeyReader:
-    """Collects the keys of all files, and the mistakes."""
-
     def __init__(self, document: Document, parsed: TenantList) -> None:
         self._mistakes: list[str] = []
         self._by_name: dict[str, Tenant] = {}

@@ -22,8 +22,6 @@ _Facts = Mapping[str, Any]
 
 
 class HandoffFacts:
-    """The facts of each pod, by dialect and epoch."""
-
     def __init__(
         self,
         fleet: Fleet,

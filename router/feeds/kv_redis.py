@@ -47,7 +47,6 @@ class IndexFeed:
 
     @property
     def failing(self) -> bool:
-        """Whether the last attempt to reach Redis failed."""
         return self._backoff.failures > 0
 
     @property
@@ -167,6 +166,5 @@ class _Log:
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:
-    """Sort key of a log entry's id."""
     time_ms, _, number = entry_id.partition(b"-")
     return int(time_ms), int(number)

@@ -1,25 +1,38 @@
-"""Says why a pod cannot be used and what to do, for the log, /admin/pods and `config check --probe`."""
+"""Logs the changes of pods, and says why one cannot be used and what to do: for the log, /admin/pods and `config check
+--probe`."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
+import structlog
+
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError, shortened
-from router.types import Pod
+from router.fleet.fleet import Fleet, Listener
+from router.types import Pod, PodState
 
 MAX_REASON_CHARACTERS = 400
 Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 """GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
 
+_REASONS: Mapping[PodState, str] = {
+    PodState.JOINING: "undrained",
+    PodState.READY: "health check passed",
+    PodState.DRAINING: "admin call",
+    PodState.GONE: "removed, or no longer listed",
+}
+"""Reasons of changes for which the fleet records none."""
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+
+log = structlog.get_logger()
 
 
 async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
@@ -81,3 +94,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def log_changes(fleet: Fleet) -> Listener:
+    """A listener of the fleet. An ejection is a warning, other changes are info."""
+
+    def on_change(pod: Pod, old: PodState, new: PodState) -> None:
+        if old is new:
+            log.info("pod restarted; its cache is empty", pod=pod.id, epoch=pod.epoch)
+            return
+        reason = "found" if old is PodState.GONE else fleet.state_reason(pod.id) or _REASONS.get(new, "")
+        write = log.warning if new is PodState.EJECTED else log.info
+        write("pod state changed", pod=pod.id, old=old.value, new=new.value, reason=reason)
+
+    return on_change

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from router.config.file_stamp import is_steady
 from router.config.policy_files import PolicyFolder
+from router.config.reloaded import is_steady
 from router.errors import ConfigError
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
@@ -36,8 +36,6 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The result of a reload."""
-
     version: str
     """Version of the active set."""
     changed: bool = False

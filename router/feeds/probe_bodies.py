@@ -54,7 +54,6 @@ def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator
 
 
 def conversion_probes(endpoint: Endpoint) -> MakeGroups:
-    """The probes of an endpoint's record."""
     make = endpoint.api.probes
     assert make is not None
     return lambda *about: ([(endpoint, body) for body in group] for group in make(*about))

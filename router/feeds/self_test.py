@@ -63,8 +63,6 @@ log = structlog.get_logger()
 
 
 class Parity(StrEnum):
-    """Outcome of one half of the test."""
-
     OK = "ok"
     MISMATCH = "mismatch"
     UNKNOWN = "unknown"

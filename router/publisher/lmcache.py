@@ -57,14 +57,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Body of `POST /events`."""
-
     batches: list[Batch] = []
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Body of `POST /instances`."""
-
     ip: str
     http_port: int
     instance_id: Annotated[str, msgspec.Meta(pattern="^[^/]*$")] = ""
@@ -139,7 +135,6 @@ class Coordinator:
         return {"instances": rows}
 
     def expire(self, now_s: float) -> None:
-        """Remove servers without messages for `SERVER_TIMEOUT_S`."""
         for name in [name for name, server in self._servers.items() if now_s - server.last_seen_s > SERVER_TIMEOUT_S]:
             self.deregister(name)
 

@@ -34,8 +34,6 @@ log = structlog.get_logger()
 
 
 class PublishState(StrEnum):
-    """State of one published holder."""
-
     STARTING = "starting"
     PUBLISHING = "publishing"
     STANDBY = "standby"
@@ -94,7 +92,6 @@ class PublishedHolder:
 
     @property
     def pending_blocks(self) -> int:
-        """Blocks whose change has not been written to Redis."""
         return len(self._pending) + sum(len(change.blocks) for piece in self._backlog for change in piece)
 
     # --- called by the source ---

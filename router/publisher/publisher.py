@@ -93,7 +93,6 @@ class Publisher:
         task.add_done_callback(self._tasks.discard)
 
     def end(self, holder_id: HolderId) -> None:
-        """Remove a holder from the index."""
         holder = self._holders.pop(holder_id, None)
         if holder is not None:
             holder.stop()

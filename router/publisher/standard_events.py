@@ -138,7 +138,6 @@ class StandardIntake:
         self._last_id: dict[str, int] = {}
 
     def add(self, backend: str, sink: StoreSink) -> None:
-        """Publish this backend's events to `sink`."""
         self._sinks[backend] = sink
 
     def apply(self, event: StandardEvent) -> bool:

@@ -29,7 +29,6 @@ class BlockCache:
 
     @property
     def blocks(self) -> Iterable[BlockHash]:
-        """All matchable blocks."""
         return self._tokens.keys()
 
     @property
@@ -43,7 +42,6 @@ class BlockCache:
         return 1 - self.available_tokens / self.capacity_tokens
 
     def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
-        """The number of leading blocks that are matchable."""
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
 
     def free_tokens_of(self, blocks: Iterable[BlockHash]) -> int:
@@ -71,7 +69,6 @@ class BlockCache:
             self._evicted.append(block)
 
     def free(self, tokens: int) -> None:
-        """Return private tokens."""
         self.unused_tokens += tokens
 
     def commit(self, block: BlockHash, tokens: int) -> bool:
@@ -112,11 +109,9 @@ class TierCache:
 
     @property
     def blocks(self) -> Iterable[BlockHash]:
-        """All matchable blocks."""
         return self._tokens.keys()
 
     def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
-        """The number of leading blocks that are matchable."""
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
 
     def touch(self, blocks: Sequence[BlockHash]) -> None:

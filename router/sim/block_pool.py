@@ -71,7 +71,6 @@ class BlockPool:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that requests hold."""
         return self.num_blocks - self.free_blocks
 
     @property
@@ -95,7 +94,6 @@ class BlockPool:
         return [self._copies[block_hash][0] for block_hash in table.hashes[:held]]
 
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        """The number of leading blocks that are matchable."""
         return sum(1 for _ in takewhile(self._copies.__contains__, hashes))
 
     def admit(self, table: PodBlockTable, found: list[int], new_tokens: int) -> bool:

@@ -132,7 +132,6 @@ def mixed_sessions(random: Random, shapes: Mapping[str, SessionShape], starts_s:
 
 
 def _system(random: Random, shape: SessionShape, pool: Sequence[str]) -> str:
-    """The system prompt."""
     parts = [f"Request {random.getrandbits(64):016x}."] if shape.unique_first else []
     if shape.shared is not None:
         parts += [shape.shared.preface] if shape.shared.preface else []
@@ -148,7 +147,6 @@ def _turns(random: Random, shape: SessionShape) -> Iterator[Turn]:
 
 
 def prose(random: Random, words: int) -> str:
-    """Random words in sentences."""
     chosen = random.choices(WORDS, k=words)
     sentences = (chosen[at : at + WORDS_PER_SENTENCE] for at in range(0, words, WORDS_PER_SENTENCE))
     return " ".join(" ".join(sentence).capitalize() + "." for sentence in sentences)

@@ -22,7 +22,6 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EngineProtocol
 from router.sim.mock.mock_app import EngineApp
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_realtime import MockRealtime
 from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
@@ -41,7 +40,7 @@ class MockEngine:
         self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
         app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
-            app, lifespan="off", ws=MockRealtime, proxy_headers=False, access_log=False, log_config=None
+            app, lifespan="off", ws=config.websocket, proxy_headers=False, access_log=False, log_config=None
         )
         self._http_state = ServerState()
         self.port = config.port
@@ -51,12 +50,10 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        """Base URL; valid after `start`."""
         return f"http://{self.config.host}:{self.port}"
 
     @property
     def pinned_requests(self) -> tuple[str, ...]:
-        """Keys of prefill legs whose KV uses blocks."""
         return self._handoffs.pins.keys
 
     @property
@@ -73,12 +70,10 @@ class MockEngine:
 
     @property
     def published_event_count(self) -> int:
-        """KV events published in this epoch."""
         return self._publisher.event_count if self._publisher else 0
 
     @property
     def load(self) -> PodLoad:
-        """Running and waiting requests and KV usage."""
         return self._steps.pod.load
 
     async def start(self) -> None:

@@ -111,7 +111,6 @@ class SimPod(Scheduler[_Sequence]):
 
     @property
     def load(self) -> PodLoad:
-        """The load that the pod would report now."""
         return PodLoad(running=len(self._admitted), waiting=len(self._waiting), kv_usage=self.cache.usage)
 
     def submit(self, request: SimRequest) -> None:

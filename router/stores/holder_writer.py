@@ -22,8 +22,6 @@ from router.types import BlockChange, Generation, Tier
 
 
 class WriteResult(StrEnum):
-    """Result of a write."""
-
     OK = "ok"
     HELD = "held"
     """Another process publishes this holder."""

@@ -105,7 +105,6 @@ class IndexReader:
     # --- the log ---
 
     async def last_entry(self, generation: Generation) -> bytes:
-        """Id of the last log entry."""
         last = await self._redis.xrevrange(self._keys.log(scope_of(generation)), count=1)
         return bytes(last[0][0]) if last else b"0-0"
 

@@ -63,7 +63,6 @@ class LocalStore:
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
-        """Remove the pod and its blocks."""
         self._announced.forget(pod)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
@@ -86,7 +85,6 @@ class LocalStore:
         self.predicted.confirm(prediction, now_s)
 
     def withdraw(self, prediction: Prediction) -> None:
-        """The pod has not computed the prompt."""
         self.predicted.withdraw(prediction)
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
@@ -144,7 +142,6 @@ class ReplicaStore(LocalStore):
         return self.index.masks.block_holders + super().block_holders
 
     def mark_current(self, now_s: float) -> None:
-        """The replica was up to date at `now_s`."""
         self._current_s = now_s
         self._stale = False
 

@@ -120,7 +120,6 @@ class RedisConnection:
             return await self.client.eval(lua, len(keys), *keys, *args)
 
     async def touch(self, key: str, member: bytes | str) -> None:
-        """Add a member to a sorted set with the current time as its score."""
         await self.client.zadd(key, {member: time.time()})
 
     async def close(self) -> None:

@@ -35,8 +35,6 @@ _DECODE_ERRORS = (LookupError, ValueError, OverflowError, RecursionError)
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The key names of one namespace."""
-
     namespace: str = "warmroute"
 
     def __post_init__(self) -> None:
@@ -92,7 +90,6 @@ class Keys:
 
 
 def base_of(generation: Generation) -> Generation:
-    """The generation without adapter and salt."""
     return replace(generation, adapter="", salt="")
 
 
@@ -102,7 +99,6 @@ def scope_of(generation: Generation) -> str:
 
 
 def encode_generation(generation: Generation) -> bytes:
-    """A generation as a member of `scopes`."""
     return msgspec.json.encode(asdict(base_of(generation)), order="sorted")
 
 

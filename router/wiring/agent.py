@@ -23,7 +23,7 @@ from router.engines.adapter import PodFacts
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.pod_log import log_changes
+from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
 from router.fleet.breaker import Breaker, EjectionRules
@@ -34,8 +34,7 @@ from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import MooncakeSource
 from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
-from router.publisher.publisher_app import publisher_app
-from router.publisher.publisher_metrics import PublisherMetrics
+from router.publisher.publisher_app import PublisherMetrics, publisher_app
 from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys

@@ -5,7 +5,6 @@ Used only with `index.redis`.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -102,6 +101,7 @@ class ClusterMember:
         )
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
+        self.loaded = self._feed.loaded
         router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         work = SharedWorkload(self._connection, keys, router, ttl_s=WORK_TTL_S)
         self._work = WorkloadFeed(work, ledger)
@@ -113,22 +113,14 @@ class ClusterMember:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
     def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
-        """The stream that receives the receipts of all routers."""
         return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
     def other_routers(self) -> int:
-        """Number of other routers, as far as known."""
         return self._work.known
 
     @property
-    def loaded(self) -> asyncio.Event:
-        """Set once the index has been read."""
-        return self._feed.loaded
-
-    @property
     def is_away(self) -> bool:
-        """Redis does not answer."""
         return self._feed.failing
 
     @property

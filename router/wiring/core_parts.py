@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from router.admission.quotas import Quotas
+from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
+from router.feeds.supervise import Feeds
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
@@ -23,6 +27,9 @@ from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.types import PodId
 from router.wiring.decision_records import call_later
+
+if TYPE_CHECKING:
+    from router.wiring.cluster_member import ClusterMember
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
@@ -49,7 +56,6 @@ def observers(
 
 
 def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None) -> CoreSettings:
-    """The part of the configuration that applies to serving requests."""
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
         predicted_ttl_s=index.predicted_ttl_s,
@@ -75,6 +81,21 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
 
 
 def request_log(config: Log) -> RequestLog | None:
-    """The log of requests, if it is shown."""
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
+
+
+class QuotaParts:
+    def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
+        self.feeds: Feeds = {}
+        self.quotas = Quotas()
+        self.next_exchange: Callable[[], Awaitable[None]] | None = None
+        """Waits until shares have been exchanged with the other processes; None where this one is alone."""
+        if config.tenants is None or cluster is None:
+            return
+        from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
+
+        sharing = MeterSharing()
+        feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
+        self.quotas, self.next_exchange = Quotas(sharing), feed.next_exchange
+        self.feeds = {"quotas": feed.run}

@@ -81,7 +81,6 @@ class UsageLog:
 
 
 def call_later(delay_s: float, call: Callable[[], None]) -> None:
-    """Call once, in `delay_s`."""
     asyncio.get_running_loop().call_later(delay_s, call)
 
 

@@ -19,7 +19,7 @@ from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed
 from router.feeds.picture_learner import PictureLearner
-from router.feeds.pod_log import log_changes
+from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
 from router.feeds.supervise import Feeds
@@ -99,7 +99,6 @@ class FleetParts:
 
     @property
     def feeds(self) -> Feeds:
-        """Background tasks."""
         config, fetch = self._config.probes, self._pools.fetch
         feeds = {
             **self.membership.feeds,
@@ -140,7 +139,6 @@ class FleetParts:
             await self.cluster.close()
 
     def gpus_of(self, pod: Pod) -> int:
-        """The number of its GPUs, by the name of its hardware."""
         return self._priors.gpus_of(pod.hardware, pod.models)
 
     def publishes_events(self, pod_id: PodId) -> bool:
@@ -148,7 +146,6 @@ class FleetParts:
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
 
     def senders(self) -> int:
-        """The routers that send to the same pods."""
         return 1 + (self.cluster.other_routers if self.cluster else 0)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:

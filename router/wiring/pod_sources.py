@@ -11,10 +11,9 @@ from xxhash import xxh3_64_hexdigest
 
 from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
-from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts
+from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts, KubeLease
 from router.feeds.discovery.dns_pods import DnsPods
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
-from router.feeds.discovery.kube_lease import KubeLease
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
 from router.feeds.discovery.source_status import SourceStatus
@@ -26,7 +25,6 @@ from router.types import Pod, PodSpeed, PodTls
 
 
 def api_server(url: str, tls: PodTls) -> UpstreamPool:
-    """Connections to a Kubernetes API server."""
     timeouts = UpstreamTimeouts(connect_s=CONNECT_TIMEOUT_S, first_byte_s=REQUEST_TIMEOUT_S, idle_s=QUIET_S)
     return UpstreamPool(url, url, timeouts, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
 

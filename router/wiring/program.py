@@ -58,6 +58,7 @@ from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
+    QuotaParts,
     core_settings,
     observers,
     request_log,
@@ -68,7 +69,6 @@ from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.quota_parts import QuotaParts
 from router.wiring.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
@@ -227,7 +227,6 @@ class Program:
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
-        """The decision that would be made now about a request."""
         return await self._steps.run(self.core.requests.preview(request, headers))
 
     @asynccontextmanager
@@ -248,7 +247,6 @@ class Program:
                 await self.tracing.sink.close()
 
     def summary(self) -> dict[str, Any]:
-        """What this router serves, for the log."""
         return {
             "models": [model.name for model in self._config.models],
             "unlisted_models": self._config.unlisted_models,

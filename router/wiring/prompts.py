@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from datetime import datetime
 from functools import partial
 from random import getrandbits
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import structlog
 
@@ -43,11 +43,8 @@ NO_CLIENT = ""
 """Id of a self-test's prompts. Requests of clients always have one."""
 
 
-class LoadTokenizer(Protocol):
-    """Loads a tokenizer, or returns a loaded one that several routers of a process share."""
-
-    def __call__(self, source: TokenizerSource, *, fast: bool) -> Tokenizer:
-        """The tokenizer at `source`."""
+LoadTokenizer: TypeAlias = Callable[..., Tokenizer]
+"""Has the parameters of `load_tokenizer`. May return a loaded one that several routers of a process share."""
 
 
 def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadTokenizer:
@@ -65,7 +62,6 @@ def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadToken
 
 
 def source_of(model: ModelConfig) -> TokenizerSource:
-    """The configured location of a model's tokenizer."""
     assert model.tokenizer is not None
     return TokenizerSource(model.tokenizer, model.chat_template)
 

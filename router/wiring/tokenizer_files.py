@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
@@ -22,7 +21,6 @@ from router.errors import ConfigError, shortened
 from router.prompt.tokenizer import Tokenizer
 
 PACKAGE = "package:"
-_NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that use `tokenizer.json` unchanged; others build their own tokenizer from its vocabulary."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -141,8 +139,9 @@ def _load_plain(folder: Path) -> _Loaded | None:
 
 
 def _load_with_transformers(place: str) -> _Loaded:
-    with _without_advice():
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch, which is not needed
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     bare = Path(place, "tokenizer.json").is_file() and not Path(place, "tokenizer_config.json").is_file()
     reference: Any = (
         PreTrainedTokenizerFast(tokenizer_file=str(Path(place, "tokenizer.json")))
@@ -152,20 +151,6 @@ def _load_with_transformers(place: str) -> _Loaded:
     if getattr(reference, "backend_tokenizer", None) is None:
         raise ConfigError(f"tokenizer {place}: no tokenizer.json; only fast tokenizers can be reproduced")
     return _Loaded(reference.backend_tokenizer, dict(reference.special_tokens_map), reference.chat_template)
-
-
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Suppress the advice of `transformers` to install torch, which a router does not need. Errors stay visible."""
-    before = os.environ.get(_NO_ADVICE)
-    os.environ[_NO_ADVICE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_NO_ADVICE]
-        else:
-            os.environ[_NO_ADVICE] = before
 
 
 def _fingerprint(place: str, template: str | Mapping[str, str] | None) -> str:

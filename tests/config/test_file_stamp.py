@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from router.config.file_stamp import stamp_of, stamps_of
+from router.config.reloaded import stamp_of, stamps_of
 
 
 def test_every_change_of_a_file_or_of_a_links_target_changes_the_stamp(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from router.observe.declared.declaration import LABELS, Declaration
 from router.observe.declared.metric_catalog import CHAPTERS, DECLARED, declarations_of
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
-from router.publisher.publisher_metrics import PublisherMetrics
+from router.publisher.publisher_app import PublisherMetrics
 
 
 def exposed() -> dict[str, list[Metric]]:

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
-from router.publisher.publisher_metrics import PublisherMetrics
+from router.publisher.publisher_app import PublisherMetrics
 
 RESERVED_SUFFIXES = ("_total", "_count", "_sum", "_bucket")
 NOT_BASE_UNITS = re.compile(r"_(ms|millis\w*|micros\w*|minutes|hours|kb|mb|gb|kib|mib|gib|percent|s|sec)(_|$)")

@@ -10,11 +10,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from router.admission.quotas import Quotas
-from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index
 from router.config.policy_files import load_classes
-from router.config.schema import Limits, RouterConfig
+from router.config.schema import AdmissionConfig, Limits, RouterConfig
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent

@@ -9,7 +9,7 @@ import pytest
 
 from router.admission.quotas import Quota
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.config.admission_schema import AdmissionConfig, SloConfig
+from router.config.schema import AdmissionConfig, SloConfig
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.request.clock import Clock

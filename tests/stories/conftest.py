@@ -15,13 +15,12 @@ import pytest
 import uvicorn
 
 from router.cli.child_processes import JSON_CALL
-from router.config.admission_schema import AdmissionConfig
 from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
-from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import AdmissionConfig, Limits, ModelConfig, Probes, RouterConfig
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
@@ -37,6 +36,7 @@ from router.types import PodSpeed, PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
+from tests.stories.mock_realtime import MockRealtime
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
@@ -168,6 +168,7 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
             "template": template,
             "speed": SPEED,
             "time_scale": 0.0,
+            "websocket": MockRealtime,
         }
         return MockEngineConfig(**(usual | overrides))
 

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from router.config.admission_schema import AdmissionConfig, SloConfig
+from router.config.schema import AdmissionConfig, SloConfig
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

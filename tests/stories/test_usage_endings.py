@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.config.admission_schema import AdmissionConfig, SloConfig
+from router.config.schema import AdmissionConfig, SloConfig
 from router.observe.ended import UsedTokens
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint

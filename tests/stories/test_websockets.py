@@ -12,8 +12,8 @@ import pytest
 
 from router.config.edge_schema import Edge
 from router.frontends.http import websockets
-from router.sim.mock.mock_realtime import frame
 from tests.stories.conftest import Deploy, Deployment
+from tests.stories.mock_realtime import frame
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -41,8 +41,6 @@ Resolve: TypeAlias = Callable[[DnsName], Awaitable[DnsRecords]]
 
 
 class DnsPods:
-    """The pods of one name."""
-
     def __init__(self, entry: DnsName, status: SourceStatus, resolve: Resolve) -> None:
         self._entry = entry
         self.status = status

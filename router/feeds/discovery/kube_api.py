@@ -19,11 +19,11 @@ from tempfile import mkdtemp
 from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
+from router.config.certificates import check_authority
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
-from router.config.pod_tls import check_authority
 from router.errors import ConfigError, UpstreamError
-from router.feeds.discovery.kube_objects import error_message
+from router.feeds.discovery.kube_objects import KubeApiError, error_message
 from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig
 from router.request.inbound import IncomingResponse
 from router.types import PodTls
@@ -43,8 +43,6 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ServerConnections(Protocol):
-    """Connections to one server."""
-
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> IncomingResponse:
         """Send a request and wait for the headers of its response. Raises `UpstreamError`, `ConfigError` if a TLS file
         cannot be read."""
@@ -55,15 +53,6 @@ class ServerConnections(Protocol):
 
 Connect: TypeAlias = Callable[[str, PodTls], ServerConnections]
 """Maps a URL and TLS files to connections, which are opened by requests."""
-
-
-class KubeApiError(Exception):
-    """A request to the API server failed. `status` 0: there was no response."""
-
-    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)

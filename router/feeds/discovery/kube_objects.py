@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,14 +21,13 @@ ObjectKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
 
 
-class KubeObject(Protocol):
-    """What a table needs of an object. Objects are equal if no field differs that the router uses."""
+class KubeApiError(Exception):
+    """A request to the API server failed. `status` 0: there was no response."""
 
-    @property
-    def key(self) -> ObjectKey: ...
-
-    @property
-    def uid(self) -> str: ...
+    def __init__(self, status: int, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class KubePod(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +70,12 @@ class KubeSlice(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[KubeEndpoint, ...] = ()
 
 
-T = TypeVar("T", bound=KubeObject)
+T = TypeVar("T", bound=KubePod | KubeSlice)
+"""Equal if no field differs that the router uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed(Generic[T]):
-    """An object was added or changed."""
-
     object: T
     version: str
 
@@ -96,15 +94,7 @@ class Bookmark:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The watch failed; it ends."""
-
-    status: int
-    message: str
-
-
-WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark | Failed
+WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,11 +287,11 @@ def read_page(body: bytes) -> Page:
 
 
 def read_event(line: bytes, read: ReadObject[T]) -> WatchEvent[T]:
-    """A line of a watch. Raises `msgspec.DecodeError`."""
+    """A line of a watch. Raises `msgspec.DecodeError`, and `KubeApiError` for a watch that failed and ends."""
     event = _decode_event(line)
     if event.type == ERROR:
         status = _decode_status(event.object)
-        return Failed(status.code or 0, (status.message or "")[:500])
+        raise KubeApiError(status.code or 0, (status.message or "")[:500])
     if event.type == BOOKMARK:
         return Bookmark(_decode_meta(event.object).metadata.resource_version)
     if event.type == DELETED:
@@ -320,5 +310,4 @@ def error_message(body: bytes) -> str:
 
 
 def read_labels(body: bytes) -> Mapping[str, str]:
-    """The labels of an object. Raises `msgspec.DecodeError`."""
     return _decode_meta(body).metadata.labels or {}

@@ -16,12 +16,11 @@ from typing import Generic
 import msgspec
 import structlog
 
-from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
-from router.feeds.discovery.kube_objects import Failed, ReadObject, T, read_event, read_page
+from router.feeds.discovery.kube_api import KubeApi, Permission
+from router.feeds.discovery.kube_objects import KubeApiError, ReadObject, T, read_event, read_page
 from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.discovery.steps import in_turns
-from router.feeds.supervise import loop_time_s, raise_if_cancelled
+from router.feeds.supervise import in_turns, loop_time_s, raise_if_cancelled
 
 WATCH_S = (50.0, 70.0)
 """Bounds of the length of a watch, of which each has another, so that routers do not reconnect together."""
@@ -145,10 +144,7 @@ class KubeWatch(Generic[T]):
             for line in lines:
                 if not line.strip():
                     continue
-                event = read_event(line, self._collection.read)
-                if isinstance(event, Failed):
-                    raise KubeApiError(event.status, event.message)
-                changed = self.table.apply(event) or changed
+                changed = self.table.apply(read_event(line, self._collection.read)) or changed
         finally:
             if changed:
                 self._on_change()

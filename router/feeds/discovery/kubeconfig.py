@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.config.certificates import read_tls
 from router.config.load import Document, checked_url, plain, read_document
-from router.config.pod_tls import read_tls
 from router.errors import ConfigError
 from router.types import PodTls
 

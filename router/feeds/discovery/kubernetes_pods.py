@@ -1,35 +1,106 @@
 """Finds the pods of a Kubernetes cluster by label selector, or by the EndpointSlices of a Service.
 
-Each namespace is followed by a task of its own. While the API server is away the last pods stay in use.
+Each namespace is followed by a task of its own. While the API server is away the last pods stay in use. Zone and rack
+are read from the labels of nodes, where permissions allow it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
+from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from router.config.discovery_schema import KubernetesPods
 from router.config.pod_schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_facts import NodePlace, pod_configs, read_keys, unknown_annotations
-from router.feeds.discovery.kube_nodes import NodePlaces
-from router.feeds.discovery.kube_objects import KubePod, KubeSlice, ObjectKey, pod_reader, read_slice
+from router.feeds.discovery.kube_facts import ZONE_LABEL, NodePlace, pod_configs, read_keys, unknown_annotations
+from router.feeds.discovery.kube_objects import (
+    KubeApiError,
+    KubePod,
+    KubeSlice,
+    ObjectKey,
+    pod_reader,
+    read_labels,
+    read_slice,
+)
 from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import discovered_pod
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.discovery.steps import STEP, in_turns
-from router.feeds.supervise import cancel_all, supervise
+from router.feeds.supervise import STEP, cancel_all, in_turns, supervise
 
+RETRY_S = 30.0
+UNKNOWN = NodePlace()
+MAX_NODES = 10_000
+_DENIED = (401, 403)
 SERVICE_LABEL = "kubernetes.io/service-name"
 
 log = structlog.get_logger()
+
+
+class NodePlaces:
+    """The places of the nodes that were asked for. `on_change` is called when one becomes known."""
+
+    def __init__(self, api: KubeApi, entry: KubernetesPods, on_change: Callable[[], None]) -> None:
+        self._api = api
+        self._entry = entry
+        self._on_change = on_change
+        self._places: dict[str, NodePlace] = {}
+        self._wanted: dict[str, None] = {}
+        self._asked = asyncio.Event()
+
+    def place(self, node: str) -> NodePlace:
+        """Where a node is; unknown until it has been read."""
+        known = self._places.get(node)
+        if known is None and node and self._entry.node_labels and len(self._wanted) < MAX_NODES:
+            self._wanted[node] = None
+            self._asked.set()
+        return known or UNKNOWN
+
+    async def run(self) -> None:
+        """Read the nodes that are asked for until cancelled, or until permission is denied."""
+        while self._entry.node_labels:
+            await self._asked.wait()
+            self._asked.clear()
+            for node in list(self._wanted):
+                try:
+                    await self._read(node)
+                except KubeApiError as error:
+                    if error.status in _DENIED:
+                        self._explain(error)
+                        return
+                    if error.status != 404:
+                        self._asked.set()
+                        await asyncio.sleep(RETRY_S)
+                        break
+
+    async def _read(self, node: str) -> None:
+        try:
+            labels = read_labels(await self._api.get(f"/api/v1/nodes/{quote(node, safe='')}", {}))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            labels = {}
+        except KubeApiError as error:
+            if error.status == 404:
+                self._wanted.pop(node, None)
+            raise
+        self._places[node] = NodePlace(labels.get(ZONE_LABEL, ""), labels.get(self._entry.rack_label, ""))
+        self._wanted.pop(node, None)
+        self._on_change()
+
+    def _explain(self, error: KubeApiError) -> None:
+        log.info(
+            "zones of nodes unknown",
+            error=str(error),
+            hint='a ClusterRole with resources: ["nodes"], verbs: ["get"] lets the router read them; '
+            "node_labels: false ends this message",
+        )
 
 
 class PodReader:
@@ -77,8 +148,6 @@ class PodReader:
 
 
 class SliceReader:
-    """Maps EndpointSlices to pods."""
-
     def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
         self._entry = entry
         self._nodes = nodes

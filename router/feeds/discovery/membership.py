@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,8 +24,7 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
-from router.feeds.discovery.steps import sets_between
-from router.feeds.supervise import Feeds
+from router.feeds.supervise import STEP, Feeds
 from router.fleet.fleet import Fleet, PodEvent, Reported
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
@@ -161,7 +160,6 @@ class Membership:
         return self._fleet.same_epoch(pod) is None
 
     def describe(self, pod: Pod, facts: PodFacts) -> None:
-        """Record in the fleet what a pod reports about itself."""
         reported: dict[str, Any] = {name: getattr(facts, name) for name in Reported.__annotations__}
         self._fleet.describe(pod.id, **reported)
 
@@ -313,3 +311,20 @@ def _hardware(config: PodConfig) -> str:
     """The class of pods that share a calibration. Pods with another configured speed form a class of their own."""
     own = config.speed
     return config.hardware if own is None else f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}"
+
+
+def sets_between(known: Mapping[str, ListedPod], wanted: Sequence[ListedPod]) -> Iterator[list[ListedPod]]:
+    """Complete sets that lead from the `known` pods, by URL, to `wanted`, the last one. Each has at most `STEP` more
+    pods that are new or changed; the first one has lost all pods that are not wanted."""
+    changed = [number for number, pod in enumerate(wanted) if known.get(pod.config.url) != pod]
+    for end in range(STEP, len(changed), STEP):
+        later = set(changed[end:])
+        found = (_known_at_url(known, pod) if number in later else pod for number, pod in enumerate(wanted))
+        yield [pod for pod in found if pod is not None]
+    yield list(wanted)
+
+
+def _known_at_url(known: Mapping[str, ListedPod], pod: ListedPod) -> ListedPod | None:
+    """What is known at the URL of a pod; None under another id, which another pod may have now."""
+    before = known.get(pod.config.url)
+    return before if before is not None and before.config.ids == pod.config.ids else None

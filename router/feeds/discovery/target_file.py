@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from router.config.discovery_schema import TargetFile, TargetGroup
-from router.config.file_stamp import is_steady, stamp_of
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
+from router.config.reloaded import is_steady, stamp_of
 from router.errors import ConfigError
 from router.feeds.discovery.kube_facts import label_facts
 from router.feeds.discovery.membership import ListedPod

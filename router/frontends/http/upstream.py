@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from router.config.certificates import tls_of
 from router.config.pod_keys import key_headers
-from router.config.pod_tls import tls_of
 from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status

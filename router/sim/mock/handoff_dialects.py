@@ -289,7 +289,6 @@ class MockPeerToPeer(MockDialect):
 
 
 def dialect_of(config: HandoffConfig) -> MockDialect:
-    """The configured dialect."""
     if config.dialect == "bootstrap":
         return MockBootstrap(config.role)
     dialects = {

@@ -91,7 +91,6 @@ class HandoffService:
 
     @property
     def address(self) -> PeerAddress:
-        """Address for peers in this epoch."""
         return PeerAddress(*self._listen_address(), self._engine_id)
 
     def restart(self) -> None:
@@ -252,7 +251,6 @@ class HandoffService:
 
 
 def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:
-    """The number of leading blocks that the store has."""
     return len(list(takewhile(store.__contains__, hashes)))
 
 

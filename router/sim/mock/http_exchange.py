@@ -28,7 +28,6 @@ class EngineProtocol(HttpToolsProtocol):
     The router never forwards `Upgrade`."""
 
     def on_message_begin(self) -> None:
-        """Add the transport to the scope."""
         super().on_message_begin()
         self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
 
@@ -72,7 +71,6 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, *, more: bool = True) -> None:
-        """Send a part of the body."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def disconnected(self) -> None:
@@ -105,12 +103,10 @@ class HttpExchange:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Close the connection after flushing."""
         self._transport.close()
         await self.disconnected()
 
     async def reset(self) -> None:
-        """Reset the connection."""
         self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._transport.abort()
         await self.disconnected()

@@ -11,7 +11,7 @@ import msgspec
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
-from router.sim.mock.sse import encode, error_type, named_event
+from router.sim.mock.mock_responses import encode, error_type, named_event
 from router.sim.mock.vocabulary import FinishReason
 
 _STOP_REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}

@@ -21,7 +21,7 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
-from router.sim.mock.sse import encode, error_type
+from router.sim.mock.mock_responses import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
 from router.types import Endpoint
@@ -82,7 +82,6 @@ class _Generation:
     """Fault to inject after the response."""
 
     def has_fault(self, kind: FaultKind) -> bool:
-        """Whether the request has a fault of this kind."""
         return self.fault is not None and self.fault.kind is kind
 
 
@@ -221,7 +220,6 @@ class EngineApp:
         return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
 
     def _cached_tokens(self, generation: _Generation) -> int:
-        """Cached tokens for the usage."""
         prompt_tokens, own = len(generation.request.prompt), generation.tokens.cached_tokens
         return self._handoffs.dialect.reported_cached_tokens(prompt_tokens, own, generation.loaded)
 

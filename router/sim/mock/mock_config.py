@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ class MockEngineConfig(SimPodConfig):
     kv_events: KvEventConfig | None = KvEventConfig()
     """None for an engine that publishes no KV events."""
     handoff: HandoffConfig = HandoffConfig()
+    websocket: type[asyncio.Protocol] | Literal["none"] = "none"
+    """Serves requests to upgrade, as uvicorn's `ws`."""
 
     def __post_init__(self) -> None:
         capacity_tokens = self.num_blocks * self.block_size_tokens

@@ -114,8 +114,6 @@ class _Prompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One valid generation request, with its output."""
-
     id: str
     endpoint: Endpoint
     model: str
@@ -134,8 +132,6 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Tokenized texts to embed."""
-
     model: str
     inputs: tuple[array[int], ...]
 
@@ -167,7 +163,6 @@ class RequestParser:
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
-        """A completion request with one prompt, as text or tokens."""
         completion = _convert(decode_body(body, dict[str, Any]), _CompletionBody)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
@@ -176,14 +171,12 @@ class RequestParser:
         return self._generation(request_id, Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
-        """A request of Anthropic's messages API."""
         raw = decode_body(body, dict[str, Any])
         asked = _convert(raw, _MessagesBody)
         prompt = self._converted_prompt(self._from_messages, raw)
         return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
 
     def count_tokens(self, body: bytes) -> int:
-        """Prompt tokens of a body of the messages API."""
         raw = decode_body(body, dict[str, Any])
         self._model(_convert(raw, _TokenizeBody).model)
         return len(self._converted_prompt(self._from_messages, raw).tokens)
@@ -204,7 +197,6 @@ class RequestParser:
         return replace(request, output=self._vocabulary.garbled(request.output))
 
     def embedding(self, body: bytes) -> EmbeddingRequest:
-        """An embedding request."""
         embedding = _convert(decode_body(body, dict[str, Any]), _EmbeddingBody)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
@@ -284,7 +276,6 @@ class RequestParser:
         return (chat.kv_transfer_params or {}).get("prompt_token_ids")
 
     def _model(self, name: str | None) -> tuple[str, str]:
-        """The model name for the response, and the adapter."""
         if name is None or name in self._config.models:
             return name or self._config.models[0], ""
         if name in self.adapters:

@@ -7,17 +7,41 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import xxhash
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters
-from router.sim.mock.sse import data_event, encode, error_type
 from router.sim.pod import SimPod
 from router.types import Endpoint
+
+_ERROR_TYPES = {
+    HTTPStatus.BAD_REQUEST: "BadRequestError",
+    HTTPStatus.NOT_FOUND: "NotFoundError",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
+}
+
+encode = msgspec.json.Encoder().encode
+
+
+def error_type(error: EngineError) -> str:
+    """vLLM's class of the error where it has one, else the phrase of the status."""
+    return _ERROR_TYPES.get(error.status, error.status.phrase)
+
+
+def data_event(body: dict[str, Any]) -> bytes:
+    return b"data: " + encode(body) + b"\n\n"
+
+
+def named_event(body: dict[str, Any]) -> bytes:
+    """An SSE event with the `type` of its body as its name."""
+    return f"event: {body['type']}\n".encode() + data_event(body)
+
 
 DONE = b"data: [DONE]\n\n"
 EMBEDDING_DIMENSIONS = 8
@@ -44,7 +68,6 @@ def models_body(config: MockEngineConfig, adapters: Iterable[str], created_s: in
 
 
 def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
-    """The `/tokenize` body."""
     listed = tokens.tolist()
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 

@@ -44,8 +44,6 @@ class PinnedKv:
 
 
 class PinTable:
-    """All KV that one engine epoch holds for decode legs."""
-
     def __init__(self, lease_s: float, counters: HandoffCounters) -> None:
         self._lease_s = lease_s
         self._counters = counters
@@ -85,7 +83,6 @@ class PinTable:
             pinned.end(delivered=True)
 
     def drop(self, pinned: PinnedKv) -> None:
-        """Stop waiting for a decode leg."""
         if pinned.key in self._waiting and self._waiting[pinned.key][0] is pinned:
             self._drop(pinned.key)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_requests import GenerationRequest
-from router.sim.mock.sse import encode, named_event
+from router.sim.mock.mock_responses import encode, named_event
 
 _OPENING_EVENTS = 2
 

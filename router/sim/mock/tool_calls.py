@@ -34,7 +34,6 @@ def next_call(chat: Mapping[str, Any]) -> ToolCall | None:
 
 
 def with_call(chat: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    """The chat whose last message is the call."""
     function = {"name": call.name, "arguments": call.arguments}
     message = {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
     return {**chat, "messages": [*chat["messages"], message], "add_generation_prompt": False}

@@ -41,7 +41,6 @@ class GeneratedText:
     call: ToolCall | None = None
 
     def first_token(self, finish_reason: Literal["length", "not_finished"]) -> GeneratedText:
-        """The output cut after its first token."""
         return replace(self, tokens=self.tokens[:1], texts=self.texts[:1], finish_reason=finish_reason)
 
 

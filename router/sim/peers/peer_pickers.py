@@ -35,7 +35,6 @@ _IDLE = InFlight()
 
 
 def inflight_of(scene: Scene, candidate: Candidate) -> InFlight:
-    """Work in flight on the candidate's pod."""
     return scene.inflight.get(candidate.pod.id, _IDLE)
 
 

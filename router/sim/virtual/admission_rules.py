@@ -46,7 +46,6 @@ class Admission:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     def tenant_of(self, kind: str) -> Tenant:
-        """The tenant of a session of that kind."""
         tenant = self.tenants.get(kind, OPEN_TENANT)
         return replace(tenant, slo=self.slo) if tenant.slo == OPEN_TENANT.slo else tenant
 
@@ -131,6 +130,5 @@ class SaturationRule(AdmitAll):
 
 
 def rule_of(rule: Rule, fleet: FleetActions) -> AdmitAll:
-    """What one router does besides its own queue."""
     others = {Rule.LLM_D: SaturationRule, Rule.EARLY_REJECTION: EarlyRejection}
     return others.get(rule, AdmitAll)(fleet)

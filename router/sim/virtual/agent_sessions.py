@@ -48,8 +48,6 @@ class AgentRequest(msgspec.Struct, frozen=True):
 
 
 class AgentSession(msgspec.Struct, frozen=True):
-    """One line of the file."""
-
     block_tokens: Annotated[int, msgspec.Meta(ge=1)]
     requests: Annotated[list[AgentRequest], msgspec.Meta(min_length=1)]
     tool_tokens: _TokenCount = 0

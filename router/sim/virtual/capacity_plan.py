@@ -21,8 +21,6 @@ PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to build the fleet."""
-
     name: str
     policy: str
     cpu_kv_tokens: int | None = None
@@ -44,12 +42,10 @@ class PlanResult:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU-hours of the whole run."""
         return self.gpus * self.duration_s / 3600
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that were not cached."""
         return self.figures.prompt_tokens - self.figures.cached_tokens
 
 

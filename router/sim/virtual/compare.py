@@ -53,8 +53,6 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A run without its requests."""
-
     setting: Setting
     figures: RunFigures
     ttft_ms: Sequence[float]
@@ -67,15 +65,12 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Everything that the settings share."""
-
     fleet: FleetSpec
     prior: Prior
     policies: Mapping[str, Policy]
     traffic: TrafficAt
 
     def run(self, setting: Setting, on_progress: OnEnded = ignore_progress) -> Result:
-        """Run one setting to its end."""
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
         admission = replace(spec.admission, slo=spec.slo)
         world = World(
@@ -91,7 +86,6 @@ class Experiment:
 
 
 def summarize(setting: Setting, run: Run, admission: Admission) -> Result:
-    """The result of a run, by the SLO of each tenant."""
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)
@@ -125,7 +119,6 @@ KeyT = TypeVar("KeyT")
 
 
 def grouped(results: Iterable[Result], key: Callable[[Setting], KeyT]) -> dict[KeyT, list[Result]]:
-    """The results by a key of their setting."""
     groups: dict[KeyT, list[Result]] = {}
     for result in results:
         groups.setdefault(key(result.setting), []).append(result)

@@ -59,7 +59,6 @@ class LinkSharing:
         self._schedule(_Transfer(next(self._numbers), tag, places, kv_bytes), now_ms + t0_ms)
 
     def transfers_through(self, place: LinkEnd) -> int:
-        """The number of transfers that share the place now."""
         return len(self._through.get(place, ()))
 
     def advance(self, now_ms: float) -> list[Any]:

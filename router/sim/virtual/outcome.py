@@ -31,7 +31,6 @@ class RequestOutcome:
     predicted_ms: float = math.nan
     ttft_ms: float = math.nan
     e2e_ms: float = math.nan
-    worst_gap_ms: float = 0.0
     regret_ms: float = math.nan
     """Expected time to first token beyond that of the best pod, by the true state at the time of the decision."""
     refused: str = ""
@@ -48,8 +47,6 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """The work of one pod in a run."""
-
     requests: int
     computed_tokens: int
     busy_ms: float
@@ -91,8 +88,6 @@ class RunFigures:
     ttft_p99_ms: float
     tpot_p50_ms: float
     tpot_p99_ms: float
-    worst_gap_p99_ms: float
-    e2e_p50_ms: float
     slo_share: float
     accepted_slo_share: float
     """`slo_share` of the requests that were not refused."""
@@ -130,7 +125,6 @@ def cached_share(answered: Iterable[AnsweredPrompt]) -> float:
 
 
 def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyType({})) -> RunFigures:
-    """The figures of one run. `slo`: of the kinds of sessions that have none of their own."""
     good = [one for one in run.outcomes if not one.refused]
     slos = [slo_by_kind.get(one.kind, slo) for one in good]
     ttft_ms, tpot_ms = _array(one.ttft_ms for one in good), _array(one.tpot_ms for one in good)
@@ -152,8 +146,6 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         ttft_p99_ms=_percentile(ttft_ms, 99),
         tpot_p50_ms=_percentile(tpot_ms, 50),
         tpot_p99_ms=_percentile(tpot_ms, 99),
-        worst_gap_p99_ms=_percentile(_array(one.worst_gap_ms for one in good), 99),
-        e2e_p50_ms=_percentile(_array(one.e2e_ms for one in good), 50),
         slo_share=met / max(len(run.outcomes) + run.unsent, 1),
         accepted_slo_share=met / max(len(good), 1),
         goodput_per_s=_goodput_per_s(run, _array(one.arrived_ms for one in good)[has_met]),

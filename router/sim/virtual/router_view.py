@@ -147,7 +147,6 @@ class RouterView:
         self.store.apply_blocks(pod, change)
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
-        """Apply a scrape of the pods."""
         for pod_id, load in loads.items():
             scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
             self.core.state.fleet.observe_load(pod_id, scraped)

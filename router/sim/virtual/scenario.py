@@ -48,7 +48,6 @@ class SimulatedFleet:
 
     @property
     def splits(self) -> bool:
-        """Whether prefill and decode run on different pods."""
         return any(pod.known.role is Role.DECODE for pod in self.pods)
 
 
@@ -68,8 +67,6 @@ class Conditions:
     scrape_ms: PositiveFloat = 1000.0
     exchange_ms: PositiveFloat | None = 40.0
     restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
-    handoff_layers: PositiveInt = 1
-    """KV of a handoff moves layer by layer during the prefill; 1 moves it all afterwards."""
     regret_every: NonNegativeInt = 0
     """Compute the regret of every Nth decision; 0 for none."""
     backlog_every_ms: PositiveFloat | None = None
@@ -134,12 +131,10 @@ class FleetSpec(StrictSpec):
 
     @property
     def gpus(self) -> int:
-        """GPUs of all pods."""
         return sum(group.count * group.gpus for group in self.pods)
 
     @property
     def pod_count(self) -> int:
-        """Pods of all groups."""
         return sum(group.count for group in self.pods)
 
     def with_pods(self, number: int) -> FleetSpec:

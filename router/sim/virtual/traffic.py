@@ -43,7 +43,6 @@ class TrafficRequest:
 
     @property
     def prompt_hashes(self) -> Sequence[BlockHash]:
-        """The blocks of the prompt."""
         return self.blocks[: self.prompt_blocks]
 
 

@@ -33,6 +33,5 @@ class VirtualClock:
         self.call_at(self.now_ms + after_ms, callback, *args)
 
     def run_next(self) -> None:
-        """Go on to the next call, and make it."""
         self.now_ms, _, callback, args = heapq.heappop(self._heap)
         callback(*args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ class Job:
     request: TrafficRequest
     arrived_tokens: int = 0
     cached_tokens: int | None = None
-    worst_gap_ms: float = 0.0
     emitted: int = 0
     computed_tokens: int = 0
     pinned_blocks: int = 0
@@ -32,12 +30,10 @@ class Job:
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of the prompt and of the answer so far."""
         return self.request.prompt_tokens + self.emitted
 
     @property
     def missing_tokens(self) -> int:
-        """Known tokens that are not computed yet."""
         return self.request.prompt_tokens + self.emitted - self.computed_tokens
 
     def block_end(self, block: int, block_size_tokens: int) -> int:
@@ -57,7 +53,6 @@ class StepRun:
     chunks: list[tuple[Job, int]]
 
     def duration_ms(self, steps: int) -> float:
-        """The duration of the first `steps` steps."""
         return steps * self.first_ms + self.growth_ms * steps * (steps - 1) / 2
 
     def steps_until(self, now_ms: float) -> int:
@@ -81,24 +76,3 @@ class Progress:
     """Jobs, and the tokens that they load from the CPU tier. The caller calls `finish_load` after the transfer."""
     block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
     """(tier, True for stored or False for evicted, blocks), in order."""
-
-
-class StepGaps:
-    """The longest step after a given step. Durations that a later step exceeds are dropped."""
-
-    def __init__(self) -> None:
-        self._steps: list[int] = []
-        self._ms: list[float] = []
-
-    def add(self, step: int, duration_ms: float) -> None:
-        """Steps up to `step` took `duration_ms`."""
-        while self._ms and self._ms[-1] <= duration_ms:
-            self._ms.pop()
-            self._steps.pop()
-        self._steps.append(step)
-        self._ms.append(duration_ms)
-
-    def worst_since(self, step: int) -> float:
-        """The longest duration after that step."""
-        at = bisect_right(self._steps, step)
-        return self._ms[at] if at < len(self._ms) else 0.0

@@ -18,7 +18,7 @@ from itertools import count
 from router.sim.block_cache import BlockCache, TierCache
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
 from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job, Progress, StepGaps, StepRun
+from router.sim.virtual.virtual_job import Job, Progress, StepRun
 from router.types import BlockHash, PodLoad, Tier
 
 
@@ -49,12 +49,10 @@ class VirtualPod(Scheduler[Job]):
         self._context_tokens = 0
         self._steps = 0
         self._run: StepRun | None = None
-        self._gaps = StepGaps()
         self._progress = Progress()
 
     @property
     def load(self) -> PodLoad:
-        """The load that the pod would report now."""
         waiting = len(self._waiting) + len(self._loading)
         return PodLoad(len(self._admitted) - len(self._loading), waiting, self.cache.usage)
 
@@ -124,7 +122,6 @@ class VirtualPod(Scheduler[Job]):
         self._context_tokens += batch * run.steps
         self.cache.allocate(batch * run.steps)
         self.busy_ms += run.duration_ms(run.steps)
-        self._gaps.add(self._steps, run.first_ms + run.growth_ms * (run.steps - 1))
         while self._finishing and self._finishing[0][0] <= self._steps:
             finish_step, _, job = heapq.heappop(self._finishing)
             if job in self._decoding and job.finish_step == finish_step:
@@ -153,7 +150,6 @@ class VirtualPod(Scheduler[Job]):
             heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
 
     def _finish(self, job: Job) -> None:
-        job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
         job.emitted = job.request.output_tokens
         self._leave_decoding(job)
         self._commit_answer(job)
@@ -270,7 +266,6 @@ class VirtualPod(Scheduler[Job]):
 
     def _drop(self, job: Job) -> None:
         if job in self._decoding:
-            job.worst_gap_ms = max(job.worst_gap_ms, self._gaps.worst_since(job.joined_step))
             job.emitted += self._steps - job.joined_step
             self._leave_decoding(job)
         self._loading.discard(job)

@@ -298,7 +298,6 @@ class World:
         if turn.awaits_handoff(pod_id):
             self._hand_off(turn, pod_id)
             return
-        turn.outcome.worst_gap_ms = job.worst_gap_ms
         self._after_overhead(self._complete, turn, pod_id)
 
     def _after_overhead(self, callback: Callable[..., None], *args: Any) -> None:
@@ -327,7 +326,7 @@ class World:
         decode = turn.outcome.pod
         self._uses[decode] += 1
         missing = turn.request.prompt_tokens - self._pods[decode].held_tokens(turn.request)
-        kv_bytes = missing * self._fleet[prefill].known.kv_bytes_per_token / self._conditions.handoff_layers
+        kv_bytes = missing * self._fleet[prefill].known.kv_bytes_per_token
         self._transfer(turn, prefill, decode, kv_bytes, turn.request.prompt_tokens - 1)
 
     def _end(self, turn: SessionTurn) -> None:

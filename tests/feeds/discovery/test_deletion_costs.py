@@ -15,14 +15,15 @@ from structlog.testing import capture_logs
 from router.config.discovery_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.deletion_costs import (
     ANNOTATION,
+    LEASE_S,
     MAX_WRITES,
     POD_INTERVAL_S,
     ROUND_S,
     WARM_UP_S,
     DeletionCosts,
+    KubeLease,
 )
 from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_lease import LEASE_S, KubeLease
 from tests.feeds.discovery.fake_kubernetes import LEASES, PODS, FakeKubernetes
 from tests.virtual_time import run_virtually
 

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from router.config.discovery_schema import KubernetesApi, KubernetesPods
-from router.feeds.discovery.deletion_costs import ANNOTATION, DeletionCosts
+from router.feeds.discovery.deletion_costs import ANNOTATION, DeletionCosts, KubeLease
 from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_lease import KubeLease
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.source_status import SourceStatus
 from router.wiring.pod_sources import api_server

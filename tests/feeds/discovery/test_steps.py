@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from router.config.discovery_schema import KubernetesPods
 from router.config.pod_schema import PodConfig
 from router.feeds.discovery.kube_facts import NodePlace
-from router.feeds.discovery.kube_nodes import NodePlaces
 from router.feeds.discovery.kube_objects import KubePod
-from router.feeds.discovery.kubernetes_pods import PodReader
-from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership
-from router.feeds.discovery.steps import STEP, in_turns, sets_between
-from router.feeds.supervise import running
+from router.feeds.discovery.kubernetes_pods import NodePlaces, PodReader
+from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, sets_between
+from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
 from router.types import PodSpeed
 

@@ -16,10 +16,9 @@ import msgspec
 import pytest
 
 from router.admission.tenant import Slo
-from router.config.admission_schema import AdmissionConfig, SloConfig
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.schema import RouterConfig
+from router.config.schema import AdmissionConfig, RouterConfig, SloConfig
 from router.decision import RouteDecision, Split
 from router.errors import RouterError
 from router.fleet.breaker import Breaker

@@ -181,20 +181,6 @@ def test_the_blocks_of_an_answer_are_found_by_the_next_turn() -> None:
     assert pod.held_tokens(follow) == 16
 
 
-def test_the_longest_gap_is_the_chunk_between_two_tokens() -> None:
-    """Decodes stall while a prompt is computed."""
-    pod = virtual()
-    pod.submit(Job("decoding", ask([1] * 8, 20)), 0.0)
-    pod.advance(0.0)
-    pod.submit(Job("late", ask([2] * 32, 1)), 30.0)
-    finished: list[Job] = []
-    while pod.wake_ms < math.inf:
-        finished += pod.advance(pod.wake_ms).finished
-    (decoding,) = [job for job in finished if job.tag == "decoding"]
-    chunk_ms = SPEED.prefill_ms(31) - SPEED.c0_ms
-    assert decoding.worst_gap_ms == pytest.approx(chunk_ms + SPEED.d0_ms + SPEED.d1_ms_per_request, rel=0.05)
-
-
 def test_a_job_that_can_never_fit_is_refused() -> None:
     """Instead of waiting forever."""
     with pytest.raises(ValueError, match="do not fit"):

@@ -51,7 +51,6 @@ def assert_all_ended(asked: World, run: Run, requests: int) -> None:
         if not one.refused:
             assert 0 < one.ttft_ms <= one.e2e_ms
             assert 0 <= one.cached_tokens < one.prompt_tokens
-            assert one.worst_gap_ms <= one.e2e_ms - one.ttft_ms + 1e-6
     assert all(not view.ledger.own() for view in asked.views)
     assert all(pod.load.running == pod.load.waiting == 0 for pod in asked._pods.values())
     assert all(pod.cache.usage == 0.0 for pod in asked._pods.values())
@@ -304,20 +303,6 @@ def test_blocks_on_the_decode_pod_are_not_handed_over_again() -> None:
     link_ms = LINK.transfer_ms(1601 * KV_BYTES)
     assert (second.cached_tokens, second.predicted_cached_tokens) == (1600, 1600)
     assert second.ttft_ms == pytest.approx(SPEED.prefill_ms(3201, 1600) + link_ms + DECODING.prefill_ms(3201, 3200))
-
-
-def test_a_handoff_by_layer_moves_only_the_last_layer_after_the_prefill(policies: dict[str, Policy]) -> None:
-    """A tenth of the bytes with ten layers."""
-    whole, by_layer = (
-        outcomes(
-            apart(1, 1),
-            policies["cost_aware"],
-            at(0.0, prompt(1, 5000, output_tokens=2)),
-            conditions=replace(AT_ONCE, handoff_layers=layers),
-        )[0].ttft_ms
-        for layers in (1, 10)
-    )
-    assert whole - by_layer == pytest.approx(0.9 * 5000 * KV_BYTES / LINK.bytes_per_ms)
 
 
 def test_an_answer_of_one_token_is_not_handed_over(policies: dict[str, Policy]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.pod_log import log_changes
+from router.feeds.pod_problems import log_changes
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod
