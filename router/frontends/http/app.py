@@ -22,10 +22,24 @@ from router.fleet.fleet import Fleet
 from router.frontends.http.asgi import serve_with
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.http_edge import HttpEdge
-from router.frontends.http.probes import probe_response
-from router.frontends.http.request_target import shown
+from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
 from router.types import PodStatus
+
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
+
+
+def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
+    """HTTP status and JSON body for one of `PROBE_PATHS`."""
+    if path == "/livez":
+        return 200, b'{"status":"alive"}'
+    return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')
+
+
+def probe_response(path: str, *, is_ready: bool) -> Response:
+    status, body = probe_answer(path, is_ready=is_ready)
+    return Response(body, status, media_type="application/json")
+
 
 MAX_ECHOED_CHARACTERS = 200
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
