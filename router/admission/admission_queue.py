@@ -19,11 +19,28 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, Waiting
 from router.admission.fair_shares import FairShares
-from router.admission.margin import LearntMargin
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
 from router.decision import Candidate, RouteDecision, Split
 from router.types import PodId
+
+
+class LearntMargin(msgspec.Struct, gc=False):
+    """A margin between 0 and `high`, learnt from how often it was too small. `allowed`: the share of requests that may
+    miss their limit.
+
+    Adaptive conformal inference (Gibbs and Candès, 2106.00170): while the margin is within its bounds, the share that
+    misses is within `high` / (`step` n) of `allowed` after n requests, however the errors are distributed."""
+
+    value: float
+    high: float
+    step: float
+    allowed: float
+
+    def observe(self, has_missed: bool) -> None:
+        moved = self.value + self.step * (has_missed - self.allowed)
+        self.value = min(max(moved, 0.0), self.high)
+
 
 MIN_RECHECK_MS = 2.0
 """A pod's queue is an estimate, so its end may pass without a place."""
@@ -133,15 +150,11 @@ class AdmissionQueue:
         self._shares = FairShares()
         self._handoffs = HandoffsDue()
         self._numbers = count()
-        self._bytes = 0
+        self.held_bytes = 0
+        """Bodies of the waiting requests."""
 
     def __len__(self) -> int:
         return len(self._order)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bodies of the waiting requests."""
-        return self._bytes
 
     @property
     def _longest_wait_ms(self) -> float:
@@ -184,18 +197,16 @@ class AdmissionQueue:
             return Refusal(reason, late_ms / 1000)
         best = self._choose(places, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
-        one = Waiting(
-            next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes, now_s
-        )
+        one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
         self._order.add(one)
-        self._bytes += one.body_bytes
+        self.held_bytes += one.body_bytes
         return one
 
     def overflow(self) -> Waiting | None:
         """Take out the request that the queue is too full for: the last of the tenant with the most prefill for its
         weight, in the lowest band. None if all fit. To be called after `offer`, until None."""
         limits = self._limits
-        if len(self._order) <= limits.max_requests and self._bytes <= limits.max_bytes:
+        if len(self._order) <= limits.max_requests and self.held_bytes <= limits.max_bytes:
             return None
         last = self._order.last_of_largest()
         if last is not None:
@@ -215,7 +226,7 @@ class AdmissionQueue:
     def leave(self, one: Waiting) -> None:
         """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
         self._order.remove(one)
-        self._bytes -= one.body_bytes
+        self.held_bytes -= one.body_bytes
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""
@@ -229,7 +240,7 @@ class AdmissionQueue:
         wait_ms = self._wait_ms(best, now_s)
         if wait_ms <= 0:
             self._order.serve(one, best.prefill_ms)
-            self._bytes -= one.body_bytes
+            self.held_bytes -= one.body_bytes
             self._sent(one.tenant, best, now_s, len(places))
             return best
         self._order.estimate(one, best.prefill_ms)

@@ -28,7 +28,6 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     start_by_s: float
     prefill_ms: float
     body_bytes: int
-    arrived_s: float
 
     @property
     def place(self) -> tuple[float, int]:

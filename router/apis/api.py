@@ -58,16 +58,6 @@ def count_named(name: bytes) -> re.Pattern[bytes]:
     return re.compile(rb'"%b": ?(\d{1,12})\b' % name)
 
 
-class ErrorFields(NamedTuple):
-    """What an error object says. `kind`: OpenAI's `error.type`."""
-
-    status: int
-    message: str
-    kind: str
-    param: str | None = None
-    code: str | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Conventions:
     """What the APIs of one provider have in common: error objects and the headers of limits."""

@@ -6,23 +6,43 @@ Names start with `warmroute_` and end with their unit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import is_not, methodcaller
 
 from prometheus_client import CollectorRegistry
 
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
+from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labelled, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
-from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
+from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
+
+_IS_PRESENT = partial(is_not, None)
+
+
+class PhaseMetrics(Histogram):
+    """The histograms of all phases."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, of_requests.PHASE_S)
+        for phase in PHASES:
+            self.labels(phase)
+
+    def add_all(self, taken_s: Sequence[Mapping[str, float]]) -> None:
+        """Add the seconds of many requests, each by phase."""
+        for phase in PHASES:
+            self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
+
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
@@ -305,3 +325,38 @@ class Metrics:
 
 def _described(pod: Pod) -> Labels:
     return pod.id, pod.base_model, pod.engine, pod.version, pod.role.value
+
+
+class RequestCounters(Counters):
+    """The `Counters` of `request/` over the metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def in_flight(self, more: int) -> None:
+        self._metrics.in_flight.value += more
+
+    def match_degraded(self, model: str) -> None:
+        self._metrics.degraded_matches.labels(model).inc()
+
+    def attempt_ended(self, pod: PodId, result: str) -> None:
+        self._metrics.sent.labels(pod, result).value += 1
+
+    def retried(self, reason: str) -> None:
+        self._metrics.retries.labels(reason).inc()
+
+    def retry_refused(self, reason: str) -> None:
+        self._metrics.retries_refused.labels(reason).inc()
+
+    def token_gap(self, model: str, workload: str, gap_s: float) -> None:
+        self._metrics.inter_token_s.labels(model, workload).observe(gap_s)
+
+    def queue_left(self, model: str, waited_s: float) -> None:
+        self._metrics.queue_s.labels(model).observe(waited_s)
+
+    def queue_refused(self, model: str, reason: str) -> None:
+        self._metrics.queue_refused.labels(model, reason).inc()
+
+    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
+        self._metrics.queue_error.labels(model).set(error_share)
+        self._metrics.queue_rest_s.labels(model).set(rest_ms / 1000)

@@ -19,7 +19,19 @@ from pydantic import BaseModel, ConfigDict
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.decision import Candidate
-from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
+from router.types import (
+    BlocksByTier,
+    InFlight,
+    Link,
+    Links,
+    Pod,
+    PodId,
+    PodLoad,
+    PodStatus,
+    Scene,
+    ScenePicture,
+    StepBegan,
+)
 
 
 class Configurable(BaseModel):
@@ -203,3 +215,12 @@ class Picker(Protocol):
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
         """All candidates in order of preference, and the reason for the first in one line."""
+
+
+def tokens_to_encode(pictures: Iterable[ScenePicture], pod: PodId, cached_tokens: int) -> int:
+    """Tokens of the pictures that the pod has not seen and whose KV is not among the first `cached_tokens`."""
+    return sum(
+        picture.token_count
+        for picture in pictures
+        if pod not in picture.pods and (picture.end_token is None or picture.end_token > cached_tokens)
+    )

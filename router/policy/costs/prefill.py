@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from router.policy.encoding import tokens_to_encode
-from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, prompt_inputs
+from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, prompt_inputs, tokens_to_encode
 
 
 class PrefillTerm(CostTerm):
