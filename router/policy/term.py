@@ -161,13 +161,14 @@ class CostTerm(Configurable, ABC):
     """Prices one aspect of a placement."""
 
     side: ClassVar[Side]
-    delays: ClassVar[bool]
+    delays: ClassVar[bool] = False
     """Whether the cost is time until the first token. Otherwise it is an effect on other requests: it counts for the
     choice but not for the expected time to first token."""
 
     @abstractmethod
     def costs_ms(self, placements: Sequence[Placement]) -> Sequence[float]:
-        """Expected milliseconds of each placement of one request; never below 0 unless the term's docstring states why.
+        """Expected milliseconds of each placement of one request, at least one; never below 0 unless the term's
+        docstring states why.
 
         One call for all placements takes two thirds of the time of one call for each."""
 
@@ -206,6 +207,8 @@ _TERM = itemgetter(1)
 
 def prices_ms(placements: Sequence[Placement], costs: Costs) -> Iterable[tuple[float, ...]]:
     """The cost of each term, for each placement. Term by term: half the time of going pod by pod."""
+    if not placements:
+        return ()
     columns = [*map(methodcaller("costs_ms", placements), map(_TERM, costs))]
     return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
