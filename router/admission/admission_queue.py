@@ -17,8 +17,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from router.admission.fair_order import FairOrder, Waiting
-from router.admission.fair_shares import FairShares
+from router.admission.fair_order import FairOrder, FairShares, Waiting
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
 from router.decision import Candidate, RouteDecision, Split
@@ -143,8 +142,10 @@ class AdmissionQueue:
         self._senders = senders
         missing, part = 1 - limits.slo_share, FIRST_TOKENS_PART
         rest_ms = limits.rest_ms if tpot_ms < math.inf else 0.0
-        self._error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
-        self._rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        self.error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
+        """How much later than predicted a first token may come."""
+        self.rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        """The time between two prompts of a pod."""
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
         self._shares = FairShares()
@@ -160,16 +161,6 @@ class AdmissionQueue:
     def _longest_wait_ms(self) -> float:
         """After it, a request is refused that was predicted to wait no longer than the limit."""
         return 2 * self._limits.max_wait_ms
-
-    @property
-    def error_share(self) -> float:
-        """How much later than predicted a first token may come, as learnt."""
-        return self._error_share.value
-
-    @property
-    def rest_ms(self) -> float:
-        """The time between two prompts of a pod, as learnt."""
-        return self._rest_ms.value
 
     def send_at_once(self, request: Offer, place: Place, now_s: float, pods: int = 1) -> bool:
         """Whether a new request goes to its best place now: it is in time, and either nobody waits and the pod is open,
@@ -220,7 +211,7 @@ class AdmissionQueue:
         if one is None or one.start_by_s >= now_s:
             return math.inf if one is None else (one.start_by_s - now_s) * 1000
         self.leave(one)
-        self._error_share.observe(True)
+        self.error_share.observe(True)
         return one
 
     def leave(self, one: Waiting) -> None:
@@ -250,15 +241,15 @@ class AdmissionQueue:
     def answered(self, is_late: bool, tpot_ms: float | None) -> None:
         """Learn from an answered request: whether its first token came later than its SLO allows, and the mean time per
         token after it, None if that is unknown."""
-        self._error_share.observe(is_late)
+        self.error_share.observe(is_late)
         if tpot_ms is not None:
-            self._rest_ms.observe(tpot_ms > self._tpot_ms)
+            self.rest_ms.observe(tpot_ms > self._tpot_ms)
 
     def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
         """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
-        rest_ms = self.rest_ms * self._senders() if place.decodes else 0.0
+        rest_ms = self.rest_ms.value * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
 
@@ -288,7 +279,7 @@ class AdmissionQueue:
         limits = self._limits
         ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
         turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
-        error = 1 + self.error_share
+        error = 1 + self.error_share.value
 
         def late_ms(place: Place) -> float:
             wait_ms = max(turn_ms, self._wait_ms(place, now_s))
