@@ -110,8 +110,6 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reason(StrEnum):
-    """Why a request is refused."""
-
     FLEET = "fleet"
     """All pods are busy."""
     TENANT = "tenant"

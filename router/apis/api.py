@@ -23,8 +23,6 @@ is sent."""
 
 
 class PromptKind(Enum):
-    """How the prompt of a body is read."""
-
     CHAT = auto()
     """`messages` in the form of OpenAI's chats."""
     CONVERTED = auto()
@@ -141,7 +139,6 @@ class Api:
 
     @property
     def is_chat(self) -> bool:
-        """Whether its bodies are read as chats."""
         return self.prompt is PromptKind.CHAT or self.prompt is PromptKind.CONVERTED
 
     @property

@@ -84,8 +84,6 @@ class FleetLookups:
 
 
 class PodFetch(Protocol):
-    """A pod's HTTP API."""
-
     def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> Awaitable[bytes]:
         """The body of the 200 response to a POST of `json`. Raises `UpstreamError`."""
 

@@ -98,7 +98,6 @@ class StepExecutor:
     uuids: UuidRemoval
 
     async def run(self, steps: Generator[Step, Any, _Result]) -> _Result:
-        """The result of `steps`. Raises what they raise."""
         resume: Callable[[Any], Step] = steps.send
         answer: Any = None
         step: Step | None = None

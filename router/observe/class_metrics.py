@@ -43,11 +43,9 @@ class ClassMetrics:
         self.tenants = BusiestTenants()
 
     def observe_quota_refusal(self, tenant: str, limit: str) -> None:
-        """Count one request that was refused because of a quota."""
         self._refusals.labels(self._label(tenant), limit).inc()
 
     def observe_usage(self, used: UsedTokens) -> None:
-        """Add the tokens of one request that ended."""
         tenant = used.tenant[:MAX_TENANT_CHARACTERS]
         self._usage.add(tenant if self.tenants.is_named(tenant) else OTHER, used)
 

@@ -31,15 +31,12 @@ _IS_PRESENT = partial(is_not, None)
 
 
 class PhaseMetrics(Histogram):
-    """The histograms of all phases."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry, of_requests.PHASE_S)
         for phase in PHASES:
             self.labels(phase)
 
     def add_all(self, taken_s: Sequence[Mapping[str, float]]) -> None:
-        """Add the seconds of many requests, each by phase."""
         for phase in PHASES:
             self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
 
@@ -50,8 +47,6 @@ COUNTED_AT_ONCE = 32
 
 
 class Metrics:
-    """The registry and its metrics."""
-
     def __init__(self) -> None:
         self.registry = Registry()
         r = self.registry
@@ -88,13 +83,11 @@ class Metrics:
                 metric.before_reading = self.count
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
-        """Prompts as they are read."""
         self.unread_prompts = Counter(r, of_requests.UNREAD_PROMPTS)
         self.incremental_mismatches = Counter(r, of_requests.INCREMENTAL_MISMATCHES)
         self.prompt_cache_bytes = Gauge(r, of_requests.PROMPT_CACHE_BYTES)
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
-        """Pods, their loads and their KV events."""
         self.pod_ttft_s = Histogram(r, of_pods.POD_TTFT_S)
         self.pod_in_flight = Gauge(r, of_pods.POD_IN_FLIGHT)
         self.pod_state = Gauge(r, of_pods.POD_STATE)
@@ -136,7 +129,6 @@ class Metrics:
             self.transfer_slowdown.labels(link).observe(slowdown)
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
-        """Expected times, and the calibration of pods and links."""
         self.ttft_predicted_s = Histogram(r, of_decisions.TTFT_PREDICTED_S)
         self.ttft_error = Histogram(r, of_decisions.TTFT_ERROR)
         self.regret_s = Histogram(r, of_decisions.REGRET_S)
@@ -147,7 +139,6 @@ class Metrics:
         self.calibration_error = Gauge(r, of_decisions.CALIBRATION_ERROR)
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
-        """Add the time to first token of one streamed response."""
         self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
         self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
 
@@ -196,7 +187,6 @@ class Metrics:
             counted.set(tokens)
 
     def _declare_shadow(self, r: CollectorRegistry) -> None:
-        """Shadow policies and receipts."""
         self.shadow_decisions = Counter(r, of_decisions.SHADOW_DECISIONS)
         self.shadow_dropped = Counter(r, of_decisions.SHADOW_DROPPED)
         self.shadow_sooner_s = Counter(r, of_decisions.SHADOW_SOONER_S)
@@ -227,7 +217,6 @@ class Metrics:
         self.policy_reload_ttft.set(1)
 
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
-        """Set the active policies: version by name."""
         self.policy_info.replace({(name, version, set_version): 1.0 for name, version in versions.items()})
 
     def is_serving(self) -> bool:
@@ -311,7 +300,6 @@ class Metrics:
         self.pod_load_age_s.replace({pod: max(0.0, now_s - load.scraped_at_s) for pod, load in loads.items()})
 
     def render(self, text_format: TextFormat = PLAIN) -> bytes:
-        """The exposition text."""
         return b"".join(pieces(self.registry, text_format))
 
     async def render_in_turns(self, text_format: TextFormat = PLAIN) -> bytes:

@@ -133,7 +133,6 @@ class Fit:
     # --- serialization ---
 
     def state(self) -> FitState:
-        """The state for `restored`."""
         return FitState(
             prior=self.prior,
             log_coefficients=tuple(self._log),

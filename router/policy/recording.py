@@ -211,7 +211,6 @@ def fleet_digest(fleet: FleetSnapshot) -> str:
 
 
 def fleet_line(fleet: FleetSnapshot, digest: str, at_s: float) -> FleetLine:
-    """The fleet as a line."""
     return FleetLine(at_s=at_s, fleet=digest, pods=_pods(fleet), links=fleet.links)
 
 

@@ -141,7 +141,6 @@ def kv_inputs(at: Placement) -> Iterator[Input]:
 
 
 def link_inputs(name: str, link: Link) -> Iterator[Input]:
-    """Fixed time and bandwidth of a link."""
     yield Input(f"{name} t0", "ms", link.t0_ms)
     yield Input(f"{name} B", "GB/s", link.bytes_per_ms / BYTES_PER_MS_PER_GB_PER_S)
 
@@ -178,7 +177,6 @@ class CostTerm(Configurable, ABC):
         same name has the same value in every term."""
 
     def cost_ms(self, at: Placement) -> float:
-        """The cost of one placement."""
         return self.costs_ms((at,))[0]
 
 

@@ -38,8 +38,6 @@ ESCAPE_BYTES = 12
 
 
 class CompletionPrompts:
-    """Reads the prompts of one model."""
-
     def __init__(self, vocabulary_size: int) -> None:
         self._ids = TokenIds(vocabulary_size)
 

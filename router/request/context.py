@@ -122,7 +122,6 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def result_of_status(status: int) -> str:
-    """The result of a pod's response."""
     if status < 400:
         return "ok"
     return "pod_refused" if status < 500 else "pod_error"

@@ -50,8 +50,6 @@ class DecisionRecorder(Protocol):
 
 
 class RequestDecisions:
-    """Decides requests."""
-
     def __init__(
         self,
         state: FleetState,

@@ -99,7 +99,6 @@ class Endings:
         self._end_unread(outcome, tenant, response_for(error).status, str(error), trace)
 
     def abandoned(self, endpoint: Endpoint, tenant: str) -> None:
-        """Settle a request whose client disconnected before its body was read."""
         self._end_unread(self._unread(endpoint, CLIENT_GONE), tenant)
 
     def _unread(

@@ -115,8 +115,6 @@ def _deadline_ms(value: bytes) -> float:
 
 
 class ModelQueue:
-    """The queue of one model."""
-
     def __init__(
         self, model: str, settings: QueueSettings, state: FleetState, decisions: RequestDecisions, counters: Counters
     ) -> None:

@@ -37,7 +37,6 @@ class CoarseTimers:
         self._is_running = False
 
     def call_later(self, delay_s: float, call: Call) -> None:
-        """Call after `delay_s`."""
         loop = asyncio.get_running_loop()
         heappush(self._waiting, (loop.time() + delay_s, next(self._numbers), call))
         if not self._is_running:
@@ -57,8 +56,6 @@ class CoarseTimers:
 
 
 class Attempts:
-    """Tries candidates, one after the other."""
-
     def __init__(self, sender: UpstreamSender, rules: HeaderRules, splits: SplitExecutor, pulls: PullExecutor) -> None:
         self._sender = sender
         self._rules = rules

@@ -93,7 +93,6 @@ class ClientDeadlines:
             self.await_request()
 
     def end(self) -> None:
-        """Stop the timer of a closed connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._on_late = self._on_late_request = lambda: None  # breaks reference cycles

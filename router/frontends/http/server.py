@@ -114,7 +114,6 @@ class _TlsCapableServer(uvicorn.Server):
     """Serves an `App`; with TLS, through a `TlsListener`."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn when it starts."""
         context = self.config.ssl
         await super().startup(sockets if context is None else [])
         if context is not None:
@@ -189,7 +188,6 @@ class DrainingServer(_TlsCapableServer):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn when it starts."""
         await super().startup(sockets)
         await self.admin.open()
         if self.started:

@@ -56,7 +56,6 @@ class WebSocketClient(TunnelEnd):
 
     @property
     def disconnected(self) -> bool:
-        """Whether the client has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def start(self, headers: HeaderList) -> None:

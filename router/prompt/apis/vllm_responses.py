@@ -32,7 +32,6 @@ class Part(msgspec.Struct):
 
     @property
     def content(self) -> dict[str, Any]:
-        """As a part of a chat's message."""
         is_picture = self.type == "input_image" or (self.uuid is not None and self.image_url is not None)
         names = _PICTURE if is_picture else (_PARTS.get(self.type, ""),)
         given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
@@ -58,8 +57,6 @@ class Item(msgspec.Struct):
 
 
 class ResponseTool(msgspec.Struct):
-    """A tool of any type."""
-
     type: str
     name: str | None = None
     description: str | None = None
