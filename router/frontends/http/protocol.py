@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
 from router.frontends.http.app import App
-from router.frontends.http.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
@@ -97,10 +97,7 @@ class EdgeProtocol(asyncio.Protocol):
             transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
         )
         limits = self._limits
-        timeouts = ClientTimeouts(
-            self._keep_alive_s, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
-        )
-        self._deadlines = ClientDeadlines(self._loop, transport, timeouts, self._too_late)
+        self._deadlines = ClientDeadlines(self._loop, transport, limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
         if len(connections) > limits.max_connections and not self._close_longest_waiting():
             most = f"{limits.max_connections} (limits.max_connections; fewer on the admin port)"
