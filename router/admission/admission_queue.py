@@ -17,13 +17,29 @@ from typing import Annotated, ClassVar, NamedTuple
 import msgspec
 from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 
-from router.admission.fair_order import FairOrder, Waiting
-from router.admission.fair_shares import FairShares
-from router.admission.margin import LearntMargin
+from router.admission.fair_order import FairOrder, FairShares, Waiting
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
 from router.decision import Candidate, RouteDecision, Split
 from router.types import PodId
+
+
+class LearntMargin(msgspec.Struct, gc=False):
+    """A margin between 0 and `high`, learnt from how often it was too small. `allowed`: the share of requests that may
+    miss their limit.
+
+    Adaptive conformal inference (Gibbs and Candès, 2106.00170): while the margin is within its bounds, the share that
+    misses is within `high` / (`step` n) of `allowed` after n requests, however the errors are distributed."""
+
+    value: float
+    high: float
+    step: float
+    allowed: float
+
+    def observe(self, has_missed: bool) -> None:
+        moved = self.value + self.step * (has_missed - self.allowed)
+        self.value = min(max(moved, 0.0), self.high)
+
 
 MIN_RECHECK_MS = 2.0
 """A pod's queue is an estimate, so its end may pass without a place."""
@@ -94,8 +110,6 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reason(StrEnum):
-    """Why a request is refused."""
-
     FLEET = "fleet"
     """All pods are busy."""
     TENANT = "tenant"
@@ -126,37 +140,25 @@ class AdmissionQueue:
         self._senders = senders
         missing, part = 1 - limits.slo_share, FIRST_TOKENS_PART
         rest_ms = limits.rest_ms if tpot_ms < math.inf else 0.0
-        self._error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
-        self._rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        self.error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
+        """How much later than predicted a first token may come."""
+        self.rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        """The time between two prompts of a pod."""
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
         self._shares = FairShares()
         self._handoffs = HandoffsDue()
         self._numbers = count()
-        self._bytes = 0
+        self.held_bytes = 0
+        """Bodies of the waiting requests."""
 
     def __len__(self) -> int:
         return len(self._order)
 
     @property
-    def held_bytes(self) -> int:
-        """Bodies of the waiting requests."""
-        return self._bytes
-
-    @property
     def _longest_wait_ms(self) -> float:
         """After it, a request is refused that was predicted to wait no longer than the limit."""
         return 2 * self._limits.max_wait_ms
-
-    @property
-    def error_share(self) -> float:
-        """How much later than predicted a first token may come, as learnt."""
-        return self._error_share.value
-
-    @property
-    def rest_ms(self) -> float:
-        """The time between two prompts of a pod, as learnt."""
-        return self._rest_ms.value
 
     def send_at_once(self, request: Offer, place: Place, now_s: float, pods: int = 1) -> bool:
         """Whether a new request goes to its best place now: it is in time, and either nobody waits and the pod is open,
@@ -184,18 +186,16 @@ class AdmissionQueue:
             return Refusal(reason, late_ms / 1000)
         best = self._choose(places, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
-        one = Waiting(
-            next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes, now_s
-        )
+        one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
         self._order.add(one)
-        self._bytes += one.body_bytes
+        self.held_bytes += one.body_bytes
         return one
 
     def overflow(self) -> Waiting | None:
         """Take out the request that the queue is too full for: the last of the tenant with the most prefill for its
         weight, in the lowest band. None if all fit. To be called after `offer`, until None."""
         limits = self._limits
-        if len(self._order) <= limits.max_requests and self._bytes <= limits.max_bytes:
+        if len(self._order) <= limits.max_requests and self.held_bytes <= limits.max_bytes:
             return None
         last = self._order.last_of_largest()
         if last is not None:
@@ -209,13 +209,13 @@ class AdmissionQueue:
         if one is None or one.start_by_s >= now_s:
             return math.inf if one is None else (one.start_by_s - now_s) * 1000
         self.leave(one)
-        self._error_share.observe(True)
+        self.error_share.observe(True)
         return one
 
     def leave(self, one: Waiting) -> None:
         """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
         self._order.remove(one)
-        self._bytes -= one.body_bytes
+        self.held_bytes -= one.body_bytes
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""
@@ -229,7 +229,7 @@ class AdmissionQueue:
         wait_ms = self._wait_ms(best, now_s)
         if wait_ms <= 0:
             self._order.serve(one, best.prefill_ms)
-            self._bytes -= one.body_bytes
+            self.held_bytes -= one.body_bytes
             self._sent(one.tenant, best, now_s, len(places))
             return best
         self._order.estimate(one, best.prefill_ms)
@@ -239,15 +239,15 @@ class AdmissionQueue:
     def answered(self, is_late: bool, tpot_ms: float | None) -> None:
         """Learn from an answered request: whether its first token came later than its SLO allows, and the mean time per
         token after it, None if that is unknown."""
-        self._error_share.observe(is_late)
+        self.error_share.observe(is_late)
         if tpot_ms is not None:
-            self._rest_ms.observe(tpot_ms > self._tpot_ms)
+            self.rest_ms.observe(tpot_ms > self._tpot_ms)
 
     def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
         """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
-        rest_ms = self.rest_ms * self._senders() if place.decodes else 0.0
+        rest_ms = self.rest_ms.value * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
 
@@ -277,7 +277,7 @@ class AdmissionQueue:
         limits = self._limits
         ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
         turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
-        error = 1 + self.error_share
+        error = 1 + self.error_share.value
 
         def late_ms(place: Place) -> float:
             wait_ms = max(turn_ms, self._wait_ms(place, now_s))

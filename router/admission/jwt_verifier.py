@@ -34,8 +34,6 @@ _PUBLIC_MEMBERS = ("kty", "kid", "alg", "n", "e", "crv", "x", "y")
 
 
 class SigningKey(NamedTuple):
-    """A public key of an issuer."""
-
     key: Any
     """As the library reads it."""
     algorithms: tuple[str, ...]
@@ -117,7 +115,6 @@ class JwtVerifier:
         """Issuers of which a token named an unknown key."""
 
     def set_keys(self, issuer: str, keys: SigningKeys) -> None:
-        """Replace the keys of an issuer."""
         self.wanted.discard(issuer)
         if self._keys.get(issuer) != keys:
             self._keys[issuer] = keys

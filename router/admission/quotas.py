@@ -65,18 +65,6 @@ class Short(msgspec.Struct, frozen=True):
 class Applied:
     """The meters of a tenant's requests to one model."""
 
-    __slots__ = (
-        "concurrent",
-        "counted",
-        "header_lines",
-        "is_short",
-        "output",
-        "prompt",
-        "quotas",
-        "requests",
-        "tokens",
-    )
-
     def __init__(self, quotas: Sequence[Quota], meters: Sequence[Meter]) -> None:
         self.quotas = quotas
         by_dimension = {one: tuple(each for each in meters if each.dimension is one) for one in Dimension}
@@ -87,7 +75,7 @@ class Applied:
         """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
         refused before their prompts are read."""
         self.header_lines: dict[object, Any] = {}
-        """Kept by `request/rate_limit_headers.py`."""
+        """Kept by `request/quota_charges.py`."""
 
 
 class Hold(msgspec.Struct, eq=False):
@@ -118,11 +106,11 @@ class Quotas:
             applied = self._apply(tenant, quotas, model, adapter)
         second = int(now_s)
         for meter in applied.counted:
-            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+            if not self._admits(meter, second, 1):
                 return self._short(applied, meter, now_s, 1)
         if applied.is_short:
             for meter in applied.tokens:
-                if not (meter.admits(second, 1) or self._admits_away(meter, second, 1)):
+                if not self._admits(meter, second, 1):
                     return self._short(applied, meter, now_s, 1)
         for meter in applied.counted:
             meter.own.add(second, 1)
@@ -138,7 +126,7 @@ class Quotas:
             applied = self._apply(tenant, quotas, "", "")
         second = int(now_s)
         for meter in applied.requests:
-            if not (meter.admits(second, 1) or self._admits_away(meter, second, 1) or self._may_fit(meter, second, 1)):
+            if not (self._admits(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
         return None
 
@@ -151,7 +139,7 @@ class Quotas:
                 output_tokens = meter.limit
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
-                if not (meter.admits(second, amount) or self._admits_away(meter, second, amount)):
+                if not self._admits(meter, second, amount):
                     applied.is_short = True
                     return self._short(applied, meter, now_s, amount)
         applied.is_short = False
@@ -213,9 +201,11 @@ class Quotas:
             meter.ceiling = limit if self.sharing is None else min(meter.ceiling, limit)
         return meter
 
-    def _admits_away(self, meter: Meter, second: int, amount: int) -> bool:
-        """Whether the amount fits into the local share while other processes cannot be reached."""
-        return self.sharing is not None and self.sharing.admits_away(meter, second, amount)
+    def _admits(self, meter: Meter, second: int, amount: int) -> bool:
+        """Whether the amount fits: into the local share while other processes cannot be reached."""
+        return meter.admits(second, amount) or (
+            self.sharing is not None and self.sharing.admits_away(meter, second, amount)
+        )
 
     def _may_fit(self, meter: Meter, second: int, amount: int) -> bool:
         """Whether another process may have this amount left."""

@@ -1,7 +1,10 @@
-"""Reports what this process uses of each limit, and applies the ceilings that it is granted.
+"""Divides each limit among the processes that enforce it together, so that none asks another during a request.
 
-A process asks for what its requests wait for, and for what it will probably use until the next exchange: the less is
-left of a limit, the less each process asks to keep for itself.
+Each process has a ceiling for what it may have used in the window. The ceilings of one limit never add up to more than
+the limit, so it is kept while every process uses what it has without a word to the others. In the background, a process
+reports what it used of each limit and how much more it expects to need: what its requests wait for, and what it will
+probably use until the next exchange; the less is left, the less each asks to keep for itself. It gets a new ceiling
+from the book, a script in Redis (`stores/quota_book.py`): out of what no other process may use.
 """
 
 from __future__ import annotations
@@ -9,9 +12,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from router.admission.meter import Meter
-from router.admission.shares import Grant, Grants, ShareReport, local_share
-from router.admission.windows import WINDOW_S
+import msgspec
+
+from router.admission.meter import WINDOW_S, Meter
+
+ROW_TTL_S = 3.0
+"""A process without a report for this long is gone; what it may use is free."""
+
+
+class ShareReport(msgspec.Struct, frozen=True, array_like=True):
+    """One limit as a process sees it: what it has used, and how much more it wants to be allowed."""
+
+    meter: str
+    limit: int
+    used: int
+    wanted: int
+
+
+class Grant(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a report: what this process may have used at most, what the others have used, and what no process
+    may use yet; this is negative where some used more than their ceiling, because requests cost more than expected."""
+
+    ceiling: int
+    others_used: int
+    free: int
+
+
+class Grants(msgspec.Struct, frozen=True, array_like=True):
+    """The answers to reports, in their order, and the number of processes."""
+
+    grants: list[Grant]
+    members: int
+
+
+def local_share(limit: int, ceiling: float, free: int, members: int) -> float:
+    """What a process may use in the first minute after it lost the book: what it was granted, and its part of what was
+    free."""
+    return min(limit, ceiling + max(0, free) // members)
+
 
 TOLERANCE = 0.02
 """Part of a limit that the processes may use together beyond it, so that a process with little traffic need not ask."""

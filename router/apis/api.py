@@ -23,8 +23,6 @@ is sent."""
 
 
 class PromptKind(Enum):
-    """How the prompt of a body is read."""
-
     CHAT = auto()
     """`messages` in the form of OpenAI's chats."""
     CONVERTED = auto()
@@ -56,16 +54,6 @@ class ResponseFormat(NamedTuple):
 def count_named(name: bytes) -> re.Pattern[bytes]:
     """Matches a count in JSON by its name."""
     return re.compile(rb'"%b": ?(\d{1,12})\b' % name)
-
-
-class ErrorFields(NamedTuple):
-    """What an error object says. `kind`: OpenAI's `error.type`."""
-
-    status: int
-    message: str
-    kind: str
-    param: str | None = None
-    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +139,6 @@ class Api:
 
     @property
     def is_chat(self) -> bool:
-        """Whether its bodies are read as chats."""
         return self.prompt is PromptKind.CHAT or self.prompt is PromptKind.CONVERTED
 
     @property

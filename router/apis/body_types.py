@@ -32,8 +32,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(SamplingFields, kw_only=True):
-    """The fields of a chat request that the router needs."""
-
     messages: list[msgspec.Raw]
     """Undecoded objects: the prompt reader decodes only messages of unknown conversations."""
     max_tokens: Number = msgspec.UNSET
@@ -52,8 +50,6 @@ class ChatBody(SamplingFields, kw_only=True):
 
 
 class CompletionBody(SamplingFields, kw_only=True):
-    """The fields of a completion request that the router needs."""
-
     prompt: msgspec.Raw
     """Undecoded: it may be a list of a million token ids."""
     suffix: str | None = None

@@ -15,8 +15,8 @@ import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
 from router.prompt.apis.conversion import Conversion
+from router.prompt.completion import TokenIds
 from router.prompt.pictures.picture_reader import Identify
-from router.prompt.token_ids import TokenIds
 from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"

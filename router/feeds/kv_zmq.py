@@ -175,7 +175,7 @@ class KvFeed:
     async def _apply(self, payload: bytes) -> None:
         self._last_payload = payload
         try:
-            events = decode_batch(payload).events
+            events = decode_batch(payload)
         except UndecodableBatch as error:
             self._record_undecodable(error)
             return

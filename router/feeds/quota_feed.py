@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from router.admission.shares import Grants, ShareReport
-from router.admission.sharing import MeterSharing
+from router.admission.sharing import Grants, MeterSharing, ShareReport
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import pause
 

@@ -162,7 +162,6 @@ class Breaker:
         return on_time * 2 > len(others)
 
     def _eject_at_limit(self, pod_id: PodId, record: Failures, now_s: float) -> None:
-        """Eject at the limit."""
         failures = record.failures + record.counted_doubts(self._rules, now_s)
         if failures >= self._rules.failures_to_eject:
             self._eject_for_requests(pod_id, record, now_s, f"{failures} requests in a row failed")

@@ -26,8 +26,6 @@ ALIKE = 0.002
 
 
 class Reported(TypedDict, total=False):
-    """What a pod reports about itself, as in `Pod`."""
-
     models: tuple[str, ...]
     adapters: tuple[str, ...]
     max_model_len_tokens: int | None
@@ -49,8 +47,6 @@ _UNREPORTED = Reported(
 
 
 class PodEvent(StrEnum):
-    """An event in a pod's life."""
-
     FOUND = "found"
     LOST = "lost"
     PROBE_OK = "probe ok"
@@ -76,7 +72,6 @@ TRANSITIONS: Mapping[tuple[PodState, PodEvent], PodState] = {
 
 
 def transition(state: PodState, event: PodEvent) -> PodState:
-    """The state after `event`."""
     return TRANSITIONS.get((state, event), state)
 
 
@@ -105,7 +100,6 @@ class Fleet:
         return self._snapshot
 
     def status(self, pod_id: PodId) -> PodStatus | None:
-        """One pod; None if it is not in the fleet."""
         return self._statuses.get(pod_id)
 
     def same_epoch(self, pod: Pod) -> PodStatus | None:
@@ -213,7 +207,6 @@ class Fleet:
             self._version += 1
 
     def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:
-        """Record the outcome of the pod's parity test."""
         if pod_id in self._statuses:
             self._reasons[pod_id] = reason
         self._learn(pod_id, trust=trust)

@@ -47,8 +47,6 @@ class Watch(msgspec.Struct, gc=False):
 
 
 class Ledger:
-    """Open leases, and their sums by pod."""
-
     def __init__(self) -> None:
         self._ids = count(1)
         self.booked_prefill_ms: dict[PodId, float] = {}

@@ -25,7 +25,6 @@ class BodyEdits:
         self._turn = asyncio.Lock()
 
     async def run(self, body: bytes, edit: Callable[[], _Edited]) -> _Edited:
-        """The result of `edit`, which edits `body`."""
         if len(body) <= self._inline_bytes:
             return edit()
         async with self._turn:

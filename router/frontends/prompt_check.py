@@ -15,8 +15,7 @@ import structlog
 from router.errors import ClientError
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.incremental.reader import IncrementalPrompt
-from router.prompt.prompt_stages import AnyPendingPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import InferenceRequest, PromptPrefix
 

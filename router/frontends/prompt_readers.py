@@ -26,10 +26,9 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.incremental.reader import IncrementalPrompt
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -85,8 +84,6 @@ class FleetLookups:
 
 
 class PodFetch(Protocol):
-    """A pod's HTTP API."""
-
     def fetch(self, path: str, timeout_s: float, json: bytes | None = None) -> Awaitable[bytes]:
         """The body of the 200 response to a POST of `json`. Raises `UpstreamError`."""
 

@@ -51,17 +51,14 @@ class ResponseLocator:
     async def _find(self, response_id: str) -> StoredResponse | None:
         """The response; one that another router learnt just now arrives within `SHARING_S`."""
         stored = self.stored.find(response_id, monotonic())
-        if stored is not None or not is_response_id(response_id):
+        if stored is not None or self._find_shared is None or not is_response_id(response_id):
             return stored
-        if self._find_shared is not None and (stored := await self._find_shared(response_id)) is not None:
-            self.stored.learn(stored, monotonic(), remote=True)
-            return stored
-        await asyncio.sleep(SHARING_S)
-        stored = self.stored.find(response_id, monotonic())
-        if stored is None and self._find_shared is not None:
+        stored = await self._find_shared(response_id)
+        if stored is None:
+            await asyncio.sleep(SHARING_S)
             stored = await self._find_shared(response_id)
-            if stored is not None:
-                self.stored.learn(stored, monotonic(), remote=True)
+        if stored is not None:
+            self.stored.learn(stored, monotonic(), remote=True)
         return stored
 
     def _on_change(self, pod: Pod, old: PodState, new: PodState) -> None:

@@ -28,8 +28,6 @@ from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId
 
 
 class EntryKind(StrEnum):
-    """Kind of a log entry."""
-
     EMPTY = "empty"
     """A new epoch without blocks."""
     RELOAD = "reload"

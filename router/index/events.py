@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -62,15 +62,6 @@ class UndecodableBatch(Exception):
     """The message is not a KV event batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvBatch:
-    """One message: the cache changes of one scheduler step."""
-
-    events: tuple[KvEvent, ...]
-    skipped: int = 0
-    """Events that cannot be indexed: unknown types, and attention groups that do not need every block of a prefix."""
-
-
 def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     """(sequence, payload) of a live or replayed message; None for the end of a replay.
 
@@ -82,16 +73,16 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     return None if sequence < 0 else (sequence, frames[-1])
 
 
-def decode_batch(payload: bytes) -> KvBatch:
-    """Decode a payload. Raises only `UndecodableBatch`."""
+def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
+    """The cache changes of one scheduler step, without those that cannot be indexed: unknown types, and attention
+    groups that do not need every block of a prefix. Raises only `UndecodableBatch`."""
     try:
         batch = msgspec.msgpack.decode(payload)
         raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
         decoded = [_event(_fields(raw)) for raw in raw_events]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
-    events = tuple(event for event in decoded if event is not None)
-    return KvBatch(events, skipped=len(decoded) - len(events))
+    return tuple(event for event in decoded if event is not None)
 
 
 def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:

@@ -47,8 +47,6 @@ SOON_S = 60.0
 
 
 class EvictedBlocks:
-    """The evicted blocks of one model."""
-
     def __init__(self) -> None:
         self._ghosts: dict[BlockHash, float] = {}
         """Time of the last request before the block was listed; oldest eviction first."""
@@ -154,8 +152,6 @@ class EvictedBlocks:
 
 
 class EvictedByModel:
-    """The evicted blocks of each model."""
-
     def __init__(self) -> None:
         self._models: dict[str, EvictedBlocks] = {}
 

@@ -63,11 +63,9 @@ class HolderBlocks:
         """Attention groups with stored blocks here; removals of other groups are ignored."""
 
     def blocks_of(self, engine_hash: int) -> Blocks | None:
-        """The router blocks of an engine hash of this holder."""
         return self._blocks[engine_hash % SHARDS].get(engine_hash)
 
     def held(self) -> dict[Tier, list[BlockHash]]:
-        """All held blocks by tier."""
         by_tier: dict[Tier, list[BlockHash]] = {}
         for shard in self._held:
             for block, tiers in shard.items():

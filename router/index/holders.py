@@ -53,8 +53,6 @@ class KnownHolder:
 
 
 class Holders:
-    """The known holders and this router's pods."""
-
     def __init__(self) -> None:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}

@@ -92,7 +92,6 @@ class HolderMasks:
         self._held[slot] += len(added)
 
     def remove(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU) -> None:
-        """Remove `blocks` in `tier` from the holder."""
         slot, hashes = self._slot(holder), as_hashes(blocks)
         if not len(hashes):
             return

@@ -19,8 +19,6 @@ MAX_BLOCKS = 1 << 21
 
 
 class RecentPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt and when it was sent."""
-
     hashes: Sequence[BlockHash]
     at_s: float
 

@@ -61,7 +61,6 @@ class BlockTable:
         return self._prepared_rows >= self.capacity
 
     def has_room_for(self, blocks: int) -> bool:
-        """Whether `blocks` more keys fit."""
         return self.used + blocks <= MAX_LOAD * self.capacity
 
     def plane(self, number: int) -> Plane:

@@ -6,7 +6,7 @@ from router.types import PodId
 
 
 class Counters:
-    """Counts nothing. `request_counters.py` makes metrics of the same events."""
+    """Counts nothing. `metrics.py` makes metrics of the same events."""
 
     def in_flight(self, more: int) -> None:
         """Requests began, or ended."""

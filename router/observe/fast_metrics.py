@@ -32,8 +32,6 @@ OTHER = "other"
 
 
 class MetricSeries(Protocol):
-    """The state of one series."""
-
     def numbers(self) -> Numbers:
         """Its numbers now."""
 
@@ -118,17 +116,14 @@ class Labelled(Collector, Generic[_Child]):
         return self._children[values]
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
-        """The series by label values."""
         self._count_waiting()
         return self._children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
-        """Remove the series whose label values match."""
         for values in [values for values in self._children if matches(values)]:
             del self._children[values]
 
     def series(self) -> dict[Labels, Numbers]:
-        """The numbers of all series now."""
         self._count_waiting()
         return {labels: child.numbers() for labels, child in self._children.items()}
 
@@ -176,8 +171,6 @@ class Counter(_Numbers):
 
 
 class Gauge(_Numbers):
-    """Numbers that rise and fall, by label values."""
-
     _family = GaugeMetricFamily
 
     def replace_states(self, current: Mapping[Labels, StrEnum], states: Iterable[StrEnum]) -> None:
@@ -188,8 +181,6 @@ class Gauge(_Numbers):
 
 
 class Histogram(Labelled[Buckets]):
-    """Histograms by label values."""
-
     def __init__(self, registry: CollectorRegistry, declared: Declaration) -> None:
         super().__init__(registry, declared, partial(Buckets, declared.buckets))
         self._bounds = [str(floatToGoString(bound)) for bound in (*declared.buckets, float("inf"))]  # type: ignore[no-untyped-call]

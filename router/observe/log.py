@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from select import PIPE_BUF
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -104,7 +103,6 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
 
 
 def line_of(ended: EndedRequest) -> RequestLine:
-    """The line of a request."""
     outcome, decision = ended.outcome, ended.decision
     served, error = outcome.served, ended.error
     line = RequestLine(  # a call with more than 15 keywords takes twice as long
@@ -170,17 +168,9 @@ class RequestLog:
         self._flush()
 
     def _flush(self) -> None:
-        """Write the lines that wait, in pieces that a pipe takes at once: lines of two processes do not mix."""
         waiting, self._waiting = self._waiting, []
-        piece, piece_bytes = "", 0
-        for text in map(self._text, waiting):
-            text_bytes = len(text.encode())
-            if piece and piece_bytes + text_bytes > PIPE_BUF:
-                self._write(piece)
-                piece, piece_bytes = "", 0
-            piece, piece_bytes = piece + text, piece_bytes + text_bytes
-        if piece:
-            self._write(piece)
+        if waiting:
+            self._write("".join(map(self._text, waiting)))
 
     def _text(self, ended: EndedRequest) -> str:
         line, outcome = self._describe(ended), ended.outcome

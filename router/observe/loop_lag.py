@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 INTERVAL_S = 0.01
 """Interval between two samples. A stall of half this time delays one sample in two."""
@@ -23,18 +22,12 @@ def call_later(delay_s: float, call: Callable[[float], None]) -> asyncio.TimerHa
     return asyncio.get_running_loop().call_later(delay_s, lambda: call(max(0.0, time.monotonic() - due_s)))
 
 
-_Later: TypeAlias = Callable[[float, Callable[[float], None]], asyncio.TimerHandle]
-
-
 class LoopLag:
     """Passes the lateness of the loop in seconds to `observe`. `is_serving`: whether requests are in flight."""
 
-    def __init__(
-        self, observe: Callable[[float], None], is_serving: Callable[[], bool], later: _Later = call_later
-    ) -> None:
+    def __init__(self, observe: Callable[[float], None], is_serving: Callable[[], bool]) -> None:
         self._observe = observe
         self._is_serving = is_serving
-        self._later = later
         self._idle_samples = 0
 
     async def run(self) -> None:
@@ -45,7 +38,7 @@ class LoopLag:
             self._timer.cancel()
 
     def _schedule(self) -> None:
-        self._timer = self._later(
+        self._timer = call_later(
             INTERVAL_S if self._idle_samples < IDLE_AFTER_SAMPLES else IDLE_INTERVAL_S, self._sample
         )
 

@@ -6,23 +6,40 @@ Names start with `warmroute_` and end with their unit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from operator import is_not, methodcaller
 
 from prometheus_client import CollectorRegistry
 
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
+from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labelled, Labels
 from router.observe.kv_stream_metrics import KvStreamMetrics
-from router.observe.phase import PhaseMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
+from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
 from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
+
+_IS_PRESENT = partial(is_not, None)
+
+
+class PhaseMetrics(Histogram):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry, of_requests.PHASE_S)
+        for phase in PHASES:
+            self.labels(phase)
+
+    def add_all(self, taken_s: Sequence[Mapping[str, float]]) -> None:
+        for phase in PHASES:
+            self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
+
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
@@ -30,8 +47,6 @@ COUNTED_AT_ONCE = 32
 
 
 class Metrics:
-    """The registry and its metrics."""
-
     def __init__(self) -> None:
         self.registry = Registry()
         r = self.registry
@@ -68,13 +83,11 @@ class Metrics:
                 metric.before_reading = self.count
 
     def _declare_prompts(self, r: CollectorRegistry) -> None:
-        """Prompts as they are read."""
         self.unread_prompts = Counter(r, of_requests.UNREAD_PROMPTS)
         self.incremental_mismatches = Counter(r, of_requests.INCREMENTAL_MISMATCHES)
         self.prompt_cache_bytes = Gauge(r, of_requests.PROMPT_CACHE_BYTES)
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
-        """Pods, their loads and their KV events."""
         self.pod_ttft_s = Histogram(r, of_pods.POD_TTFT_S)
         self.pod_in_flight = Gauge(r, of_pods.POD_IN_FLIGHT)
         self.pod_state = Gauge(r, of_pods.POD_STATE)
@@ -116,7 +129,6 @@ class Metrics:
             self.transfer_slowdown.labels(link).observe(slowdown)
 
     def _declare_prices(self, r: CollectorRegistry) -> None:
-        """Expected times, and the calibration of pods and links."""
         self.ttft_predicted_s = Histogram(r, of_decisions.TTFT_PREDICTED_S)
         self.ttft_error = Histogram(r, of_decisions.TTFT_ERROR)
         self.regret_s = Histogram(r, of_decisions.REGRET_S)
@@ -127,7 +139,6 @@ class Metrics:
         self.calibration_error = Gauge(r, of_decisions.CALIBRATION_ERROR)
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
-        """Add the time to first token of one streamed response."""
         self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
         self.ttft_error.labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
 
@@ -176,7 +187,6 @@ class Metrics:
             counted.set(tokens)
 
     def _declare_shadow(self, r: CollectorRegistry) -> None:
-        """Shadow policies and receipts."""
         self.shadow_decisions = Counter(r, of_decisions.SHADOW_DECISIONS)
         self.shadow_dropped = Counter(r, of_decisions.SHADOW_DROPPED)
         self.shadow_sooner_s = Counter(r, of_decisions.SHADOW_SOONER_S)
@@ -207,7 +217,6 @@ class Metrics:
         self.policy_reload_ttft.set(1)
 
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
-        """Set the active policies: version by name."""
         self.policy_info.replace({(name, version, set_version): 1.0 for name, version in versions.items()})
 
     def is_serving(self) -> bool:
@@ -291,7 +300,6 @@ class Metrics:
         self.pod_load_age_s.replace({pod: max(0.0, now_s - load.scraped_at_s) for pod, load in loads.items()})
 
     def render(self, text_format: TextFormat = PLAIN) -> bytes:
-        """The exposition text."""
         return b"".join(pieces(self.registry, text_format))
 
     async def render_in_turns(self, text_format: TextFormat = PLAIN) -> bytes:
@@ -305,3 +313,38 @@ class Metrics:
 
 def _described(pod: Pod) -> Labels:
     return pod.id, pod.base_model, pod.engine, pod.version, pod.role.value
+
+
+class RequestCounters(Counters):
+    """The `Counters` of `request/` over the metrics."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def in_flight(self, more: int) -> None:
+        self._metrics.in_flight.value += more
+
+    def match_degraded(self, model: str) -> None:
+        self._metrics.degraded_matches.labels(model).inc()
+
+    def attempt_ended(self, pod: PodId, result: str) -> None:
+        self._metrics.sent.labels(pod, result).value += 1
+
+    def retried(self, reason: str) -> None:
+        self._metrics.retries.labels(reason).inc()
+
+    def retry_refused(self, reason: str) -> None:
+        self._metrics.retries_refused.labels(reason).inc()
+
+    def token_gap(self, model: str, workload: str, gap_s: float) -> None:
+        self._metrics.inter_token_s.labels(model, workload).observe(gap_s)
+
+    def queue_left(self, model: str, waited_s: float) -> None:
+        self._metrics.queue_s.labels(model).observe(waited_s)
+
+    def queue_refused(self, model: str, reason: str) -> None:
+        self._metrics.queue_refused.labels(model, reason).inc()
+
+    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
+        self._metrics.queue_error.labels(model).set(error_share)
+        self._metrics.queue_rest_s.labels(model).set(rest_ms / 1000)

@@ -16,8 +16,6 @@ from router.observe.fast_metrics import Gauge
 
 
 class PoolMetrics:
-    """The gauges; `replace` sets all of them."""
-
     def __init__(self, r: CollectorRegistry) -> None:
         self._desired = Gauge(r, of_pools.POOL_DESIRED_REPLICAS)
         self._queued_tokens = Gauge(r, of_pools.POOL_QUEUED_TOKENS)

@@ -119,6 +119,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     prompt: Any = None
 
 
+_OF_OUTCOME = set(Outcome.__struct_fields__).intersection(Receipt.__struct_fields__)
+
 Line: TypeAlias = Receipt | FleetLine
 """A line of a receipts file."""
 
@@ -144,24 +146,13 @@ def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
     served = outcome.served
     choice = choice_of(served.plan) if served else None
     return Receipt(
-        id=outcome.id,
-        trace_id=outcome.trace_id,
-        at_s=outcome.at_s,
-        model=outcome.model,
-        endpoint=outcome.endpoint,
-        result=outcome.result,
+        **{name: getattr(outcome, name) for name in _OF_OUTCOME},
         pod=choice.pod if choice else "",
         prefill_pod=choice.prefill_pod if choice else "",
-        prompt_tokens=outcome.prompt_tokens,
-        output_tokens=outcome.output_tokens,
         block_size_tokens=block_size_tokens,
         blocks=blocks,
         predicted_ms=expected_ttft_ms(served.cost) if served else None,
         predicted_cached_tokens=served.cached_tokens if served else None,
-        cached_tokens=outcome.cached_tokens,
-        ttft_ms=outcome.ttft_ms,
-        e2e_ms=outcome.e2e_ms,
-        failures=outcome.failures,
         phases_ms={phase: taken_s * 1000 for phase, taken_s in outcome.phases_s.items()},
     )
 

@@ -29,8 +29,6 @@ MAX_READ_MESSAGES, MAX_READ_BYTES = 4, 64 * 1024
 
 
 class _Message(msgspec.Struct):
-    """What is read of a message."""
-
     role: str = ""
     content: Any = None
 
@@ -107,7 +105,6 @@ class RecentDecisions:
             self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
 
     def find(self, request_id: str) -> RecordedDecision | None:
-        """The recorded decision about a request."""
         return self._decisions.get(request_id)
 
     def ended(self, count: int) -> list[RecordedDecision]:

@@ -198,7 +198,6 @@ class SpanExport:
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())
 
     def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
-        """Queue the spans of a request."""
         for span in spans_of(trace, ended, self._resource):
             self._processor.on_end(span)
 

@@ -56,7 +56,6 @@ class TokenMetrics:
         self._waiting: defaultdict[_Group, list[_Row]] = defaultdict(list)
 
     def remove_tenants(self, tenants: Sequence[str]) -> None:
-        """Remove their series."""
         self.count()
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
         for tenant in tenants:

@@ -19,8 +19,6 @@ _KINDS = ("prompt", "cached", "computed", "output")
 
 
 class UsageMetrics:
-    """Tokens by tenant and model."""
-
     def __init__(self, r: CollectorRegistry) -> None:
         self._tokens = Counter(r, of_requests.USAGE_TOKENS)
         self._series: dict[tuple[str, str], tuple[Count, ...]] = {}
@@ -55,11 +53,9 @@ class UsageWriter:
         self._encode = msgspec.json.Encoder().encode
 
     def ended(self, ended: EndedRequest) -> None:
-        """Write what a request used."""
         if ended.used is not None:
             self.write(ended.used)
 
     def write(self, used: UsedTokens) -> None:
-        """Set its id and write it."""
         used.id = f"{self._process}-{next(self._numbers)}"
         self._sink(self._encode(used))

@@ -42,19 +42,19 @@ FILTERS: Mapping[str, type[Filter]] = _classes(
 COSTS: Mapping[str, type[CostTerm]] = _classes(
     CostTerm,  # type: ignore[type-abstract]
     {
-        "queue": "costs.queue.QueueTerm",
-        "prefill": "costs.prefill.PrefillTerm",
-        "hot_prefix_credit": "costs.hot_prefix_credit.HotPrefixCreditTerm",
-        "tier_read": "costs.tier_read.TierReadTerm",
-        "transfer": "costs.transfer.TransferTerm",
-        "handoff": "costs.handoff.HandoffTerm",
-        "decode": "costs.decode.DecodeTerm",
-        "kv_wait": "costs.kv_wait.KvWaitTerm",
-        "kv_pressure": "costs.kv_pressure.KvPressureTerm",
-        "decode_interference": "costs.decode_interference.DecodeInterferenceTerm",
-        "congestion": "costs.congestion.CongestionTerm",
-        "eviction": "costs.eviction.EvictionTerm",
-        "warm_up": "costs.warm_up.WarmUpTerm",
+        "queue": "costs.until_first_token.QueueTerm",
+        "prefill": "costs.until_first_token.PrefillTerm",
+        "hot_prefix_credit": "costs.effects.HotPrefixCreditTerm",
+        "tier_read": "costs.until_first_token.TierReadTerm",
+        "transfer": "costs.until_first_token.TransferTerm",
+        "handoff": "costs.until_first_token.HandoffTerm",
+        "decode": "costs.effects.DecodeTerm",
+        "kv_wait": "costs.until_first_token.KvWaitTerm",
+        "kv_pressure": "costs.effects.KvPressureTerm",
+        "decode_interference": "costs.effects.DecodeInterferenceTerm",
+        "congestion": "costs.effects.CongestionTerm",
+        "eviction": "costs.effects.EvictionTerm",
+        "warm_up": "costs.effects.WarmUpTerm",
     },
 )
 

@@ -66,7 +66,6 @@ class ClassRules(_RuleModel):
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all classes."""
         return frozenset(self.client_only) | {rule.workload_class for rule in self.rules}
 
 

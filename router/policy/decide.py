@@ -6,35 +6,18 @@ and the tests call this function.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress
 
-from router.decision import Candidate, Cost, Direct, Pull, RouteDecision
+from router.decision import Candidate, Cost, Direct, Pull, RouteDecision, Split
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
-from router.policy.eligible import eligible, filtered
-from router.policy.plans import (
-    BYTES_PER_TOKEN,
-    Planner,
-    expected_cached_tokens,
-    most_promising,
-    prompt_token_count,
-    unread_tokens,
-)
+from router.policy.eligible import Eligible, eligible, filtered
+from router.policy.plans import Planner, most_promising, prompt_token_count
 from router.policy.spec import Policy
-from router.policy.split import split_candidates
-from router.policy.term import Placement, prices_ms
-from router.types import Pod, PodId, PodStatus, Scene
-
-__all__ = [
-    "BYTES_PER_TOKEN",
-    "decide",
-    "expected_cached_tokens",
-    "expected_ttft_ms",
-    "prompt_token_count",
-    "unread_tokens",
-]
+from router.policy.term import Costs, Placement, Side, prices_ms
+from router.types import Pod, PodId, PodStatus, Role, Scene
 
 
 def decide(scene: Scene, policy: Policy) -> RouteDecision:
@@ -51,7 +34,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     if policy.pulls and (pulling := planner.pulling(direct)):
         candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
     if policy.splits:
-        candidates += split_candidates(planner, pods, policy)
+        candidates += _split_candidates(planner, pods, policy)
     if not candidates:
         raise NoReadyPod(f"No two ready pods of `{scene.request.model}` can hand KV over to each other.")
     ranked, reason = policy.picker.rank(scene, candidates)
@@ -104,3 +87,75 @@ def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:
         if known is None or candidate.cost.total_ms < known.cost.total_ms:
             best[pod_id] = candidate
     return list(best.values())
+
+
+MAX_PODS_PER_SIDE = 3
+
+
+def _split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
+    """The best pairs with their costs. Raises `NoReadyPod` without a prefill pod if the policy requires one."""
+    scene = planner.scene
+    if not pods.prefill and policy.on_no_prefill == "fail" and any(s.pod.role is Role.DECODE for s in pods.direct):
+        raise NoReadyPod(f"No ready prefill pod serves `{scene.request.model}`.")
+    if not pods.prefill or not pods.decode:
+        return []
+    found = _pairs(planner, pods, policy)
+    if found:
+        return found
+    # The best of both sides are incompatible, for example during an upgrade: other pods may be compatible.
+    return [pair for kind in _of_one_kind(pods) for pair in _pairs(planner, kind, policy)]
+
+
+def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
+    """The compatible pairs of the best pods of each side."""
+    prefill_costs, decode_costs = policy.costs_of(Side.PREFILL), policy.costs_of(Side.DECODE)
+    first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
+    second = planner.placements(_least_decoding(planner.scene, pods.decode))
+    pairs = [
+        (one, parts_ms, receiving)
+        for one, parts_ms in zip(first, prices_ms(first, prefill_costs), strict=True)
+        for other in second
+        if compatible(one.pod, other.pod) and (receiving := planner.receiving(one, other))
+    ]
+    prices = prices_ms([receiving for _, _, receiving in pairs], decode_costs)
+    names = tuple([name for name, _ in (*prefill_costs, *decode_costs)])
+    return [
+        Candidate(
+            Split(one.pod, other.pod, other.request.prompt_tokens - other.own_tokens),
+            Cost(names, prefill_ms + decode_ms, sum(prefill_ms + decode_ms)),
+            one.cached_tokens,
+        )
+        for (one, prefill_ms, other), decode_ms in zip(pairs, prices, strict=True)
+    ]
+
+
+def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:
+    """The pods of each engine, version and dialect that has both sides."""
+    kinds = {_kind(status.pod) for status in pods.prefill} & {_kind(status.pod) for status in pods.decode}
+    for kind in sorted(kinds):
+        prefill, decode = ([s for s in side if _kind(s.pod) == kind] for side in (pods.prefill, pods.decode))
+        yield Eligible(pods.direct, prefill, decode)
+
+
+def _kind(pod: Pod) -> tuple[str, str, str]:
+    return pod.handoff, pod.engine, pod.version
+
+
+def compatible(prefill: Pod, decode: Pod) -> bool:
+    """Whether one pod can use the other's KV: same engine, version and dialect."""
+    return prefill.id != decode.id and _kind(prefill) == _kind(decode)
+
+
+def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:
+    """By queue and uncached prompt, with the weight that these terms give to it."""
+    weight = planner.missing_weight(statuses[0].pod, costs)
+    return most_promising(planner.scene, statuses, planner.prompt_tokens, MAX_PODS_PER_SIDE, weight)
+
+
+def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
+    """By context in flight, then by KV usage."""
+    inflight = scene.inflight.get
+    busy = [
+        (work.context_tokens if (work := inflight(status.pod.id)) else 0, status.load.kv_usage) for status in statuses
+    ]
+    return [statuses[at] for at in sorted(range(len(busy)), key=busy.__getitem__)[:MAX_PODS_PER_SIDE]]

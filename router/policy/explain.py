@@ -73,7 +73,6 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def priced(candidate: Candidate) -> PricedPlan:
-    """The candidate as a `PricedPlan`."""
     plan, cost = candidate.plan, candidate.cost
     handoff_tokens = plan.handoff_tokens if isinstance(plan, Split) else 0
     return PricedPlan(

@@ -16,6 +16,7 @@ from operator import mul
 from typing import Annotated, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 Vector: TypeAlias = tuple[float, ...]
@@ -132,7 +133,6 @@ class Fit:
     # --- serialization ---
 
     def state(self) -> FitState:
-        """The state for `restored`."""
         return FitState(
             prior=self.prior,
             log_coefficients=tuple(self._log),
@@ -177,13 +177,6 @@ def _error(coefficients: Vector, features: Vector, observed: float) -> float:
 
 
 def _is_covariance(matrix: Sequence[Sequence[float]]) -> bool:
-    """Whether it is symmetric and positive definite: all pivots of its elimination are above 0."""
-    size = range(len(matrix))
-    if any(abs(matrix[i][j] - matrix[j][i]) > 1e-9 for i in size for j in size):
-        return False
-    if not matrix:
-        return True
-    (pivot, *top), *below = matrix
-    if pivot <= 0:
-        return False
-    return _is_covariance([[v - row[0] * t / pivot for v, t in zip(row[1:], top, strict=True)] for row in below])
+    """Whether it is symmetric and positive definite."""
+    values = np.array(matrix)
+    return bool(np.allclose(values, values.T, rtol=0, atol=1e-9) and (np.linalg.eigvalsh(values) > 0).all())

@@ -86,7 +86,6 @@ class Match(BaseModel):
         )
 
     def matches_without_headers(self, request: InferenceRequest, workload: str, prompt_tokens: int) -> bool:
-        """Whether all conditions except those on headers hold."""
         return (
             (self.stream is None or self.stream is request.stream)
             and (self.workload_class is None or workload in self.workload_class)

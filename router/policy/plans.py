@@ -12,9 +12,8 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from router.policy.eligible import SNAPSHOTS
-from router.policy.encoding import tokens_to_encode
 from router.policy.ring import tie_key
-from router.policy.term import Costs, Placement, RequestFacts, Transfer
+from router.policy.term import Costs, Placement, RequestFacts, Transfer, tokens_to_encode
 from router.policy.work_ahead import work_ahead_ms
 from router.types import (
     BlocksByTier,

@@ -30,7 +30,6 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def choice_of(plan: Plan) -> Choice:
-    """The choice of a plan."""
     if isinstance(plan, Split):
         return Choice(plan.decode.id, plan.prefill.id)
     return Choice(plan.pod.id, pull_from=plan.pull.holder if plan.pull else "")

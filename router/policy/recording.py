@@ -7,7 +7,7 @@ for many scenes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -91,30 +91,14 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
     def scene(self) -> Scene:
         """A scene in which every policy decides as in the original."""
         return Scene(
-            request=InferenceRequest(
-                id=self.request_id,
-                endpoint=self.endpoint,
-                model=self.model,
-                adapter=self.adapter,
-                session=self.session,
-                tenant=self.tenant,
-                stream=self.stream,
-                max_output_tokens=self.max_output_tokens,
-                body=bytes(self.body_bytes),
-            ),
+            request=InferenceRequest(id=self.request_id, body=bytes(self.body_bytes), **self._same(_OF_REQUEST)),
             prompt=self._prompt(),
             match=PrefixMatch(self.match, degraded=self.degraded),
-            fleet=self.fleet,
-            inflight=self.inflight,
-            steps=self.steps,
-            now_s=self.now_s,
-            turn=self.turn,
-            shared_blocks=self.shared_blocks,
-            congestion=self.congestion,
-            pictures=self.pictures,
-            learnt_reuse=self.learnt_reuse,
-            expected_output_tokens=self.expected_output_tokens,
+            **self._same(_OF_SCENE),
         )
+
+    def _same(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
     def _prompt(self) -> PromptPrefix | None:
         if self.prompt_tokens is None:
@@ -122,6 +106,10 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
         generation = Generation(model=self.model, block_size_tokens=self.block_size_tokens)
         hashes = _OneHash(self.blocks, key_block(self.blocks, self.shared_blocks), self.key)
         return PromptPrefix(generation, range(self.prompt_tokens), hashes, self.media_tokens)
+
+
+_OF_REQUEST = set(InferenceRequest.__struct_fields__).intersection(RecordedScene.__struct_fields__)
+_OF_SCENE = set(Scene.__struct_fields__).intersection(RecordedScene.__struct_fields__) - {"match"}
 
 
 class _OneHash(Sequence[BlockHash]):
@@ -223,7 +211,6 @@ def fleet_digest(fleet: FleetSnapshot) -> str:
 
 
 def fleet_line(fleet: FleetSnapshot, digest: str, at_s: float) -> FleetLine:
-    """The fleet as a line."""
     return FleetLine(at_s=at_s, fleet=digest, pods=_pods(fleet), links=fleet.links)
 
 

@@ -1,6 +1,6 @@
 """Generates the reference page and the JSON schema of policy files from the code.
 
-A term's module docstring is its purpose, its class docstring the formula, its fields the YAML.
+A term's docstring is its purpose and its formula, its fields are the YAML.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def unit_of(key: str) -> str:
 
 
 def purpose_of(kind: type[BaseModel]) -> str:
-    """What a filter, term or picker is for: the question of its module, or else its first sentence."""
-    question = (inspect.getdoc(sys.modules[kind.__module__]) or "").partition("\n")[0]
-    if question.endswith("?"):
-        return question
+    """What a filter, term or picker is for: its question or that of its module, or else its first sentence."""
+    for described in (kind, sys.modules[kind.__module__]):
+        question = (inspect.getdoc(described) or "").partition("\n")[0]
+        if question.endswith("?"):
+            return question
     text = " ".join((inspect.getdoc(kind) or "").split())
     return text.partition(". ")[0].removesuffix(".") + "."
 
@@ -83,9 +84,10 @@ def schema_page() -> str:
 
 def _member(name: str, kind: type[BaseModel]) -> Iterator[str]:
     yield f"### {name}\n"
-    if issubclass(kind, CostTerm):
-        yield f"{purpose_of(kind)}\n"
-    yield f"{inspect.getdoc(kind)}\n"
+    text, purpose = inspect.getdoc(kind) or "", purpose_of(kind)
+    if issubclass(kind, CostTerm) and not text.startswith(purpose):
+        yield f"{purpose}\n"
+    yield f"{text}\n"
     if kind.model_fields:
         yield _table(kind)
 

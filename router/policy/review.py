@@ -109,7 +109,6 @@ def review(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *,
 
 
 def chosen(scene: Scene, policy: Policy) -> Choice | None:
-    """The choice of the policy; None if it refuses the request."""
     try:
         return choice_of(decide(scene, policy).candidates[0].plan)
     except RouterError:

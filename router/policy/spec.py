@@ -189,7 +189,6 @@ class PolicySpec(_SpecSection):
         return self
 
     def build(self) -> Policy:
-        """The policy that this file describes."""
         ((_, picker),) = _chosen(self.picker)
         version = hashlib.sha256(self.model_dump_json(exclude={"extends"}, exclude_none=True).encode()).hexdigest()[:12]
         return Policy(

@@ -19,7 +19,19 @@ from pydantic import BaseModel, ConfigDict
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.decision import Candidate
-from router.types import BlocksByTier, InFlight, Link, Links, Pod, PodLoad, PodStatus, Scene, StepBegan
+from router.types import (
+    BlocksByTier,
+    InFlight,
+    Link,
+    Links,
+    Pod,
+    PodId,
+    PodLoad,
+    PodStatus,
+    Scene,
+    ScenePicture,
+    StepBegan,
+)
 
 
 class Configurable(BaseModel):
@@ -129,7 +141,6 @@ def kv_inputs(at: Placement) -> Iterator[Input]:
 
 
 def link_inputs(name: str, link: Link) -> Iterator[Input]:
-    """Fixed time and bandwidth of a link."""
     yield Input(f"{name} t0", "ms", link.t0_ms)
     yield Input(f"{name} B", "GB/s", link.bytes_per_ms / BYTES_PER_MS_PER_GB_PER_S)
 
@@ -149,13 +160,14 @@ class CostTerm(Configurable, ABC):
     """Prices one aspect of a placement."""
 
     side: ClassVar[Side]
-    delays: ClassVar[bool]
+    delays: ClassVar[bool] = False
     """Whether the cost is time until the first token. Otherwise it is an effect on other requests: it counts for the
     choice but not for the expected time to first token."""
 
     @abstractmethod
     def costs_ms(self, placements: Sequence[Placement]) -> Sequence[float]:
-        """Expected milliseconds of each placement of one request; never below 0 unless the term's docstring states why.
+        """Expected milliseconds of each placement of one request, at least one; never below 0 unless the term's
+        docstring states why.
 
         One call for all placements takes two thirds of the time of one call for each."""
 
@@ -165,7 +177,6 @@ class CostTerm(Configurable, ABC):
         same name has the same value in every term."""
 
     def cost_ms(self, at: Placement) -> float:
-        """The cost of one placement."""
         return self.costs_ms((at,))[0]
 
 
@@ -194,6 +205,8 @@ _TERM = itemgetter(1)
 
 def prices_ms(placements: Sequence[Placement], costs: Costs) -> Iterable[tuple[float, ...]]:
     """The cost of each term, for each placement. Term by term: half the time of going pod by pod."""
+    if not placements:
+        return ()
     columns = [*map(methodcaller("costs_ms", placements), map(_TERM, costs))]
     return zip(*columns, strict=True) if columns else repeat((), len(placements))
 
@@ -203,3 +216,12 @@ class Picker(Protocol):
 
     def rank(self, scene: Scene, candidates: Sequence[Candidate]) -> tuple[Sequence[Candidate], str]:
         """All candidates in order of preference, and the reason for the first in one line."""
+
+
+def tokens_to_encode(pictures: Iterable[ScenePicture], pod: PodId, cached_tokens: int) -> int:
+    """Tokens of the pictures that the pod has not seen and whose KV is not among the first `cached_tokens`."""
+    return sum(
+        picture.token_count
+        for picture in pictures
+        if pod not in picture.pods and (picture.end_token is None or picture.end_token > cached_tokens)
+    )

@@ -22,11 +22,17 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts, least_length
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
-from router.prompt.incremental.reader import IncrementalPrompt, IncrementalReader
+from router.prompt.incremental.reader import IncrementalReader
 from router.prompt.media import MAX_KEYS, TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, OpenedPrompt, PendingPrompt, RenderedPrompt
+from router.prompt.prompt_stages import (
+    AnyPendingPrompt,
+    IncrementalPrompt,
+    OpenedPrompt,
+    PendingPrompt,
+    RenderedPrompt,
+)
 from router.prompt.segments import Lookup, SegmentCache, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -127,11 +133,7 @@ class Fingerprinter:
         """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`."""
         if self.incremental is None or opened.found is None or not opened.found.key:
             return None
-        text_of = partial(self._text_of, opened)
-        rendered = self.incremental.continue_chat(opened, text_of)
-        if rendered is not None:
-            rendered.conversion = opened.conversion
-        return rendered
+        return self.incremental.continue_chat(opened, partial(self._text_of, opened))
 
     def _text_of(self, opened: OpenedPrompt, prompt: Mapping[str, Any]) -> str | None:
         """The text of the same request with other fields; None where it cannot be rendered, or is not only text."""
@@ -150,9 +152,8 @@ class Fingerprinter:
         generation, seed, segments = opened.generation, opened.seed, opened.segments
         if opened.found is not None and not opened.found.key:
             assert self.incremental is not None
-            rendered = self.incremental.render(opened.found, generation, seed, segments)
+            rendered = self.incremental.render(opened)
             if rendered is not None:
-                rendered.conversion = opened.conversion
                 self._check_length(rendered.text, context_tokens, opened.request.endpoint)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)

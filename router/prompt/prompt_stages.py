@@ -8,11 +8,48 @@ from typing import TypeAlias
 import msgspec
 
 from router.prompt.apis.conversion import Conversion
-from router.prompt.incremental.reader import FoundPrefix, IncrementalPrompt, PendingEntry
+from router.prompt.incremental.prefix_cache import Boundary, CachedPrefix, PrefixCache
 from router.prompt.media import MediaText
 from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.segments import Lookup, SegmentCache
 from router.types import BlockHash, Generation, InferenceRequest
+
+
+class PendingEntry(msgspec.Struct, frozen=True, gc=False):
+    """The prefix to store when its tokens are known."""
+
+    cache: PrefixCache
+    digest: int
+    prefix: CachedPrefix
+    """The prefix without tokens, hashes and text."""
+    text: str
+    """Its text behind the cached prefix."""
+    replaced: int = 0
+    """The digest of the prefix that it continues, which is then dropped."""
+
+    def store(self, tokens: array[int], hashes: array[int], seed: BlockHash, block_tokens: int, rest: str) -> None:
+        """Store the prefix with these tokens, which end at the last cut before `rest`."""
+        kept = hashes[: len(tokens) // block_tokens].tobytes()
+        found = msgspec.structs.replace(self.prefix, tokens=tokens.tobytes(), seed=seed, hashes=kept, rest=rest)
+        self.cache.store(self.digest, found, self.replaced)
+
+
+class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
+    """A chat and its longest cached prefix. `seen`: a boundary of the chat was seen before."""
+
+    messages: list[msgspec.Raw]
+    boundaries: list[Boundary]
+    prefix: CachedPrefix
+    seen: bool
+    cache: PrefixCache
+    """The cache that the prefix is from. `clear` replaces it; later stores into it are lost."""
+    key: str = ""
+    """The field of the messages, if the chat has more than roles and texts."""
+
+    @property
+    def new_bytes(self) -> int:
+        """Size of the messages behind the prefix."""
+        return sum(map(len, self.messages[self.prefix.messages :]))
 
 
 class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
@@ -69,6 +106,33 @@ class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
     def cold_characters(self) -> int:
         """How much that is."""
         return sum(map(len, self.cold))
+
+
+class IncrementalPrompt(msgspec.Struct, gc=False):
+    """A prompt between `render` and `finish`: a cached prefix, and the text behind it."""
+
+    generation: Generation
+    seed: BlockHash
+    prefix: CachedPrefix
+    lookup: Lookup
+    entry: PendingEntry | None
+    conversion: type[Conversion] | None = None
+    """How the body was converted to a chat."""
+
+    @property
+    def text(self) -> str:
+        """The text behind the prefix."""
+        return self.lookup.text
+
+    @property
+    def cold(self) -> tuple[str, ...]:
+        """The text that must still be encoded."""
+        return self.lookup.cold
+
+    @property
+    def cold_characters(self) -> int:
+        """How much that is."""
+        return self.lookup.cold_characters
 
 
 AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt

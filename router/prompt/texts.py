@@ -22,8 +22,6 @@ CountTexts: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
 
 
 class _Document(msgspec.Struct):
-    """A document with further fields."""
-
     text: str
 
 
@@ -52,7 +50,6 @@ def only_text(fields: Mapping[str, Any]) -> Any:
 
 
 def size_bytes(fields: Mapping[str, msgspec.Raw]) -> int:
-    """Bytes of all fields."""
     return sum(len(memoryview(raw)) for raw in fields.values())
 
 

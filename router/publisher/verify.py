@@ -95,7 +95,7 @@ def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple
     for position, frames in enumerate(messages):
         try:
             parsed = parse_frames(frames)
-            events = decode_batch(parsed[1]).events if parsed else ()
+            events = decode_batch(parsed[1]) if parsed else ()
         except UndecodableBatch:
             from_start = False
             continue

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 
 from router.decision import Candidate, Lease, Split
 from router.fleet.ledger import Ledger
-from router.policy.encoding import tokens_to_encode
 from router.policy.prefill_clock import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
+from router.policy.term import tokens_to_encode
 from router.types import PodId, ScenePicture
 
 

@@ -13,7 +13,8 @@ from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.phases import Phases
-from router.policy.decide import expected_ttft_ms, unread_tokens
+from router.policy.decide import expected_ttft_ms
+from router.policy.plans import unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
@@ -121,7 +122,6 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def result_of_status(status: int) -> str:
-    """The result of a pod's response."""
     if status < 400:
         return "ok"
     return "pod_refused" if status < 500 else "pod_error"

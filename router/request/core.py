@@ -62,8 +62,6 @@ class CoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Core:
-    """What a front drives."""
-
     state: FleetState
     decisions: RequestDecisions
     requests: Requests
@@ -72,7 +70,6 @@ class Core:
 
 
 def build_core(state: FleetState, settings: CoreSettings, routing: Routing, observers: Observers, clock: Clock) -> Core:
-    """The core of one process."""
     counters = observers.counters
     charges = queues = None
     if (shared := settings.quotas) is not None:

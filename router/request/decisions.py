@@ -17,7 +17,8 @@ from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision, record_decision
 from router.policy.classes import Classes
-from router.policy.decide import decide, prompt_token_count
+from router.policy.decide import decide
+from router.policy.plans import prompt_token_count
 from router.policy.policy_set import PolicySet
 from router.policy.recording import record
 from router.policy.spec import Policy
@@ -49,8 +50,6 @@ class DecisionRecorder(Protocol):
 
 
 class RequestDecisions:
-    """Decides requests."""
-
     def __init__(
         self,
         state: FleetState,

@@ -8,7 +8,7 @@ from router.admission.tenant import Tenant
 from router.endpoints import Endpoint
 from router.errors import NoReadyPod, RouterError, Stopping, code_of
 from router.observe.counters import Counters
-from router.observe.ended import EndedRequest, EndingSink
+from router.observe.ended import EndedRequest, EndingSink, UsedTokens
 from router.observe.receipts import CLIENT_GONE, Outcome
 from router.request.clock import Clock
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
@@ -17,7 +17,7 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
-from router.request.request_usage import unused, usage_of
+from router.request.response_reader import TokenCountingReader
 
 
 class Endings:
@@ -99,7 +99,6 @@ class Endings:
         self._end_unread(outcome, tenant, response_for(error).status, str(error), trace)
 
     def abandoned(self, endpoint: Endpoint, tenant: str) -> None:
-        """Settle a request whose client disconnected before its body was read."""
         self._end_unread(self._unread(endpoint, CLIENT_GONE), tenant)
 
     def _unread(
@@ -139,3 +138,60 @@ class Endings:
             state.output_lengths.answered(context.request.adapter or context.request.model, tokens, tenant)
         if self._queues is not None and not was_slow:
             self._queues.answered(context, now_s)
+
+
+def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
+    """What a request used. One that no pod has received or that its pod refused used no tokens; attempts of a request
+    that another pod served then are not counted."""
+    request, reader, estimated = context.request, context.reader, []
+    prompt = cached = output = 0
+    if ended.served is not None and context.status < 400 and _was_received(context):
+        reported, cached_tokens, counted = reader.prompt_tokens, ended.cached_tokens, ended.output_tokens
+        prompt = context.prompt_tokens if reported is None else reported
+        if reported is None:
+            estimated.append("prompt_tokens")
+        if cached_tokens is None:
+            estimated += ("cached_tokens", "computed_tokens")
+        cached = min(prompt, ended.served.cached_tokens if cached_tokens is None else cached_tokens)
+        if counted is None:
+            counted = reader.tokens if isinstance(reader, TokenCountingReader) else 0
+            estimated.append("output_tokens")
+        output = counted
+    return UsedTokens(
+        request_id=ended.id,
+        at_s=ended.at_s,
+        tenant=request.tenant,
+        model=ended.model,
+        adapter=request.adapter,
+        endpoint=ended.endpoint,
+        status=context.status,
+        result=ended.result,
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        computed_tokens=prompt - cached,
+        output_tokens=output,
+        ttft_ms=ended.ttft_ms,
+        estimated=tuple(estimated),
+    )
+
+
+def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
+    """The usage of a request that was refused before its body was read."""
+    return UsedTokens(
+        request_id=ended.id,
+        at_s=ended.at_s,
+        tenant=tenant,
+        model=ended.model,
+        endpoint=ended.endpoint,
+        status=status,
+        result=ended.result,
+        prompt_tokens=0,
+        cached_tokens=0,
+        computed_tokens=0,
+        output_tokens=0,
+    )
+
+
+def _was_received(context: RequestContext) -> bool:
+    """Whether the last pod may have computed the request: not if the attempt failed before its response began."""
+    return context.status > 0 or not context.failures or len(context.failures) < context.tries

@@ -11,8 +11,6 @@ HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class IncomingResponse(Protocol):
-    """A response that is being read."""
-
     status: int
     headers: HeaderList
 
@@ -58,5 +56,4 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
-    """The first value of each header."""
     return dict(reversed(headers))

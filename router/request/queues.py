@@ -115,8 +115,6 @@ def _deadline_ms(value: bytes) -> float:
 
 
 class ModelQueue:
-    """The queue of one model."""
-
     def __init__(
         self, model: str, settings: QueueSettings, state: FleetState, decisions: RequestDecisions, counters: Counters
     ) -> None:
@@ -196,7 +194,7 @@ class ModelQueue:
         """Update the margins by a request that was answered."""
         queue = self._queue
         queue.answered(is_late, tpot_ms)
-        self._counters.queue_learnt(self.model, queue.error_share, queue.rest_ms)
+        self._counters.queue_learnt(self.model, queue.error_share.value, queue.rest_ms.value)
 
     def _places(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[Place]:
         inflight = self._state.ledger.inflight()

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from router.admission.tenant import Tenant
 from router.config.edge_schema import Edge
 from router.engines.engine_catalog import accepts_salt
@@ -22,10 +24,7 @@ from router.request.parse import (
     read_other,
     without_engine_fields,
 )
-from router.request.salted_body import appended_salt, replaced_salt
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
-
-"""By path."""
 
 
 class RequestReader:
@@ -128,3 +127,24 @@ def _max_output_tokens(parsed: Any) -> int | None:
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
     limit = next((found for name in names if (found := getattr(parsed, name, None))), None)
     return limit if limit and limit > 0 else None
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SALT = "cache_salt"
+
+
+def appended_salt(body: bytes, salt: str) -> bytes:
+    """The body, which is a JSON object with a field and without a salt, with this one at its end: of a duplicate key,
+    every engine takes the last. `salt` needs no escape. The body is copied and not decoded."""
+    end = memoryview(body)[: body.rindex(b"}")]
+    return b"".join((end, b',"%b":"%b"}' % (_SALT.encode(), salt.encode())))
+
+
+def replaced_salt(body: bytes, salt: str) -> bytes:
+    """The body with this salt in place of its own. Raises `MalformedRequest` unless it is a JSON object."""
+    try:
+        fields = _OBJECT.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
+    fields.pop(_SALT, None)
+    return msgspec.json.encode({**fields, _SALT: salt})

@@ -124,5 +124,4 @@ class TokenCountingReader(ResponseReader, gc=False):
 
 
 def reader_of(endpoint: Endpoint) -> ResponseReader:
-    """A reader for a response of this endpoint."""
     return ResponseReader(endpoint.api.response)

@@ -1,4 +1,4 @@
-"""The book of shares in Redis, for the quotas of all routers: `admission/shares.py` as a script.
+"""The book of shares in Redis, for the quotas of all routers: `admission/sharing.py` as a script.
 
 No library serves here. `limits` and its like ask Redis about each request; here a process asks in the background for
 what its next requests may use.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from router.admission.shares import ROW_TTL_S, Grant, Grants, ShareReport
+from router.admission.sharing import ROW_TTL_S, Grant, Grants, ShareReport
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.scripts import NOW

@@ -14,9 +14,8 @@ from router.config.schema import RouterConfig
 from router.feeds.supervise import Feeds
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
-from router.observe.metrics import Metrics
+from router.observe.metrics import Metrics, RequestCounters
 from router.observe.recent_decisions import RecentDecisions
-from router.observe.request_counters import RequestCounters
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget

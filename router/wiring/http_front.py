@@ -13,9 +13,8 @@ from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.http.websockets import WebSocketTunnels
 from router.frontends.prompt_readers import PromptReader
-from router.frontends.queue_tasks import QueueTasks
 from router.frontends.response_locator import ResponseLocator
-from router.frontends.step_executor import StepExecutor
+from router.frontends.step_executor import QueueTasks, StepExecutor
 from router.observe.metrics import Metrics
 from router.request.attempt_rules import FactsLookup
 from router.request.core import Core

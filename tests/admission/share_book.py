@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.admission.shares import ROW_TTL_S, Grant, Grants, ShareReport
+from router.admission.sharing import ROW_TTL_S, Grant, Grants, ShareReport
 
 
 class _Row(msgspec.Struct, gc=False):

@@ -210,10 +210,10 @@ def test_a_request_that_can_no_longer_be_in_time_is_taken_out() -> None:
 def test_the_error_of_predictions_is_learnt_from_requests_that_expire() -> None:
     """They were predicted to be in time."""
     queue = busy()
-    before = queue.error_share
+    before = queue.error_share.value
     wait(queue, offer(), [place()])
     assert isinstance(queue.expire(10.0), Waiting)
-    assert queue.error_share > before
+    assert queue.error_share.value > before
 
 
 def test_a_client_that_leaves_is_out_at_once() -> None:

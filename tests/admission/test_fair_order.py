@@ -17,7 +17,7 @@ HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")
 
 
 def waiting(tenant: Tenant, prefill_ms: float = 100.0, start_by_s: float = 1.0) -> Waiting:
-    return Waiting(next(NUMBERS), tenant, start_by_s, prefill_ms, 10, 0.0)
+    return Waiting(next(NUMBERS), tenant, start_by_s, prefill_ms, 10)
 
 
 def queued(*requests: Waiting) -> FairOrder:

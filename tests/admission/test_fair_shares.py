@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.fair_shares import MAX_AHEAD_S, FairShares
+from router.admission.fair_order import MAX_AHEAD_S, FairShares
 from router.admission.tenant import Tenant
 
 HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")

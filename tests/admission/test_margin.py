@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.admission.margin import LearntMargin
+from router.admission.admission_queue import LearntMargin
 
 STEP, HIGH, ALLOWED = 0.05, 1.0, 0.1
 

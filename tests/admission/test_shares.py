@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
-from router.admission.shares import Grants, ShareReport, local_share
-from router.admission.sharing import TOLERANCE, MeterSharing
+from router.admission.sharing import TOLERANCE, Grants, MeterSharing, ShareReport, local_share
 from tests.admission.share_book import ShareBook
 from tests.examples import examples
 

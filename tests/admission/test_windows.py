@@ -7,7 +7,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.windows import WINDOW_S, SlidingWindow, UseGauge, freed_at
+from router.admission.meter import WINDOW_S, SlidingWindow, UseGauge, freed_at
 
 STEPS = st.lists(st.tuples(st.floats(0, 40), st.integers(0, 50)), max_size=60)
 

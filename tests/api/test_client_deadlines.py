@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from router.frontends.http.client_deadlines import ClientDeadlines, ClientTimeouts
+from router.config.schema import Limits
+from router.frontends.http.client_deadlines import ClientDeadlines
 
 QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 """It never receives anything."""
@@ -79,8 +80,8 @@ class Scene:
     def __init__(self) -> None:
         self.clock, self.wire, self.late = Clock(), Wire(), 0
         loop, transport = cast(asyncio.AbstractEventLoop, self.clock), cast(asyncio.Transport, self.wire)
-        timeouts = ClientTimeouts(keep_alive_s=75.0, request_s=10.0, write_s=20.0, drain_s=200.0)
-        self.deadlines = ClientDeadlines(loop, transport, timeouts, self._too_late)
+        limits = Limits(request_timeout_s=10.0, write_timeout_s=20.0, slow_read_timeout_s=200.0)
+        self.deadlines = ClientDeadlines(loop, transport, limits, 75.0, self._too_late)
 
     @property
     def ended(self) -> str:

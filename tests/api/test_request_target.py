@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from router.config.edge_schema import Edge
 from router.engines.forwarded_paths import INFERENCE_PATHS, ForwardedPaths
 from router.frontends.http.exchange import Exchange
-from router.frontends.http.request_target import MAX_SHOWN_CHARACTERS, read_target, shown
+from router.frontends.http.request_head import MAX_SHOWN_CHARACTERS, read_target, shown
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, post, read_answer, whole

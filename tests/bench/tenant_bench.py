@@ -39,9 +39,9 @@ from router.observe.used_tokens import UsageWriter
 from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext
+from router.request.endings import usage_of
 from router.request.inbound import Inbound
 from router.request.quota_charges import QuotaCharges
-from router.request.request_usage import usage_of
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import SYSTEM_CLOCK

@@ -22,7 +22,7 @@ from router.engines.adapter import (
 )
 from router.engines.engine_catalog import ENGINES
 from router.engines.sglang import Sglang
-from router.prompt import token_ids
+from router.prompt import completion
 from router.types import MAX_NAME_CHARACTERS, Pod
 
 MakePod = Callable[..., Pod]
@@ -129,9 +129,9 @@ def test_garbage_is_none(read: Callable[[bytes], object], body: bytes) -> None:
 def test_prompt_tokens_are_found_in_chats_and_completions() -> None:
     """At the top level for a chat, in the choice for a completion."""
     chat = {"prompt_token_ids": [1, 2], "choices": [{"message": {}, "token_ids": [9]}], "usage": {"prompt_tokens": 2}}
-    completion = {"choices": [{"text": "", "prompt_token_ids": [3]}]}
+    completed = {"choices": [{"text": "", "prompt_token_ids": [3]}]}
     assert prompt_token_ids(answer(chat)) == [1, 2]
-    assert prompt_token_ids(answer(completion)) == [3]
+    assert prompt_token_ids(answer(completed)) == [3]
     assert prompt_token_count(answer(chat)) == 2
     assert prompt_token_ids(answer({"choices": [{"message": {}}]})) is None
     assert prompt_token_count(answer({"usage": None})) is None
@@ -175,7 +175,7 @@ def test_numbers_that_are_no_tokens_are_refused(token: int) -> None:
 
 def test_no_call_of_the_decoder_reads_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would hold the interpreter, in any thread."""
-    monkeypatch.setattr(token_ids, "SLICE_BYTES", 100)
+    monkeypatch.setattr(completion, "SLICE_BYTES", 100)
     assert list(parse_tokens(answer({"tokens": list(range(1_000))})) or ()) == list(range(1_000))
     assert parse_tokens(b'{"tokens": [%b]}' % (b"1" * 200)) is None
 

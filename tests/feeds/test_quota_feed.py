@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
-from router.admission.shares import Grant, Grants, ShareReport
-from router.admission.sharing import TOLERANCE, MeterSharing
+from router.admission.sharing import TOLERANCE, Grant, Grants, MeterSharing, ShareReport
 from router.feeds import quota_feed
 from router.feeds.quota_feed import QuotaFeed
 from router.stores.quota_book import QuotaBook

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import KvBatch, UndecodableBatch, decode_batch, parse_frames
+from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 from tests.examples import examples
 
@@ -32,15 +32,14 @@ STORED: dict[str, Any] = {
 AS_VALUE = BlocksStored(block_hashes=(11, 12), parent_hash=None, tokens=token_array((1, 2, 3, 4)), block_size_tokens=2)
 
 
-def decode(*events: Any) -> KvBatch:
+def decode(*events: Any) -> tuple[KvEvent, ...]:
     return decode_batch(msgspec.msgpack.encode([1.5, events, 3]))
 
 
 def event(**changes: Any) -> KvEvent:
     """The event of a batch of one."""
-    batch = decode(STORED | changes)
-    assert batch.skipped == 0
-    return batch.events[0]
+    (event,) = decode(STORED | changes)
+    return event
 
 
 def stored(**changes: Any) -> BlocksStored:
@@ -54,7 +53,7 @@ def test_events_can_be_maps() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [11], "medium": "CPU", "group_idx": 1}
     batch = decode(removed, STORED, {"type": "AllBlocksCleared"})
     expected = BlocksRemoved(block_hashes=(11,), tier=Tier.CPU, group=1)
-    assert batch == KvBatch((expected, AS_VALUE, BlocksCleared()))
+    assert batch == (expected, AS_VALUE, BlocksCleared())
 
 
 def test_events_can_be_tagged_arrays() -> None:
@@ -70,20 +69,20 @@ def test_events_can_be_tagged_arrays() -> None:
         group=1,
         adapter="lora",
     )
-    assert batch.events == (one, BlocksRemoved(block_hashes=(11,), group=1), BlocksCleared())
+    assert batch == (one, BlocksRemoved(block_hashes=(11,), group=1), BlocksCleared())
 
 
 def test_older_releases_send_shorter_arrays() -> None:
     """Missing fields have their default."""
     batch = decode(["BlockStored", [11, 12], None, [1, 2, 3, 4], 2], ["BlockRemoved", [11]])
-    assert batch.events == (AS_VALUE, BlocksRemoved(block_hashes=(11,)))
+    assert batch == (AS_VALUE, BlocksRemoved(block_hashes=(11,)))
 
 
 def test_a_batch_can_be_a_map() -> None:
     """As in one commit of vLLM's main branch; the rank may be missing."""
     batch = {"ts": 1.5, "events": [STORED], "data_parallel_rank": 2}
-    assert decode_batch(msgspec.msgpack.encode(batch)) == KvBatch((AS_VALUE,))
-    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == KvBatch((AS_VALUE,))
+    assert decode_batch(msgspec.msgpack.encode(batch)) == (AS_VALUE,)
+    assert decode_batch(msgspec.msgpack.encode([1.5, [STORED]])) == (AS_VALUE,)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_each_medium_maps_to_a_tier(medium: str | None, tier: Tier) -> None:
     """In any publisher's spelling; unknown media are remote."""
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium}
     assert stored(medium=medium).tier is tier
-    assert decode(removed).events == (BlocksRemoved(block_hashes=(1,), tier=tier),)
+    assert decode(removed) == (BlocksRemoved(block_hashes=(1,), tier=tier),)
 
 
 def test_remote_locality_overrides_the_medium() -> None:
@@ -167,10 +166,9 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
         ["BlockMigrated", [1]],
     ],
 )
-def test_events_that_cannot_be_indexed_are_skipped_and_counted(event: Any) -> None:
+def test_events_that_cannot_be_indexed_are_skipped(event: Any) -> None:
     """Windows, states, spans with holes, and unknown event types; the rest of the batch is decoded."""
-    batch = decode(event, STORED)
-    assert (batch.events, batch.skipped) == ((AS_VALUE,), 1)
+    assert decode(event, STORED) == (AS_VALUE,)
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -228,7 +226,7 @@ def test_any_bytes_decode_or_raise_undecodable_batch(events: Any, noise: bytes) 
             batch = decode_batch(payload)
         except UndecodableBatch:
             continue
-        for value in batch.events:
+        for value in batch:
             blocks.apply("pod", value)
 
 
@@ -290,7 +288,7 @@ def test_a_picture_without_its_place_changes_its_blocks() -> None:
 def test_keys_of_another_form_are_folded_or_refused(key: Any) -> None:
     """They never end the reading of events with another error."""
     event = STORED | TEXT_AND_PICTURE | {"extra_keys": [[key], None, [key, key, key]]}
-    assert len(decode(event).events) == 1
+    assert len(decode(event)) == 1
 
 
 @pytest.mark.parametrize("keys", [7, [7], {"a": 1}, "abc", [[["x", 2]]] * 99])

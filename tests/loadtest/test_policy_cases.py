@@ -20,7 +20,7 @@ from loadtest.policy_cases import (
     read_rows,
     table,
 )
-from router.policy.costs.eviction import EvictionTerm
+from router.policy.costs.effects import EvictionTerm
 
 
 def row(policy: str, seed: int, mean_ms: float, slo_share: float = 0.9) -> dict[str, str]:

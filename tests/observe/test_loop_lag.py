@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from router.observe import loop_lag
 from router.observe.loop_lag import IDLE_AFTER_SAMPLES, IDLE_INTERVAL_S, INTERVAL_S, LoopLag, call_later
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +48,7 @@ async def test_a_stall_shows_in_the_next_sample() -> None:
     assert len(seen) == last
 
 
-async def test_an_idle_router_samples_less_often() -> None:
+async def test_an_idle_router_samples_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in a short pause between requests; and at the full rate from the first sample with a request."""
     waits: list[float] = []
     calls: list[Callable[[float], None]] = []
@@ -57,8 +58,9 @@ async def test_an_idle_router_samples_less_often() -> None:
         calls.append(call)
         return asyncio.get_running_loop().call_later(60.0, call, 0.0)
 
+    monkeypatch.setattr(loop_lag, "call_later", later)
     served = iter([True, *[False] * (IDLE_AFTER_SAMPLES - 1), True, *[False] * (IDLE_AFTER_SAMPLES + 1), True])
-    feed = asyncio.create_task(LoopLag(lambda _late_s: None, lambda: next(served), later).run())
+    feed = asyncio.create_task(LoopLag(lambda _late_s: None, lambda: next(served)).run())
     await asyncio.sleep(0)
     for _ in range(2 * IDLE_AFTER_SAMPLES + 3):
         calls.pop()(0.0)

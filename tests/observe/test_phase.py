@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from router.observe.phase import PhaseMetrics
+from router.observe.metrics import PhaseMetrics
 from router.phases import PHASES
 
 

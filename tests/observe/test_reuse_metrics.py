@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.observe import reuse_metrics
-from router.observe.reuse_metrics import ReuseMetrics
+from router.observe import class_metrics
+from router.observe.class_metrics import ReuseMetrics
 
 
 def intervals(registry: CollectorRegistry) -> tuple[float, float]:
@@ -29,7 +29,7 @@ def test_the_interval_between_two_uses_of_a_prefix() -> None:
 
 def test_only_the_latest_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that repeats nothing does not fill the memory."""
-    monkeypatch.setattr(reuse_metrics, "MAX_PREFIXES", 3)
+    monkeypatch.setattr(class_metrics, "MAX_PREFIXES", 3)
     registry = CollectorRegistry()
     metrics = ReuseMetrics(registry)
     for number in (1, 2, 3, 4, 1, 4):

@@ -49,9 +49,7 @@ def decoded(stream: Iterable[Message]) -> Iterator[KvEvent]:
             return
         number, payload = parsed
         assert sequence.observe(number) is Verdict.APPLY
-        batch = decode_batch(payload)
-        assert batch.skipped == 0
-        yield from batch.events
+        yield from decode_batch(payload)
 
 
 def prefix_of(line: dict[str, Any], generation: Generation) -> PromptPrefix:
@@ -88,7 +86,7 @@ def test_every_request_finds_as_many_tokens_as_the_map_has(blocks: BlockMap, gen
     was_reset = False
     for line in LINES:
         if line["kind"] == "event":
-            for event in decode_batch(frames(line)[-1]).events:
+            for event in decode_batch(frames(line)[-1]):
                 blocks.apply(POD, event)
         elif line["kind"] == "request":
             expected = 0 if was_reset else cached_tokens(blocks, prefix_of(line, generation))

@@ -73,7 +73,7 @@ def cached_tokens(blocks: BlockMap, prefix: PromptPrefix) -> int:
 
 
 def apply(blocks: BlockMap, line: dict[str, Any]) -> None:
-    for event in decode_batch(base64.b64decode(line["frames"][-1])).events:
+    for event in decode_batch(base64.b64decode(line["frames"][-1])):
         blocks.apply(POD, event)
 
 

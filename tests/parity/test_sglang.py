@@ -76,4 +76,4 @@ def test_the_map_has_what_the_radix_cache_has(block_tokens: int) -> None:
 
 
 def _by_step(steps: list[dict[str, Any]]) -> list[list[Any]]:
-    return [list(decode_batch(frames(step)[-1]).events) for step in steps]
+    return [list(decode_batch(frames(step)[-1])) for step in steps]

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from router.decision import Candidate, Cost, Direct, RouteDecision, Split
 from router.errors import ClientError, FleetError
-from router.policy.decide import BYTES_PER_TOKEN, decide, expected_ttft_ms, prompt_token_count
+from router.policy.decide import decide, expected_ttft_ms
 from router.policy.eligible import eligible
-from router.policy.plans import FORM_BYTES_PER_TOKEN, MAX_UNREAD_TOKENS, Planner
+from router.policy.plans import BYTES_PER_TOKEN, FORM_BYTES_PER_TOKEN, MAX_UNREAD_TOKENS, Planner, prompt_token_count
 from router.policy.recording import record
 from router.policy.term import Costs
 from router.types import Endpoint, InFlight, PodState, PrefixMatch, Role, Scene

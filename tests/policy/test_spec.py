@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.policy.catalog import COSTS, PICKERS
-from router.policy.costs.decode import DecodeTerm
+from router.policy.costs.effects import DecodeTerm
 from router.policy.pickers import LowestCost
 from router.policy.spec import Shadow, parse_policy
 from router.policy.term import Side

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from router.decision import Candidate, Direct, Split
 from router.errors import ClientError, FleetError, NoReadyPod
-from router.policy.decide import decide
+from router.policy.decide import MAX_PODS_PER_SIDE, compatible, decide
 from router.policy.spec import Policy
-from router.policy.split import MAX_PODS_PER_SIDE, compatible
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.examples import examples
 from tests.policy.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works

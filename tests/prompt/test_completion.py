@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
-from router.prompt import completion, token_ids
+from router.prompt import completion
 from router.prompt.completion import CompletionPrompts, least_length
 
 PROMPTS = CompletionPrompts(130_000)
@@ -20,7 +20,7 @@ PROMPTS = CompletionPrompts(130_000)
 @pytest.mark.parametrize("separator", [b",", b" , ", b"\n,"])
 @pytest.mark.parametrize("slice_bytes", [16, 64, 1 << 16])
 def test_slices_decode_to_the_whole_list(slice_bytes: int, separator: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_ids, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(completion, "SLICE_BYTES", slice_bytes)
     numbers = random.Random(1)
     for count in range(1, 60):
         ids = [numbers.randrange(130_000) for _ in range(count)]
@@ -40,8 +40,8 @@ def test_no_slice_is_longer_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> N
     prompts = CompletionPrompts(10)
     monkeypatch.setattr(prompts._ids, "_ids", Recording())
     assert len(prompts.read(msgspec.Raw(b"[" + b"7," * 500_000 + b"7]"))) == 500_001
-    assert max(decoded) <= token_ids.SLICE_BYTES + 2
-    assert len(decoded) == -(-1_000_001 // (token_ids.SLICE_BYTES - 1))
+    assert max(decoded) <= completion.SLICE_BYTES + 2
+    assert len(decoded) == -(-1_000_001 // (completion.SLICE_BYTES - 1))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from router.frontends.coarse_timers import RESOLUTION_S, CoarseTimers
+from router.frontends.http.attempt import RESOLUTION_S, CoarseTimers
 from tests.virtual_time import run_virtually
 
 

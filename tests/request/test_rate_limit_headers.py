@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.admission.quotas import Hold, Quota, Quotas
 from router.endpoints import Endpoint
-from router.request.rate_limit_headers import limit_headers, refusal_headers
+from router.request.quota_charges import limit_headers, refusal_headers
 
 NOW_S, UNIX_S = 1000.5, 1_800_000_000.25
 LIMITS = (

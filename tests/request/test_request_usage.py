@@ -8,8 +8,8 @@ from router.observe.receipts import Failure, Outcome
 from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext
+from router.request.endings import usage_of
 from router.request.inbound import Inbound
-from router.request.request_usage import usage_of
 from router.request.response_reader import TokenCountingReader
 from router.types import Endpoint, InferenceRequest
 from tests.policy.scenes import POLICIES, pod, ready, scene

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
-from router.request.reading import RequestReader
-from router.request.salted_body import appended_salt, replaced_salt
+from router.request.reading import RequestReader, appended_salt, replaced_salt
 from router.types import Endpoint, InferenceRequest
 from tests.request.test_reading import CHAT, POD, make_reader
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.admission.shares import Grant, Grants, ShareReport
+from router.admission.sharing import Grant, Grants, ShareReport
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys

@@ -38,8 +38,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies, explained_json
-from router.frontends.http.app import bare_app
-from router.frontends.http.probes import probe_response
+from router.frontends.http.app import bare_app, probe_response
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
 from router.request.inbound import HeaderList, first_values

@@ -90,7 +90,6 @@ class EventsResponse(Response):
 
 
 def add_page_routes(app: FastAPI, stream: SnapshotStream) -> None:
-    """The page and its stream, as server-sent events."""
     page = _FILE.read_bytes()
     headers = page_headers(page)
 

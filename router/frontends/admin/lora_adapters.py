@@ -40,8 +40,6 @@ class PodAnswer(msgspec.Struct, frozen=True):
 
 
 class LoraAdapters:
-    """Changes the adapters of a fleet."""
-
     def __init__(self, fleet: Fleet, pool_of: Callable[[Pod], UpstreamPool], on_change: OnChange) -> None:
         self._fleet = fleet
         self._pool_of = pool_of

@@ -51,8 +51,6 @@ class Notice(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counters at one time."""
-
     at_s: float
     restarts: Mapping[str, float] = field(default_factory=dict)
     """By pod."""
@@ -119,7 +117,6 @@ class CountedHistory:
 
 
 def counted_of(own: Metrics, merged: Mapping[str, MetricRows]) -> Counted:
-    """From the metrics of the page."""
     slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
     slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
     return Counted(

@@ -105,8 +105,6 @@ class PageFacts:
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
-    """The objects that the page shows."""
-
     gauges: MetricsPage
     kv_streams: KvStreams
     recent: RecentDecisions
@@ -115,7 +113,6 @@ class PageSource:
     history: CountedHistory = field(default_factory=CountedHistory)
 
     async def snapshot(self) -> bytes:
-        """The page's data, as JSON."""
         pods, hidden = await self._pods()
         metrics = await self._metrics()
         health = self._health() | {"stale_files": await self._stale_files()}

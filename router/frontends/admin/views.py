@@ -103,7 +103,6 @@ def describe_readiness(
 
 
 def explained_json(kept: RecordedDecision) -> bytes:
-    """A decision with its costs and the outcome, as JSON."""
     return msgspec.json.encode(explained(kept))
 
 

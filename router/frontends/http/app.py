@@ -5,27 +5,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
+import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
-from router.frontends.http.asgi import serve_with
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.http_edge import HttpEdge
-from router.frontends.http.probes import probe_response
-from router.frontends.http.request_target import shown
+from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
 from router.types import PodStatus
+
+PROBE_PATHS = frozenset({"/livez", "/readyz"})
+
+
+def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
+    """HTTP status and JSON body for one of `PROBE_PATHS`."""
+    if path == "/livez":
+        return 200, b'{"status":"alive"}'
+    return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')
+
+
+def probe_response(path: str, *, is_ready: bool) -> Response:
+    status, body = probe_answer(path, is_ready=is_ready)
+    return Response(body, status, media_type="application/json")
+
 
 MAX_ECHOED_CHARACTERS = 200
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -162,3 +178,50 @@ def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
             if pod.max_model_len_tokens is not None:
                 card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
     return cards
+
+
+log = structlog.get_logger()
+
+
+async def serve_with(app: ASGIApp, client: Exchange) -> None:
+    """Answer with `app`. It is not cancelled when the client disconnects, so that an operator's command is carried out
+    completely; it gets the message `http.disconnect`."""
+    received, gone = client.received, asyncio.Event()
+    client.on_disconnect = gone.set
+    body = [received.body]
+    path, _, query = received.target.partition(b"?")
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.0" if client.http_1_0 else "1.1",
+        "method": received.method,
+        "scheme": "http",
+        "path": unquote(received.path),
+        "raw_path": path,
+        "query_string": query,
+        "root_path": "",
+        "headers": received.headers,
+        "state": {"tenant": received.tenant},
+    }
+
+    async def receive() -> Message:
+        if body:
+            return {"type": "http.request", "body": body.pop(), "more_body": False}
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if client.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            client.start(message["status"], message["headers"])
+            return
+        if (piece := message.get("body")) and not client.put(piece):
+            await client.ready()
+        if not message.get("more_body"):
+            client.finish()
+
+    try:
+        await app(scope, receive, send)
+    except Exception:  # the application has answered
+        log.exception("request failed", path=received.path)

@@ -9,25 +9,12 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
+
+from router.config.schema import Limits
 
 RECHECK_S = 0.005
 """Time for the event loop to read bytes that already arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTimeouts:
-    """How long a client may take."""
-
-    keep_alive_s: float
-    """Between two requests."""
-    request_s: float
-    """From the first byte of a request to its last."""
-    write_s: float
-    """Without reading any of the bytes buffered for it."""
-    drain_s: float
-    """From when its buffer is full until most of it is read, however slowly."""
 
 
 class ClientDeadlines:
@@ -38,15 +25,18 @@ class ClientDeadlines:
         self,
         loop: asyncio.AbstractEventLoop,
         transport: asyncio.Transport,
-        timeouts: ClientTimeouts,
+        limits: Limits,
+        keep_alive_s: float,
         on_late_request: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._transport = transport
-        self._timeouts = timeouts
-        self._keep_alive_s = timeouts.keep_alive_s
+        self._limits = limits
+        self._keep_alive_s = keep_alive_s
         self._on_late_request = on_late_request
-        self._shortest_s = min(timeouts.keep_alive_s, timeouts.request_s, timeouts.write_s, timeouts.drain_s)
+        self._shortest_s = min(
+            keep_alive_s, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
+        )
         self.waiting_since_s = inf
         """Since when the client's next action has been awaited."""
         self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
@@ -64,7 +54,7 @@ class ClientDeadlines:
     def await_rest_of_request(self) -> None:
         """Wait for the rest of a request that the client has begun."""
         self.waiting_since_s = self._loop.time()
-        self._act_by_s, self._on_late = self.waiting_since_s + self._timeouts.request_s, self._on_late_request
+        self._act_by_s, self._on_late = self.waiting_since_s + self._limits.request_timeout_s, self._on_late_request
         if self._timer is None:
             self._start_timer()
 
@@ -75,7 +65,8 @@ class ClientDeadlines:
     def await_reading(self) -> None:
         """Wait for the client to read what is buffered for it."""
         self._buffered_bytes, now_s = self._transport.get_write_buffer_size(), self._loop.time()
-        self._read_by_s, self._drain_by_s = now_s + self._timeouts.write_s, now_s + self._timeouts.drain_s
+        self._read_by_s = now_s + self._limits.write_timeout_s
+        self._drain_by_s = now_s + self._limits.slow_read_timeout_s
         if self._timer is None:
             self._start_timer()
 
@@ -93,7 +84,6 @@ class ClientDeadlines:
             self.await_request()
 
     def end(self) -> None:
-        """Stop the timer of a closed connection."""
         if self._timer is not None:
             self._timer.cancel()
         self._on_late = self._on_late_request = lambda: None  # breaks reference cycles
@@ -129,7 +119,7 @@ class ClientDeadlines:
             self._read_by_s = self._drain_by_s = inf
             self._transport.abort()
         elif self._read_by_s == inf or buffered_bytes < self._buffered_bytes:
-            self._buffered_bytes, self._read_by_s = buffered_bytes, now_s + self._timeouts.write_s
+            self._buffered_bytes, self._read_by_s = buffered_bytes, now_s + self._limits.write_timeout_s
         elif now_s >= self._read_by_s:
             self._read_by_s = inf
             self._transport.abort()

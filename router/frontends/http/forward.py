@@ -16,8 +16,6 @@ from router.request.requests import Requests
 
 
 class Forwarder:
-    """Serves requests."""
-
     def __init__(
         self, requests: Requests, steps: StepExecutor, attempts: Attempts, websockets: WebSocketTunnels
     ) -> None:
@@ -63,7 +61,6 @@ class Forwarder:
 
 
 async def _send(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:
-    """Send the router's own answer."""
     context.status, context.result = 200, "ok"
     client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
     for piece in answer:

@@ -60,7 +60,6 @@ class HttpEdge:
         return whole_error(error)
 
     async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
-        """Serve one websocket of `websocket_paths`."""
         raise NotImplementedError
 
 

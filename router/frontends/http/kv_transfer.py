@@ -141,8 +141,6 @@ class SplitAttempt:
 
 
 class SplitExecutor:
-    """Carries out `Split` plans."""
-
     def __init__(self, state: FleetState, facts: FactsLookup, sender: UpstreamSender, metrics: Metrics) -> None:
         self._fleet = state.fleet
         self._breaker = state.breaker

@@ -28,7 +28,6 @@ from router.errors import (
     Stopping,
     UpstreamError,
 )
-from router.frontends.http.client_websocket import model_in_query
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import Exchange, ReceivedRequest
 from router.frontends.http.form_fields import Forms, declares_form
@@ -36,7 +35,7 @@ from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
-from router.frontends.http.websockets import WebSocketClient
+from router.frontends.http.websockets import WebSocketClient, model_in_query
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import RequestTrace, Tracing

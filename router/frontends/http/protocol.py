@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from functools import cache
 from itertools import islice
 from typing import Any, cast
 
 import httptools
 from uvicorn import Config
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
 from router.frontends.http.app import App
-from router.frontends.http.client_deadlines import ClientDeadlines, ClientTimeouts
-from router.frontends.http.client_websocket import asks_for_websocket, taken_over, websocket_refusal
+from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
-from router.frontends.http.forwarded_for import forwarded_for, trusted_proxies
-from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal
-from router.frontends.http.request_target import read_target
+from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
+from router.frontends.http.websockets import asks_for_websocket, taken_over, websocket_refusal
 from router.request.error_responses import headers_too_large, too_many_headers
 from router.request.inbound import HeaderList, first_values
 
@@ -97,10 +97,7 @@ class EdgeProtocol(asyncio.Protocol):
             transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
         )
         limits = self._limits
-        timeouts = ClientTimeouts(
-            self._keep_alive_s, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
-        )
-        self._deadlines = ClientDeadlines(self._loop, transport, timeouts, self._too_late)
+        self._deadlines = ClientDeadlines(self._loop, transport, limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
         if len(connections) > limits.max_connections and not self._close_longest_waiting():
             most = f"{limits.max_connections} (limits.max_connections; fewer on the admin port)"
@@ -357,3 +354,19 @@ class EdgeProtocol(asyncio.Protocol):
             before.keep_alive = True  # only the last pipelined response may end the connection
         if len(self.pipeline) >= MAX_PIPELINED:
             self.connection.pause_reading()
+
+
+@cache
+def trusted_proxies(allowed: str) -> ProxyHeadersMiddleware:
+    """uvicorn's check of `forwarded_allow_ips`. The middleware itself is never called."""
+    return ProxyHeadersMiddleware(cast(Any, None), allowed)
+
+
+def forwarded_for(host: str, headers: HeaderList, proxies: ProxyHeadersMiddleware) -> str:
+    """The client's address: from x-forwarded-for if `host`, which connected, is a trusted proxy."""
+    trusted = proxies.trusted_hosts
+    if host not in trusted:
+        return host
+    forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
+    chain = b", ".join(forwarded).decode("latin-1")
+    return trusted.get_trusted_client_address(chain)[0] or host

@@ -30,8 +30,6 @@ class _ReadReply:
 
 @dataclass(slots=True)
 class WholeReply(_ReadReply):
-    """A response that was read to its end."""
-
     pod: PodId
     status: int
     headers: HeaderList

@@ -19,11 +19,10 @@ from router.config.certificates import ListenCertificate
 from router.config.listen_schema import Listen
 from router.config.schema import Limits
 from router.errors import NoReadyPod
-from router.frontends.http.app import App, bare_app
+from router.frontends.http.app import PROBE_PATHS, App, bare_app, probe_answer
 from router.frontends.http.exchange import Exchange, ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.listen_sockets import bind_port
-from router.frontends.http.probes import PROBE_PATHS, probe_answer
 from router.frontends.http.server import SocketServer
 
 PARENT_CHECK_S = 0.2

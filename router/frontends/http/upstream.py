@@ -327,7 +327,6 @@ class UpstreamSender:
         return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
 
     def upgrade_head(self, inbound: Inbound, pod: Pod) -> bytes:
-        """The head of a client's request for a websocket."""
         pool = self._pool(pod)
         headers = [*self._headers(inbound, pool, ""), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
         return request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, b"")

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+import httptools
+
+from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
+from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.headers import HeaderRules
+from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamPool, UpstreamSender
 from router.request.context import RequestContext
-from router.request.inbound import HeaderList
+from router.request.inbound import HeaderList, first_values
 from router.request.tracker import Tracker
 from router.types import Pod
 
@@ -51,7 +56,6 @@ class WebSocketClient(TunnelEnd):
 
     @property
     def disconnected(self) -> bool:
-        """Whether the client has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def start(self, headers: HeaderList) -> None:
@@ -140,3 +144,58 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle
                 return
             writer.write(piece)
             await writer.drain()
+
+
+OnLost = Callable[[Exception | None], None]
+
+
+class _Streams(asyncio.StreamReaderProtocol):
+    """The protocol of a connection that was handed over. `on_lost`: of the protocol that it had before."""
+
+    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop, on_lost: OnLost) -> None:
+        super().__init__(reader, loop=loop)
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost(exc)
+
+
+def taken_over(transport: asyncio.Transport, rest: bytes, on_lost: OnLost) -> WebSocketClient:
+    """The client of this connection from now on. `rest`: what it has sent behind its request."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(BUFFER_BYTES, loop)
+    streams = _Streams(reader, loop, on_lost)
+    transport.set_protocol(streams)
+    streams.connection_made(transport)
+    if rest:
+        reader.feed_data(rest)
+    return WebSocketClient(reader, asyncio.StreamWriter(transport, streams, reader, loop))
+
+
+def asks_for_websocket(parser: httptools.HttpRequestParser, headers: HeaderList) -> bool:
+    """Whether the head that was just parsed begins a websocket (RFC 6455, 4.1)."""
+    is_get = parser.get_method() == b"GET" and parser.get_http_version() == "1.1"
+    return is_get and first_values(headers).get(b"upgrade", b"").lower() == b"websocket"
+
+
+def websocket_refusal(headers: HeaderList, named: Mapping[bytes, bytes], cors: CorsPolicy | None) -> RouterError | None:
+    """Why a websocket is refused. A web page of another origin that is not allowed is, because browsers do not ask for
+    permission first."""
+    try:
+        check_head("1.1", headers, named)
+    except RouterError as error:
+        return error
+    origin = named.get(b"origin")
+    if not origin or origin.partition(b"://")[2] == named.get(b"host") or (cors and cors.headers_for(origin)):
+        return None
+    return AccessDenied("Websockets of web pages from another origin are refused (edge.cors_origins).")
+
+
+def model_in_query(target: bytes) -> str:
+    """The value of `model` in the query of a target; "" without one."""
+    query = target.partition(b"?")[2].decode("latin-1")
+    try:
+        return parse_qs(query, max_num_fields=100).get("model", [""])[0]
+    except ValueError:
+        return ""

@@ -46,8 +46,6 @@ LABELS = {
 
 
 class MetricKind(StrEnum):
-    """The type of a metric, as Prometheus names it."""
-
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -77,7 +75,6 @@ def counter(name: str, text: str, labels: str = "") -> Declaration:
 
 
 def gauge(name: str, text: str, labels: str = "") -> Declaration:
-    """A number that rises and falls."""
     return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()))
 
 

@@ -84,7 +84,6 @@ class Message(msgspec.Struct):
 
     @property
     def blocks(self) -> list[Block]:
-        """The content as blocks."""
         return [Text(self.content)] if isinstance(self.content, str) else self.content
 
 
@@ -107,8 +106,6 @@ _FIELDS = {
 
 
 class MessagesFields(msgspec.Struct):
-    """A decoded body."""
-
     messages: list[Message]
     system: str | list[Block] | None = None
     tools: list[Tool] | None = None

@@ -48,8 +48,6 @@ class Conversion:
 
 
 class Decoder(msgspec.Struct, frozen=True):
-    """Reads one field of a body as `kind`."""
-
     kind: Any
     json: msgspec.json.Decoder[Any]
 

@@ -1,6 +1,7 @@
-"""What vLLM 0.32 makes of `/v1/responses`: `entrypoints/openai/responses/utils.py` (docs/apis.md#responses).
+"""What vLLM 0.32 makes of `/v1/responses` (docs/apis.md#responses), for gpt-oss and for other models.
 
-Only stateless requests: the messages of a previous response are known to its pod alone.
+Its `entrypoints/openai/responses/harmony.py` and `utils.py`. Only stateless requests: the messages of a previous
+response are known to its pod alone.
 """
 
 from __future__ import annotations
@@ -9,10 +10,155 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from router.prompt.apis.conversion import Conversion, not_converted
-from router.prompt.apis.harmony_responses import HarmonyResponses
-from router.prompt.apis.response_fields import ITEM, TEXT, Item, Part, ResponseTool, read_fields
+import msgspec
+
+from router.prompt.apis.conversion import Conversion, Decoder, not_converted
 from router.prompt.conversation import ChatMessage
+
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal", "reasoning_text": "text"}
+"""The field with the text, by type of content part."""
+_PICTURE = ("image_url", "uuid")
+_ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
+
+
+class Part(msgspec.Struct):
+    """A part of a message, a reasoning item or the output of a tool."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    uuid: str | None = None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        is_picture = self.type == "input_image" or (self.uuid is not None and self.image_url is not None)
+        names = _PICTURE if is_picture else (_PARTS.get(self.type, ""),)
+        given = {name: value for name in names if (value := getattr(self, name, None)) is not None}
+        return {"type": self.type, **given}
+
+
+class Item(msgspec.Struct):
+    """An item of the input: a message, or what its type says."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+    content: str | list[Part] | None = None
+    status: str | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | list[Part] | None = None
+
+
+class ResponseTool(msgspec.Struct):
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    format: dict[str, Any] | None = None
+    tools: list[ResponseTool] | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
+
+
+_ITEM = Decoder.of(Item)
+_TEXT = Decoder.of(str)
+_FIELDS = {
+    "instructions": Decoder.of(str | None),
+    "tools": Decoder.of(list[ResponseTool] | None),
+    "reasoning": Decoder.of(Reasoning | None),
+    "truncation": Decoder.of(str | None),
+    "chat_template_kwargs": Decoder.of(dict[str, Any] | None),
+}
+
+
+def _read_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields besides `input`, decoded. Raises `Unrenderable`, also where only the pod knows the whole prompt."""
+    for name in _ENGINE_KNOWS:
+        if body.get(name) is not None:
+            raise not_converted(f"{name}: only its pod knows these messages")
+    fields = {name: decoder.read(body[name], name) for name, decoder in _FIELDS.items() if name in body}
+    if fields.get("truncation") == "auto":
+        raise not_converted("the engine may truncate the input")
+    return fields
+
+
+_ENGINE_TOOLS = ("web_search_preview", "code_interpreter", "container")
+"""Without a server for them, they are ignored."""
+
+
+class HarmonyResponses(Conversion):
+    """vLLM's conversion of the Responses API, as a chat that Harmony renders alike."""
+
+    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        fields = _read_fields(body)
+        given = body.get("input")
+        instructions = fields.get("instructions")
+        messages: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
+        if isinstance(given, list):
+            items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)]
+            messages += _harmony_messages(items, bool(messages))
+        else:
+            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
+        chat: dict[str, Any] = {"messages": messages}
+        if tools := list(_functions(fields.get("tools") or ())):
+            chat["tools"] = tools
+        if (reasoning := fields.get("reasoning")) is not None and reasoning.effort is not None:
+            chat["reasoning_effort"] = reasoning.effort
+        return chat
+
+
+def _harmony_messages(items: Iterable[Item], has_instructions: bool) -> Iterator[ChatMessage]:
+    """Messages of a chat. The first of the system is the instructions, if there are no others."""
+    called: set[str] = set()
+    for number, item in enumerate(items):
+        if item.type in (None, "message"):
+            content: Any = item.content
+            if not isinstance(content, str):
+                content = [part.content for part in content or ()]
+            first = content if isinstance(content, str) else content and content[0].get("text")
+            if item.role == "assistant" and not first:
+                raise not_converted("an empty message of the assistant")
+            is_late = item.role in ("system", "developer") and (number or has_instructions)
+            if content or not is_late:
+                yield {"role": item.role, "content": content}
+        elif item.type == "function_call":
+            if item.call_id is None or item.name is None or item.arguments is None:
+                raise not_converted("a function_call without name, arguments or call_id")
+            called.add(item.call_id)
+            function = {"name": item.name, "arguments": item.arguments}
+            yield {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
+        elif item.type == "function_call_output":
+            if item.call_id not in called or not isinstance(item.output, str):
+                raise not_converted("the output of an unknown call, or one that is not a string")
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": item.output}
+        elif item.type == "reasoning":
+            if not item.content or isinstance(item.content, str):
+                continue
+            if not (text := "\n".join(part.text or "" for part in item.content)):
+                raise not_converted("an empty text of reasoning")
+            yield {"role": "assistant", "reasoning": text}
+        else:
+            raise not_converted(f"an item of type {item.type}")
+
+
+def _functions(tools: Iterable[ResponseTool]) -> Iterator[dict[str, Any]]:
+    for tool in tools:
+        if tool.type == "function":
+            yield {"function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters}}
+        elif tool.type not in _ENGINE_TOOLS:
+            raise not_converted(f"a tool of type {tool.type}")
+
 
 _INPUT_SCHEMA = {
     "type": "object",
@@ -27,13 +173,13 @@ class VllmResponses(Conversion):
     in_harmony = HarmonyResponses
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        fields = read_fields(body)
+        fields = _read_fields(body)
         given = body.get("input")
-        items = [ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
+        items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
         instructions = fields.get("instructions")
         messages: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
         if items is None:
-            messages.append({"role": "user", "content": TEXT.read(given, "input")})
+            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
         else:
             messages += _messages(items)
         chat: dict[str, Any] = {"messages": messages}

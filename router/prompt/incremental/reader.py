@@ -5,16 +5,15 @@ Returns None for chats that it cannot read; `fingerprint.py` then reads the whol
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.conversation import plain_messages
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
 from router.prompt.incremental.short_chats import (
     ChatSample,
     Render,
@@ -31,9 +30,10 @@ from router.prompt.incremental.short_chats import (
     with_one_tool,
 )
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
-from router.prompt.segments import Lookup, SegmentCache, all_cold
+from router.prompt.prompt_stages import FoundPrefix, IncrementalPrompt, OpenedPrompt, PendingEntry
+from router.prompt.segments import SegmentCache, all_cold
 from router.prompt.template import ChatTemplate
-from router.types import BlockHash, Generation, InferenceRequest, PromptPrefix
+from router.types import InferenceRequest, PromptPrefix
 
 MIN_BYTES = 32 * 1024
 """Shorter chats that have more than roles and texts are rendered whole."""
@@ -44,91 +44,8 @@ MAX_CONTEXT_BYTES = 512 * 1024
 _ONLY_MESSAGES = {"messages"}
 
 
-class PendingEntry(msgspec.Struct, frozen=True, gc=False):
-    """The prefix to store when its tokens are known."""
-
-    cache: PrefixCache
-    digest: int
-    prefix: CachedPrefix
-    """The prefix without tokens, hashes and text."""
-    text: str
-    """Its text behind the cached prefix."""
-    replaced: int = 0
-    """The digest of the prefix that it continues, which is then dropped."""
-
-    def store(self, tokens: array[int], hashes: array[int], seed: BlockHash, block_tokens: int, rest: str) -> None:
-        """Store the prefix with these tokens, which end at the last cut before `rest`."""
-        kept = hashes[: len(tokens) // block_tokens].tobytes()
-        found = msgspec.structs.replace(self.prefix, tokens=tokens.tobytes(), seed=seed, hashes=kept, rest=rest)
-        self.cache.store(self.digest, found, self.replaced)
-
-
-class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
-    """A chat and its longest cached prefix. `seen`: a boundary of the chat was seen before."""
-
-    messages: list[msgspec.Raw]
-    boundaries: list[Boundary]
-    prefix: CachedPrefix
-    seen: bool
-    cache: PrefixCache
-    """The cache that the prefix is from. `clear` replaces it; later stores into it are lost."""
-    key: str = ""
-    """The field of the messages, if the chat has more than roles and texts."""
-
-    @property
-    def new_bytes(self) -> int:
-        """Size of the messages behind the prefix."""
-        return sum(map(len, self.messages[self.prefix.messages :]))
-
-
-class OpenedChat(Protocol):
-    """A request and its cached prefix."""
-
-    @property
-    def request(self) -> InferenceRequest: ...
-
-    @property
-    def generation(self) -> Generation: ...
-
-    @property
-    def seed(self) -> BlockHash: ...
-
-    @property
-    def segments(self) -> SegmentCache: ...
-
-    @property
-    def found(self) -> FoundPrefix | None: ...
-
-
 TextOf: TypeAlias = Callable[[Mapping[str, Any]], str | None]
 """The prompt's text, from the fields of a request; None where it has none."""
-
-
-class IncrementalPrompt(msgspec.Struct, gc=False):
-    """A prompt between `render` and `finish`: a cached prefix, and the text behind it."""
-
-    generation: Generation
-    seed: BlockHash
-    prefix: CachedPrefix
-    lookup: Lookup
-    entry: PendingEntry | None
-    conversion: type[Conversion] | None = None
-    """How the body was converted to a chat."""
-
-    @property
-    def text(self) -> str:
-        """The text behind the prefix."""
-        return self.lookup.text
-
-    @property
-    def cold(self) -> tuple[str, ...]:
-        """The text that must still be encoded."""
-        return self.lookup.cold
-
-    @property
-    def cold_characters(self) -> int:
-        """How much that is."""
-        return self.lookup.cold_characters
 
 
 class IncrementalReader:
@@ -168,11 +85,11 @@ class IncrementalReader:
             messages, boundaries, EMPTY_PREFIX if prefix is None else prefix, prefix is not None, self.cache
         )
 
-    def render(
-        self, found: FoundPrefix, generation: Generation, seed: BlockHash, segments: SegmentCache
-    ) -> IncrementalPrompt | None:
+    def render(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
         """The prompt, all of whose text must be encoded unless it is looked up; None if the whole prompt must be read.
         Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
+        found = opened.found
+        assert found is not None
         prefix, messages = found.prefix, found.messages
         first = prefix.messages
         new = plain_messages(messages[first:] if first else messages)
@@ -197,9 +114,7 @@ class IncrementalReader:
             known = CachedPrefix(last.messages, roles[:-1], skeleton.prefixes[last.messages])
             entry = PendingEntry(found.cache, last.digest, known, text)
         text = prefix.rest + "".join(parts)
-        return IncrementalPrompt(
-            generation, seed, prefix, all_cold(text, segments.pieces(text), generation.salt), entry
-        )
+        return _incremental(opened, prefix, text, entry)
 
     def find_chat(self, request: InferenceRequest, conversion: type[Conversion] | None) -> FoundPrefix | None:
         """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
@@ -222,10 +137,10 @@ class IncrementalReader:
         prefix = self.cache.find(found)
         return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache, key)
 
-    def continue_chat(self, opened: OpenedChat, text_of: TextOf) -> IncrementalPrompt | None:
+    def continue_chat(self, opened: OpenedPrompt, text_of: TextOf) -> IncrementalPrompt | None:
         """The prompt of a chat with a cached prefix; None if the whole prompt must be read. `text_of` renders the same
         request with other fields."""
-        found, segments = opened.found, opened.segments
+        found = opened.found
         fields = with_one_tool(opened.request.prompt)
         if found is None or found.prefix is EMPTY_PREFIX or fields is None:
             return None
@@ -240,10 +155,9 @@ class IncrementalReader:
         if at is not found.boundaries[0]:
             samples = samples_of(messages, prefix.messages, samples) or ()
             entry = _entry(found, samples, (prefix.head, prefix.head_digest), text, at.digest)
-        lookup = all_cold(text, segments.pieces(text), opened.generation.salt)
-        return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry)
+        return _incremental(opened, prefix, text, entry)
 
-    def entry_of(self, opened: OpenedChat, text_of: TextOf, text: str, rest: str) -> PendingEntry | None:
+    def entry_of(self, opened: OpenedPrompt, text_of: TextOf, text: str, rest: str) -> PendingEntry | None:
         """What to store of a chat that was rendered whole as `text`, which has `rest` behind its last cut."""
         found = opened.found
         if found is None or not found.key or not found.seen:
@@ -279,6 +193,14 @@ class IncrementalReader:
             count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
             entry.store(tokens[:count], hashes, seed, block, entry.text[sum(map(len, cut)) :])
         return PromptPrefix(pending.generation, tokens, hashes)
+
+
+def _incremental(
+    opened: OpenedPrompt, prefix: CachedPrefix, text: str, entry: PendingEntry | None
+) -> IncrementalPrompt:
+    """A prompt that continues `prefix` with `text`."""
+    lookup = all_cold(text, opened.segments.pieces(text), opened.generation.salt)
+    return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry, opened.conversion)
 
 
 def _renderer(text_of: TextOf, fields: Mapping[str, Any], key: str) -> Render:

@@ -117,12 +117,10 @@ def encoded_samples(samples: Sequence[ChatSample]) -> bytes:
 
 
 def decoded_samples(encoded: bytes) -> tuple[ChatSample, ...]:
-    """What `encoded_samples` encoded."""
     return _SAMPLES.decode(encoded)
 
 
 def _shortened(message: Raw) -> bytes:
-    """The message with short texts."""
     return msgspec.json.encode(_with_short_texts(_ANY.decode(message)))
 
 
@@ -202,7 +200,6 @@ def prompt_end(render: Render, samples: Sequence[ChatSample], new: Sequence[Raw]
 
 
 def common_length(one: str, other: str) -> int:
-    """Length of the common start."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

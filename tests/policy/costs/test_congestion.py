@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.congestion import CongestionTerm
-from router.policy.costs.eviction import MAX_DELAY, EvictionTerm
+from router.policy.costs.effects import MAX_DELAY, CongestionTerm, EvictionTerm
 from router.policy.term import Placement
 from router.types import Congestion, InFlight
 from tests.policy.costs.placements import at
@@ -22,7 +21,6 @@ def busy_at(congestion: Congestion = BUSY, **facts: object) -> Placement:
 def test_in_an_idle_fleet_no_prompt_delays_another() -> None:
     """The price is what it was without this term."""
     assert CongestionTerm().costs_ms([at(), at(cached_tokens=500)]) == [0.0, 0.0]
-    assert CongestionTerm().costs_ms([]) == []
     assert EvictionTerm(congestion=1.0).cost_ms(at()) == EvictionTerm().cost_ms(at())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.decode import DecodeTerm
+from router.policy.costs.effects import DecodeTerm
 from router.types import Congestion, InFlight, PodLoad
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED, scene

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.decode_interference import DecodeInterferenceTerm
+from router.policy.costs.effects import DecodeInterferenceTerm
 from router.types import InFlight, PodLoad
 from tests.policy.costs.placements import at
 

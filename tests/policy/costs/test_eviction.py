@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.eviction import EvictionTerm
+from router.policy.costs.effects import EvictionTerm
 from router.policy.term import Transfer
 from router.types import Link
 from tests.policy.costs.placements import at

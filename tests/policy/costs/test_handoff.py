@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.handoff import HandoffTerm
+from router.policy.costs.until_first_token import HandoffTerm
 from router.policy.term import Transfer
 from router.types import Link
 from tests.policy.costs.placements import at

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.costs.hot_prefix_credit import HotPrefixCreditTerm
-from router.policy.costs.prefill import PrefillTerm
+from router.policy.costs.effects import HotPrefixCreditTerm
+from router.policy.costs.until_first_token import PrefillTerm
 from tests.examples import examples
 from tests.policy.costs.placements import at
 from tests.policy.scenes import speeds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.costs.kv_pressure import KvPressureTerm
+from router.policy.costs.effects import KvPressureTerm
 from router.types import InFlight, PodLoad
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED

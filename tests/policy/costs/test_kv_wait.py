@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.kv_wait import KvWaitTerm
+from router.policy.costs.until_first_token import KvWaitTerm
 from router.types import InFlight, PodLoad
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from router.policy.costs.prefill import PrefillTerm
+from router.policy.costs.until_first_token import PrefillTerm
 from router.types import InFlight, ScenePicture
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED, pod, ready, scene

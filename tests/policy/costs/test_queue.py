@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.policy.costs.queue import QueueTerm
+from router.policy.costs.until_first_token import QueueTerm
 from router.types import InFlight, PodLoad, StepBegan
 from tests.policy.costs.placements import at
 from tests.policy.scenes import SPEED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.tier_read import TierReadTerm
+from router.policy.costs.until_first_token import TierReadTerm
 from router.types import Link, Links
 from tests.policy.costs.placements import at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.policy.costs.transfer import TransferTerm
+from router.policy.costs.until_first_token import TransferTerm
 from router.policy.term import Placement, Transfer
 from router.types import InFlight, Link
 from tests.policy.costs.placements import at

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policy.costs.warm_up import WarmUpTerm
+from router.policy.costs.effects import WarmUpTerm
 from router.policy.decide import decide
 from router.policy.term import Placement
 from router.types import InFlight

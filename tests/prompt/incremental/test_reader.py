@@ -14,7 +14,7 @@ from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
-from router.prompt.incremental.reader import IncrementalPrompt
+from router.prompt.prompt_stages import IncrementalPrompt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.incremental.reader import MIN_BYTES, IncrementalPrompt
+from router.prompt.incremental.reader import MIN_BYTES
 from router.prompt.incremental.short_chats import can_continue, common_length
+from router.prompt.prompt_stages import IncrementalPrompt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import parse_body, prompt_fields

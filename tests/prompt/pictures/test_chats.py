@@ -97,7 +97,7 @@ def as_announced(fingerprinter: Fingerprinter, prefix: PromptPrefix, identifiers
         "extra_keys": [one or None for one in keys],
     }
     batch = decode_batch(msgspec.msgpack.encode({"ts": 0.0, "events": [event]}))
-    (stored,) = batch.events
+    (stored,) = batch
     assert isinstance(stored, BlocksStored)
     return list(hash_blocks(token_array(stored.tokens), BLOCK, generation_seed(fingerprinter.generation)))
 

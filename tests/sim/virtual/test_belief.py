@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from router.admission.tenant import Slo
-from router.policy.costs.queue import QueueTerm
+from router.policy.costs.until_first_token import QueueTerm
 from router.policy.spec import Policy
 from router.policy.term import Placement
 from router.sim.virtual.outcome import RunFigures, figures
