@@ -122,10 +122,12 @@ class RouterUrls(NamedTuple):
 
 
 @asynccontextmanager
-async def running_router(policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path) -> AsyncIterator[RouterUrls]:
-    """Run a router in front of `pods`; yields its URLs once it trusts them all."""
+async def running_router(
+    policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
+) -> AsyncIterator[RouterUrls]:
+    """Run a router in front of `pods`; yields its URLs once it trusts them all. Port 0: a free port."""
     config = router_config(pods, plan) | {"policy": policy}
-    async with configured_router(f"router-{policy}", config, folder) as urls:
+    async with configured_router(f"router-{policy}", config, folder, port) as urls:
         yield urls
 
 
@@ -165,13 +167,13 @@ async def clear_caches(pods: Sequence[str]) -> None:
             (await client.post(f"{url}/reset_prefix_cache")).raise_for_status()
 
 
-def free_port() -> int:
-    """Any free port.
+def free_port(preferred: int = 0) -> int:
+    """`preferred` if it is free, else any free port.
 
     It is below the ephemeral ports: one of those could be given to a connection before its server binds it.
     """
     drawn = (SystemRandom().randrange(10_000, 32_768) for _ in range(100))
-    for port in drawn:
+    for port in (preferred or next(drawn), *drawn):
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

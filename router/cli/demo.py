@@ -18,8 +18,10 @@ from rich.console import Console
 from router.cli.child_processes import (
     ChildError,
     FleetPlan,
+    RouterUrls,
     cancel_on_sigterm,
     clear_caches,
+    free_port,
     mock_fleet,
     running_router,
     temporary_folder,
@@ -27,6 +29,7 @@ from router.cli.child_processes import (
 from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
 from router.cli.load_driver import DriveResults, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from router.cli.options import flag
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 from router.sim.chat_workload import ChatSession, sessions
@@ -35,6 +38,7 @@ POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
 """KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
+PORT = 8080
 
 
 def demo_command(
@@ -47,6 +51,7 @@ def demo_command(
             help="Policies to compare, in order, separated by commas.", show_default=POLICIES.replace(",", ", ")
         ),
     ] = POLICIES,
+    keep: Annotated[bool, flag("--keep", "Keep fleet and router running afterwards, until Ctrl-C.")] = False,
 ) -> None:
     """Run the demo. Exit code 1 if a request failed."""
     need_tokenizer()
@@ -56,7 +61,7 @@ def demo_command(
         choose_policy(known, name)
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_POD_S * pods)
     try:
-        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS)))
+        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS), keep))
     except ChildError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -65,7 +70,9 @@ def demo_command(
     raise typer.Exit(1 if failed else 0)
 
 
-async def _run_demo(console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan) -> bool:
+async def _run_demo(
+    console: Console, policies: Sequence[str], mix: Sequence[ChatSession], plan: FleetPlan, keep: bool
+) -> bool:
     cancel_on_sigterm()
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(temporary_folder("warmroute-demo-"))
@@ -84,6 +91,10 @@ async def _run_demo(console: Console, policies: Sequence[str], mix: Sequence[Cha
             table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
         )
         _print_failures(console, results)
+        if keep:
+            router = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
+            print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
+            await asyncio.Event().wait()
         return any(row.errors for row in rows)
 
 
@@ -111,3 +122,20 @@ def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
     for policy, result in results.items():
         for one in [one for one in result.served if one.error][:3]:
             console.print(f"{policy}: a {one.kind} request on {one.pod or 'no pod'} failed: {one.error}", markup=False)
+
+
+def _usage_hint(router: RouterUrls, model: str) -> str:
+    url = router.public
+    return f"""
+The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
+
+curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\
+  -d '{{"model": "{model}", "max_tokens": 20, "messages": [{{"role": "user",
+       "content": "Which pod holds my prefix? A block is 16 tokens; this question is long enough to fill one."}}]}}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="none")
+answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello there."}}])
+print(answer.choices[0].message.content, answer.usage)
+
+Pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""
