@@ -5,7 +5,8 @@ Source: docs/cost-model.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 BYTES_PER_MS_PER_GB_PER_S = 1e6
 
@@ -13,7 +14,11 @@ BYTES_PER_MS_PER_GB_PER_S = 1e6
 @dataclass(frozen=True, slots=True)
 class PodSpeed:
     """Coefficients of `T_prefill(n, p) = c0 + c1 (n-p) + c2 (n^2 - p^2)` and of a decode step
-    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds."""
+    `d0 + d1 * batch + d2 * context tokens`; all in milliseconds.
+
+    A step that computes prompts also takes at least the time in which the pod's CPU launches its kernels: `launch_ms`,
+    or `replay_ms` for a step of at most `graph_tokens` tokens, which replays CUDA graphs. 0 where that is unknown.
+    """
 
     c0_ms: float
     c1_ms_per_token: float
@@ -21,10 +26,13 @@ class PodSpeed:
     d0_ms: float = 0.0
     d1_ms_per_request: float = 0.0
     d2_ms_per_context_token: float = 0.0
+    launch_ms: float = 0.0
+    replay_ms: float = 0.0
+    graph_tokens: int = field(default=512, kw_only=True)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """The coefficients in field order. `dataclasses.astuple` copies deeply and takes thirty times as long."""
+        """Those of both formulas in field order. `dataclasses.astuple` copies deeply: it takes thirty times as long."""
         return (
             *(self.c0_ms, self.c1_ms_per_token, self.c2_ms_per_token2),
             *(self.d0_ms, self.d1_ms_per_request, self.d2_ms_per_context_token),
@@ -33,7 +41,18 @@ class PodSpeed:
     def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Expected prefill time of a prompt with `cached_tokens` leading tokens in the cache."""
         n, p = prompt_tokens, cached_tokens
-        return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
+        computed_ms = self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
+        return max(computed_ms, self.least_ms(n - p))
+
+    def least_ms(self, tokens: int) -> float:
+        """The least time of a step of that many tokens, prompts among them."""
+        return self.launch_ms if tokens > self.graph_tokens else self.replay_ms
+
+    def with_coefficients(self, coefficients: Iterable[float], factor: float = 1.0) -> PodSpeed:
+        """The same launches with other coefficients, all times multiplied by `factor`."""
+        launches_ms = self.launch_ms, self.replay_ms
+        times_ms = (factor * value for value in (*coefficients, *launches_ms))
+        return PodSpeed(*times_ms, graph_tokens=self.graph_tokens)
 
     def compute_ms(self, first_token: int, end_token: int) -> float:
         """The part of a prefill that computes tokens [first, end)."""

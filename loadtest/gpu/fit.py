@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from loadtest.gpu.engines import GRAPH_SIZES
 from router.types import PodSpeed
 
 Record: TypeAlias = Mapping[str, Any]
 """One model of `measured.json`."""
+COMPUTED_FROM = 1.1
+"""Times beyond this multiple of the launch time are computing time."""
+MIN_COMPUTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,36 @@ def fit(prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint] = ()) -
         return PodSpeed(c0, c1, c2)
     steps = [((1, one.batch, one.batch * one.context), one.ms) for one in decodes]
     return PodSpeed(c0, c1, c2, *_coefficients(steps))
+
+
+def fit_launched(prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint] = ()) -> PodSpeed:
+    """The same with `launch_ms`: of all times that were measured, that which leaves the smallest error. `replay_ms` is
+    the median time of prompts that replay CUDA graphs."""
+    points = launched(prefills)
+    replayed_ms = [one.ms for one in prefills if one not in points]
+    replay_ms = median(replayed_ms or [0.0])
+    found = []
+    for launch_ms in (0.0, *(one.ms for one in points)):
+        computed = [one for one in points if one.ms > COMPUTED_FROM * launch_ms]
+        if len(computed) >= MIN_COMPUTED:
+            speed = replace(_at_most(replay_ms, computed, decodes), launch_ms=launch_ms, replay_ms=replay_ms)
+            found.append(replace(speed, graph_tokens=GRAPH_SIZES[-1]))
+    return min(found, key=lambda speed: error(speed, prefills))
+
+
+def _at_most(c0_ms: float, prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint]) -> PodSpeed:
+    """As `fit`: the fixed part of long prompts cannot exceed the time of the shortest."""
+    speed = fit(prefills, decodes)
+    if speed.c0_ms <= c0_ms:
+        return speed
+    rest = [((one.n - one.p, one.n**2 - one.p**2), one.ms - c0_ms) for one in prefills]
+    c1, c2 = _coefficients(rest)
+    return replace(speed, c0_ms=c0_ms, c1_ms_per_token=c1, c2_ms_per_token2=c2)
+
+
+def launched(prefills: Iterable[PrefillPoint]) -> list[PrefillPoint]:
+    """Prompts whose kernels are launched one by one: they are longer than the captured CUDA graphs."""
+    return [one for one in prefills if one.n - one.p > GRAPH_SIZES[-1]]
 
 
 def halves(points: Sequence[PrefillPoint]) -> tuple[list[PrefillPoint], list[PrefillPoint]]:

@@ -30,7 +30,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadtest.gpu.engines import Engine, EnginePlan, await_healthy, start
-from loadtest.gpu.fit import decode_points, fit, prefill_points
+from loadtest.gpu.fit import decode_points, fit, fit_launched, prefill_points
 from loadtest.gpu.fleet import FleetPlanOnGpu, FleetPod, chat_overhead_ms, measure_fleet
 from loadtest.gpu.models import MODELS, Model
 from loadtest.gpu.steps import FULL, REHEARSAL, Grid, StepMeasurement
@@ -213,7 +213,7 @@ class Measurement:
         self.found["fleets"].append(await measure_fleet(pods, load, self.folder))
 
     async def _cpu_tier(self, name: str) -> None:
-        """Prompts that are in the CPU tier only, beside the same that are nowhere, and in GPU memory."""
+        """Prompts that are nowhere, in GPU memory, and in the CPU tier only."""
         engine = self.engines[name]
         if not engine.plan.cpu_tier_gib:
             return
@@ -263,7 +263,7 @@ def _run(part: Callable[[Any], Coroutine[Any, Any, None]], subject: Any) -> None
 
 def _prior(earlier: Path, model: str) -> PodSpeed:
     steps = [json.loads(earlier.read_text())["models"][model]]
-    return fit(prefill_points(steps), decode_points(steps))
+    return fit_launched(prefill_points(steps), decode_points(steps))
 
 
 if __name__ == "__main__":

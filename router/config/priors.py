@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.config.architecture import PrefillWork
 from router.config.load import Strict, load, shipped
@@ -41,6 +41,9 @@ class SpeedPrior(Strict):
     d0_ms: NonNegativeFloat = 0.0
     d1_ms_per_request: NonNegativeFloat = 0.0
     d2_ms_per_context_token: NonNegativeFloat = 0.0
+    launch_ms: NonNegativeFloat = 0.0
+    replay_ms: NonNegativeFloat = 0.0
+    graph_tokens: NonNegativeInt = 512
     source: str
 
     def speed(self) -> PodSpeed:
@@ -159,7 +162,7 @@ def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]
         c0_ms=gpu.c0_ms,
         c1_ms_per_token=2 * work.active_parameters / (count * gpu.prefill_tflops * _FLOP_PER_MS_PER_TFLOPS),
         c2_ms_per_token2=work.attention_flop_per_token2 / (count * gpu.attention_tflops * _FLOP_PER_MS_PER_TFLOPS),
-        source=f"estimate, good to a factor of 2.5, from {work.active_parameters / 1e9:.1f} billion active parameters "
+        source=f"estimate, good to a factor of 3.2, from {work.active_parameters / 1e9:.1f} billion active parameters "
         f"and the throughput of {named['gpu']} in fitted rows; calibration replaces it",
     )
 

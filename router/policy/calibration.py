@@ -148,7 +148,7 @@ class Calibration:
         if known is None or known.fit.prior != _terms(prior):
             return prior
         member = known.members.get(pod_id)
-        return PodSpeed(*((member and member.own) or known.fit).coefficients)
+        return prior.with_coefficients(((member and member.own) or known.fit).coefficients)
 
     def link(self, kind: str, prior: Link) -> Link:
         """The link with its current coefficients."""
@@ -216,7 +216,7 @@ class Calibration:
 
 
 def _rows(key: str, pod: PodId, fit: Fit) -> Iterator[CalibrationRow]:
-    for term, value in zip(fields(PodSpeed), fit.coefficients, strict=True):
+    for term, value in zip(fields(PodSpeed), fit.coefficients, strict=False):  # its launches are not learnt
         yield CalibrationRow(key, pod, term.name, value, fit.confidence, fit.error_before, fit.error_after)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -25,17 +25,17 @@ class SchedulerConfig:
     max_num_seqs: int = 256
 
 
-def step_ms(speed: PodSpeed, decodes: int, context_tokens: int, chunks: Iterable[tuple[int, int]]) -> float:
+def step_ms(speed: PodSpeed, decodes: int, context_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
     """d0 + d1 decodes + d2 context tokens, plus c1 m + c2 ((ctx + m)^2 - ctx^2) for each chunk (ctx, m).
 
     A step without decodes has c0 as its fixed part, so a prompt alone in one step takes exactly `PodSpeed.prefill_ms`.
-    Source: docs/cost-model.md#a-step.
+    A step with chunks takes at least the time of its launch. Source: docs/cost-model.md#a-step.
     """
-    total_ms = speed.c0_ms + sum(speed.prefill_ms(context + m, context) - speed.c0_ms for context, m in chunks)
+    total_ms = speed.c0_ms + sum(speed.compute_ms(context, context + m) for context, m in chunks)
     if decodes:
         total_ms += speed.d0_ms - speed.c0_ms + speed.d1_ms_per_request * decodes
         total_ms += speed.d2_ms_per_context_token * context_tokens
-    return total_ms
+    return max(total_ms, speed.least_ms(decodes + sum(m for _, m in chunks))) if chunks else total_ms
 
 
 class ScheduledJob(Protocol):

@@ -166,7 +166,7 @@ def test_a_tokenizer_that_does_not_load_is_named_with_file_and_line(tmp_path: Pa
     """As `config check` does, for each model. In a process of its own, because `serve` configures the log."""
     path = tmp_path / "router.yaml"
     path.write_text("admin: {port: 0}\nmodels:\n- {name: a, tokenizer: /no/a}\n- {name: b, tokenizer: /no/b}\n")
-    command = [sys.executable, "-m", "router.cli", "serve", "--config", str(path)]
+    command = [sys.executable, "-m", "router.cli", "serve", "--config", str(path), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line.partition(": tokenizer")[0] for line in ended.stderr.splitlines() if "tokenizer" in line]
     assert lines == [f"configuration: {path}:3: models.0.tokenizer", f"{path}:4: models.1.tokenizer"]

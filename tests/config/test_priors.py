@@ -10,7 +10,15 @@ import pytest
 from router.config.architecture import kv_size, prefill_work
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
-from router.config.priors import PodPriors, all_priors, estimated_row, load_gpus, load_priors, prior_speed
+from router.config.priors import (
+    PodPriors,
+    SpeedPrior,
+    all_priors,
+    estimated_row,
+    load_gpus,
+    load_priors,
+    prior_speed,
+)
 from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed
@@ -53,11 +61,15 @@ def test_a_prior_is_chosen_by_model_and_hardware() -> None:
     priors = load_priors(shipped("config") / "models")
     cost = CostPrior(model="llama-3.1-8b", hardware="h100x1")
     assert prior_speed(priors, cost).c1_ms_per_token == 0.02028
-    assert prior_speed(priors, cost, "h200x1").c0_ms == 0.0
+    assert prior_speed(priors, cost, "h200x1").launch_ms == 22.3
     with pytest.raises(ConfigError, match=r"known: .*qwen3-32b"):
         prior_speed(priors, CostPrior(model="gpt-2"))
     with pytest.raises(ConfigError, match="known: a100x1, h100x1, h200x1"):
         prior_speed(priors, cost, "tpu")
+
+
+def test_a_negative_constant_is_an_artefact_of_a_fit() -> None:
+    assert SpeedPrior(c0_ms=-0.2, c1_ms_per_token=0.02, c2_ms_per_token2=0.0, source="fitted").speed().c0_ms == 0.0
 
 
 def priors_of(**costs: CostPrior) -> PodPriors:
@@ -119,10 +131,11 @@ def test_a_pod_without_hardware_has_the_gpus_of_its_models_cost() -> None:
     not FITTED.is_file(), reason="the fits that config/models was made from are not part of the product"
 )
 def test_every_row_equals_its_fit_to_four_digits() -> None:
-    """There are no other rows or coefficients."""
+    """There are no other rows or coefficients, but measured ones."""
     rows = {(name, hardware): row for name, prior in PRIORS.items() for hardware, row in prior.hardware.items()}
+    rows = {which: row for which, row in rows.items() if not row.source.startswith("measured")}
     fits = {row_of(label): fit for label, fit in json.loads(FITTED.read_text()).items()}
-    assert rows.keys() == fits.keys()
+    assert set(rows) == fits.keys() - {("llama-3.1-8b", "h200x1")}
     for which, row in rows.items():
         written = row.model_dump(exclude_unset=True, exclude={"source"})
         assert written == pytest.approx({KEYS[key]: value for key, value in fits[which].items()}, rel=6e-4), which
@@ -138,13 +151,13 @@ def test_every_file_has_the_kv_of_its_architecture() -> None:
 
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_estimates_are_within_their_stated_accuracy(model: str) -> None:
-    """Within a factor of 2.5 for c1 and 1.4 for c2 of every fitted row."""
+    """Within a factor of 3.2 for c1 and 1.4 for c2 of every fitted row."""
     work = prefill_work(ARCHITECTURES[model])
     for hardware, row in PRIORS[model].hardware.items():
         estimate = estimated_row(work, hardware.removesuffix("-sglang"), GPUS)
-        assert 1 / 2.5 < estimate.c1_ms_per_token / row.c1_ms_per_token < 2.5
+        assert 1 / 3.2 < estimate.c1_ms_per_token / row.c1_ms_per_token < 3.2
         assert 1 / 1.4 < estimate.c2_ms_per_token2 / row.c2_ms_per_token2 < 1.4
-        assert "estimate" in estimate.source and "factor of 2.5" in estimate.source
+        assert "estimate" in estimate.source and "factor of 3.2" in estimate.source
 
 
 def test_twice_the_gpus_halve_the_estimate() -> None:

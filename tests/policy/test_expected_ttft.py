@@ -7,7 +7,7 @@ policy, clocks and calibration.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -147,7 +147,7 @@ def mean_error(times: list[tuple[float, float]]) -> float:
 @pytest.mark.parametrize("true", [LLAMA_70B, DEEPSEEK_V3])
 def test_after_200_requests_it_is_less_than_10_per_cent_off(true: PodSpeed, load: float, factor: float) -> None:
     """All six coefficients were wrong by 3, and steps vary by 5 %."""
-    prior = PodSpeed(*(value * factor for value in astuple(true)))
+    prior = true.with_coefficients(true.coefficients, factor)
     times = play(true, prior, load, seed=1, noise=0.05)
     assert mean_error(times[:10]) > 0.2
     assert mean_error(times[WARM_UP:]) < 0.1

@@ -52,7 +52,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "kind": {"prompt", "cached", "computed", "output"},
     "limit": {dimension.name.lower() for dimension in Dimension},
     "class": set(load_classes(None).names) | {""},
-    "coefficient": {field.name for field in fields(PodSpeed)} | {"t0_ms", "bytes_per_ms"},
+    "coefficient": {field.name for field in fields(PodSpeed)[:6]} | {"t0_ms", "bytes_per_ms"},
 }
 BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "link", "set_version", "source"}
 """Names in the configuration, of pods and what they serve, of policy files and of discovery's sources."""

@@ -49,6 +49,8 @@ class VirtualPod(Scheduler[Job]):
         self._context_tokens = 0
         self._steps = 0
         self._run: StepRun | None = None
+        self._unread: list[Job] = []
+        """Jobs whose first token is computed but not read yet: see `_leave_unread`."""
         self._progress = Progress()
 
     @property
@@ -96,15 +98,27 @@ class VirtualPod(Scheduler[Job]):
 
     def advance(self, now_ms: float) -> Progress:
         """End the steps that are due and start the next ones. Returns what happened since the last call."""
+        ended = None
         if self._run is not None and now_ms >= self.wake_ms:
+            ended = self._run
             self._end_run()
         if self._run is None:
             chunks = self._schedule()
             if chunks or self._decoding:
                 self._run = self._next_run(now_ms, chunks)
+            if ended and self._run:
+                self._leave_unread(ended, self._run)
         self._record_change(Tier.GPU, True, [])
         progress, self._progress = self._progress, Progress()
         return progress
+
+    def _leave_unread(self, ended: StepRun, following: StepRun) -> None:
+        """vLLM launches a step before it reads the tokens of the previous one. Where both take as long as their launch,
+        first tokens of one are sent at the end of the other."""
+        launches_ms = self.config.speed.launch_ms, self.config.speed.replay_ms
+        if all(run.chunks and run.first_ms in launches_ms for run in (ended, following)):
+            self._unread = [job for job in self._progress.started if job in self._decoding]
+            self._progress.started = [job for job in self._progress.started if job not in self._decoding]
 
     def _end_after_current_step(self, now_ms: float) -> None:
         """A new job may join: the current step is the last of its run."""
@@ -117,6 +131,8 @@ class VirtualPod(Scheduler[Job]):
     def _end_run(self) -> None:
         run, self._run = self._run, None
         assert run is not None
+        self._progress.started += self._unread
+        self._unread = []
         batch = len(self._decoding)
         self._steps += run.steps
         self._context_tokens += batch * run.steps

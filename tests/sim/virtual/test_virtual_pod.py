@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -185,3 +186,15 @@ def test_a_job_that_can_never_fit_is_refused() -> None:
     """Instead of waiting forever."""
     with pytest.raises(ValueError, match="do not fit"):
         virtual(kv_tokens=20).submit(Job(None, ask([1] * 20, 1)), 0.0)
+
+
+def test_a_first_token_is_read_after_the_launch_of_the_next_step() -> None:
+    """Where both steps take as long as their launch: the second prompt's step ends at 40, which is when the first
+    prompt's token is sent. Its own token has no launch to wait for."""
+    pod = virtual()
+    pod.config = replace(pod.config, speed=replace(SPEED, launch_ms=20.0, graph_tokens=2))
+    times = drive_virtual(pod, [(0.0, ask([1, 2, 3, 4, 5], 9)), (1.0, ask([6, 7, 8, 9], 9))])
+    assert [times[number][0] for number in (0, 1)] == [40.0, 40.0]
+    short = virtual()
+    short.config = replace(pod.config, speed=replace(SPEED, launch_ms=20.0, replay_ms=12.0))
+    assert drive_virtual(short, [(0.0, ask([1, 2, 3, 4, 5], 9))])[0][0] == 12.0
