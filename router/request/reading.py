@@ -25,8 +25,6 @@ from router.request.parse import (
 from router.request.salted_body import appended_salt, replaced_salt
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
 
-"""By path."""
-
 
 class RequestReader:
     """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
