@@ -47,7 +47,7 @@ kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
-MAX_BLOCK_S = 600
+MAX_BLOCK_S = 900
 """Time for the commands of a block. The longest one installs and runs three load tests: two minutes on free cores."""
 POLL_S = 0.1
 MAX_STOP_S = 30
