@@ -11,7 +11,7 @@ import structlog
 from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
-from router.engines.engine_catalog import ENGINES
+from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
@@ -153,7 +153,7 @@ class FleetParts:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
-        if self.membership.report(pod, facts.engine, facts.dp_size):
+        if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._prompts.add_served(facts.models, self._served)
         generation = self._prompts.generation_of(facts.models)
