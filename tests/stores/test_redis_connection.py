@@ -38,7 +38,13 @@ GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
 FACTS = HolderFacts(url="http://pod:8000")
 BLOCKS = list(range(1, 100))
 FACT = SharedFact(
-    name="", key="routers", ttl_s=1, interval_s=1, row=dict[str, InFlight], own=dict[str, InFlight], merge=lambda rows: None
+    name="",
+    key="routers",
+    ttl_s=1,
+    interval_s=1,
+    row=dict[str, InFlight],
+    own=dict[str, InFlight],
+    merge=lambda rows: None,
 )
 SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
