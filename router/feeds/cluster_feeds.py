@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic
 
 import msgspec
 from redis.exceptions import RedisError
@@ -18,9 +18,7 @@ from router.feeds.supervise import raise_if_cancelled
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedFact, SharedRows
-
-RowT = TypeVar("RowT")
+from router.stores.shared_state import RowT, SharedFact, SharedRows
 
 RECEIPTS_INTERVAL_S = 0.2
 RESPONSES_INTERVAL_S = 0.02

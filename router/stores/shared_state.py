@@ -19,6 +19,7 @@ from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
 
 RowT = TypeVar("RowT")
+"""What each router shares of a fact."""
 
 
 def calibration_key(keys: Keys, model: str) -> str:
@@ -58,7 +59,7 @@ class SharedFact(Generic[RowT]):
     """A fact of which each router has its own row, and reads those of the others."""
 
     name: str
-    """Of its task, and in the log."""
+    """The name of its task, also in the log."""
     key: str
     """Name of its hash in Redis, after those of namespace and version."""
     ttl_s: float
