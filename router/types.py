@@ -38,20 +38,25 @@ BlockHash: TypeAlias = int
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 
-class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a policy may read of a request apart from its prompt. Recorded with the decision."""
+
+    endpoint: Endpoint
+    model: str
+    adapter: str = ""
+    session: str = ""
+    tenant: str = ""
+    stream: bool = False
+    max_output_tokens: int | None = None
+
+
+class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     """One client request, parsed once. `body` is the client's bytes; where tenants are configured, with a salt. `salt`
     is what the blocks of its prompt are hashed with."""
 
     id: str
-    endpoint: Endpoint
-    model: str
     body: bytes
-    stream: bool = False
-    adapter: str = ""
-    tenant: str = ""
-    session: str = ""
     salt: str = ""
-    max_output_tokens: int | None = None
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
 

@@ -24,7 +24,8 @@ import httpx
 
 from router.cli.mock_engine_command import TOKENIZER
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
+"""A router whose self-test of a pod fails, because the machine is busy, repeats it after 30 to 60 s."""
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 TAIL_LINES = 15

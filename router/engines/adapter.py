@@ -25,13 +25,6 @@ MAX_MODELS = 4096
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
 MAX_RANKS = 64
 """Data-parallel ranks of one pod that a pod may report."""
-OWNERS: Mapping[str, str] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "tensorrt_llm": "trtllm",
-    "llamacpp": "llamacpp",
-}
-"""Engines by what they name as the owner of their models in /v1/models."""
 MAX_COUNT = 1 << 53
 """Larger numbers are not sizes."""
 _T = TypeVar("_T")
@@ -57,8 +50,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     models: tuple[str, ...]
     """Names that clients may send, without adapters."""
-    engine: str = ""
-    """Name of its adapter; empty where /v1/models does not show it."""
+    owner: str = ""
+    """What /v1/models names as the owner of its models; engines name themselves."""
     dp_size: int = 1
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
@@ -120,6 +113,12 @@ class _Generated(msgspec.Struct):
 class EngineAdapter:
     """One engine's paths, metrics and bodies. An engine overrides what differs from these defaults."""
 
+    owner: str = ""
+    """What it names as the owner of its models in /v1/models."""
+    chart_names: tuple[str, ...] = ()
+    """Its names in labels and annotations of charts, besides its name here."""
+    image_names: tuple[str, ...] = ()
+    """Parts of the names of its images."""
     salted: frozenset[Endpoint] = frozenset(Endpoint) - {Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS}
     """Endpoints that may receive a `cache_salt`, which keeps the prefixes of tenants apart."""
     health_path: str = "/health"
@@ -194,7 +193,7 @@ def parse_models(response: bytes) -> PodFacts | None:
         return None
     return PodFacts(
         models=tuple(card.id for card in base),
-        engine=OWNERS.get(base[0].owned_by or "", ""),
+        owner=(base[0].owned_by or "")[:MAX_NAME_CHARACTERS],
         adapters=tuple(card.id for card in cards if card.parent is not None),
         weights=(base[0].root or "")[:MAX_NAME_CHARACTERS],
         max_model_len_tokens=min((card.context_tokens for card in base if card.context_tokens), default=None),

@@ -28,6 +28,15 @@ ENGINES: Mapping[str, EngineAdapter] = {
     "llamacpp": LlamaCpp(),
 }
 
+OWNERS: Mapping[str, str] = {engine.owner: name for name, engine in ENGINES.items() if engine.owner}
+"""Engines by what they name as the owner of their models in /v1/models."""
+CHART_NAMES: Mapping[str, str] = {
+    each: name for name, engine in ENGINES.items() for each in (name, *engine.chart_names)
+}
+"""Engines by their names in labels and annotations of charts."""
+IMAGES: Mapping[str, str] = {part: name for name, engine in ENGINES.items() for part in engine.image_names}
+"""Engines by a part of the name of their image."""
+
 
 def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[Conversion] | None:
     """How the pods that serve a model make a chat of a body. None if there is no pod, if the engine has no such

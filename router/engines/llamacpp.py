@@ -31,6 +31,9 @@ class _Props(msgspec.Struct):
 class LlamaCpp(EngineAdapter):
     """llama-server. Its /tokenize takes text alone, so chats cannot be tokenized in one call."""
 
+    owner = "llamacpp"
+    chart_names = ("llama.cpp",)
+    image_names = ("llama.cpp", "llama-cpp")
     gauges = LoadGauges(
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),

@@ -48,6 +48,8 @@ class _ServerInfo(msgspec.Struct):
 class Sglang(EngineAdapter):
     """SGLang's OpenAI server. Its /health generates a token, so /v1/models is the health path."""
 
+    owner = "sglang"
+    image_names = ("sglang",)
     health_path = MODELS_PATH
     gauges = LoadGauges(
         running=("sglang:num_running_reqs",),

@@ -12,6 +12,9 @@ from router.types import Endpoint
 
 
 class Trtllm(EngineAdapter):
+    owner = "tensorrt_llm"
+    chart_names = ("tensorrt-llm", "trtllm-serve")
+    image_names = ("tensorrt", "trtllm")
     salted = frozenset({Endpoint.CHAT})  # the models of other requests forbid it: serve/openai_protocol.py
     metrics_path = "/prometheus/metrics"  # /metrics is a queue that reading empties
     gauges = LoadGauges(

@@ -43,6 +43,8 @@ class _Version(msgspec.Struct):
 
 
 class Vllm(EngineAdapter):
+    owner = "vllm"
+    image_names = ("vllm",)
     gauges = LoadGauges(
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),

@@ -1,4 +1,4 @@
-"""Exchanges data with Redis: in-flight work and ids of stored responses with other replicas, receipts into a stream."""
+"""Exchanges data with Redis: facts and ids of stored responses with other replicas, receipts into a stream."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
+from typing import Generic
 
 import msgspec
 from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
-from router.fleet.ledger import Ledger
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedWorkload
+from router.stores.shared_state import RowT, SharedFact, SharedRows
 
-EXCHANGE_INTERVAL_S = 0.04
 RECEIPTS_INTERVAL_S = 0.2
 RESPONSES_INTERVAL_S = 0.02
 MAX_WAITING_RESPONSES = 8192
@@ -35,35 +34,34 @@ MAX_LINE_BYTES = 1024 * 1024
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 
 
-class WorkloadFeed:
-    """Publishes this router's in-flight work and adds that of other replicas to the ledger. Without it, two replicas
-    would send to the same idle pod."""
+class FactFeed(Generic[RowT]):
+    """Exchanges the rows of one fact with the other routers."""
 
-    def __init__(self, workload: SharedWorkload, ledger: Ledger) -> None:
-        self._workload = workload
-        self._ledger = ledger
+    def __init__(self, rows: SharedRows[RowT], fact: SharedFact[RowT]) -> None:
+        self._rows = rows
+        self._fact = fact
         self.replicas = 0
         """Number of other replicas with a recent update."""
         self.known = 0
         """The same, but as of the last exchange while Redis is away: the replicas go on sending."""
 
     async def run(self) -> None:
-        backoff = Backoff("work of other replicas", self._workload.nodes)
+        backoff = Backoff(self._fact.name, self._rows.nodes)
         try:
             while True:
                 if await backoff.attempt(self._exchange):
-                    await asyncio.sleep(EXCHANGE_INTERVAL_S)
+                    await asyncio.sleep(self._fact.interval_s)
                 else:
                     self.replicas = 0
-                    self._ledger.apply_replicas((), time.monotonic())
+                    self._fact.merge(())
         finally:
             with suppress(RedisError, OSError):  # the row expires by itself
-                await asyncio.shield(self._workload.leave())
+                await asyncio.shield(self._rows.leave())
 
     async def _exchange(self) -> None:
-        others = await self._workload.exchange(self._ledger.own())
+        others = await self._rows.exchange(self._fact.own())
         self.replicas = self.known = len(others)
-        self._ledger.apply_replicas(others.values(), time.monotonic())
+        self._fact.merge(others.values())
 
 
 class ReceiptStream:

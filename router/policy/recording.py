@@ -7,7 +7,7 @@ for many scenes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -20,7 +20,6 @@ from router.types import (
     BlockHash,
     BlocksByTier,
     Congestion,
-    Endpoint,
     FleetSnapshot,
     Generation,
     InferenceRequest,
@@ -33,6 +32,7 @@ from router.types import (
     PodStatus,
     PrefixMatch,
     PromptPrefix,
+    RequestInputs,
     Scene,
     ScenePicture,
     StepBegan,
@@ -47,19 +47,12 @@ LoadRow: TypeAlias = tuple[int, int, float, int]
 """The fields of `PodLoad` that policies read: running, waiting, kv_usage and our_prompts."""
 
 
-class SceneFacts(msgspec.Struct, frozen=True, gc=False):
+class SceneFacts(RequestInputs, frozen=True, kw_only=True, gc=False):
     """What policies read of a request and its prompt. Headers are not kept."""
 
     request_id: str
-    endpoint: Endpoint
-    model: str
-    adapter: str = ""
-    session: str = ""
-    tenant: str = ""
     workload: str = ""
     """The request's class, for the `match` of a policy."""
-    stream: bool = False
-    max_output_tokens: int | None = None
     body_bytes: BodyBytes = 0
     """Length of a body with as many assumed tokens if the prompt's are unknown, else 0."""
     prompt_tokens: _Count | None = None
@@ -91,14 +84,11 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
     def scene(self) -> Scene:
         """A scene in which every policy decides as in the original."""
         return Scene(
-            request=InferenceRequest(id=self.request_id, body=bytes(self.body_bytes), **self._same(_OF_REQUEST)),
+            request=InferenceRequest(id=self.request_id, body=bytes(self.body_bytes), **_inputs(self)),
             prompt=self._prompt(),
             match=PrefixMatch(self.match, degraded=self.degraded),
-            **self._same(_OF_SCENE),
+            **{name: getattr(self, name) for name in _OF_SCENE},
         )
-
-    def _same(self, names: Iterable[str]) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in names}
 
     def _prompt(self) -> PromptPrefix | None:
         if self.prompt_tokens is None:
@@ -108,7 +98,6 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
         return PromptPrefix(generation, range(self.prompt_tokens), hashes, self.media_tokens)
 
 
-_OF_REQUEST = set(InferenceRequest.__struct_fields__).intersection(RecordedScene.__struct_fields__)
 _OF_SCENE = set(Scene.__struct_fields__).intersection(RecordedScene.__struct_fields__) - {"match"}
 
 
@@ -133,15 +122,9 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
     request, prompt, match = scene.request, scene.prompt, scene.match
     blocks = len(prompt.hashes) if prompt else 0
     return RecordedScene(
+        **_inputs(request),
         request_id=request.id,
-        endpoint=request.endpoint,
-        model=request.model,
-        adapter=request.adapter,
-        session=request.session,
-        tenant=request.tenant,
         workload=workload,
-        stream=request.stream,
-        max_output_tokens=request.max_output_tokens,
         body_bytes=0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
         prompt_tokens=len(prompt.tokens) if prompt else None,
         media_tokens=prompt.media_tokens if prompt else 0,
@@ -189,9 +172,9 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
     """A recorded scene with the digest of its fleet. `loads` are in the order of the fleet's pods."""
 
     fleet: str
-    match: dict[PodId, BlocksByTier] = {}
-    inflight: dict[PodId, InFlight] = {}
-    steps: dict[PodId, StepBegan] = {}
+    match: dict[PodId, BlocksByTier] = msgspec.field(default_factory=dict)
+    inflight: dict[PodId, InFlight] = msgspec.field(default_factory=dict)
+    steps: dict[PodId, StepBegan] = msgspec.field(default_factory=dict)
     loads: tuple[LoadRow, ...] = ()
 
     def restored(self, fleet: FleetLine) -> RecordedScene:
@@ -232,6 +215,10 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
 def scene_digest(line: SceneLine) -> str:
     """Equal for scenes in which every policy decides the same."""
     return _digest(line)
+
+
+def _inputs(request: RequestInputs) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in RequestInputs.__struct_fields__}
 
 
 def _facts(scene: SceneFacts) -> dict[str, Any]:

@@ -68,8 +68,7 @@ class Endings:
         outcome = outcome_of(context, now_s, self._clock.unix_s())
         used = usage_of(context, outcome) if self._records_usage or context.hold is not None else None
         if used is not None and context.hold is not None and self._charges is not None:
-            output_tokens = None if context.is_in_background else used.output_tokens
-            self._charges.end(context.hold, used.computed_tokens, output_tokens)
+            self._charges.end(context.hold, used, is_in_background=context.is_in_background)
         self._observe(context, outcome, now_s, was_slow=was_slow)
         context.phases.end(self._clock.now_s())
         self._pass_on(

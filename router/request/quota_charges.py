@@ -19,6 +19,7 @@ from router.admission.tenant import Tenant
 from router.apis.api import Conventions
 from router.endpoints import Endpoint
 from router.errors import QuotaExceeded
+from router.observe.ended import UsedTokens
 from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
@@ -86,9 +87,10 @@ class QuotaCharges:
             raise self._refusal(context.tenant, context.request.endpoint, short)
         context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, self._clock.unix_s())
 
-    def end(self, hold: Hold, computed_tokens: int, output_tokens: int | None) -> None:
-        """Replace the expected by the real cost; None: unknown."""
-        self._quotas.end(hold, computed_tokens, output_tokens, self._clock.now_s())
+    def end(self, hold: Hold, used: UsedTokens, *, is_in_background: bool) -> None:
+        """Replace the expected by the real cost. The output of a response in the background is unknown."""
+        output_tokens = None if is_in_background else used.output_tokens
+        self._quotas.end(hold, used.computed_tokens, output_tokens, self._clock.now_s())
 
     def _refuse_unless_shared(self, context: RequestContext, short: Short) -> None:
         """Raise `QuotaExceeded` unless another process may have what the request needs."""

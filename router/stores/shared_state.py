@@ -1,13 +1,14 @@
 """State that router replicas share through Redis, besides the index.
 
-`SharedCalibration`: fitted coefficients, one string per model, which stay when a router stops. `SharedWorkload`:
-requests in flight by router. This file does not decide how often to exchange.
+`SharedCalibration`: fitted coefficients, one string per model, which stay when a router stops. `SharedRows`: the rows
+of all routers of a fact, such as their requests in flight (`wiring/shared_facts.py`). This file exchanges once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -16,7 +17,9 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import VERSION as SCHEMA_VERSION
 from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
-from router.types import InFlight, PodId
+
+RowT = TypeVar("RowT")
+"""What each router shares of a fact."""
 
 
 def calibration_key(keys: Keys, model: str) -> str:
@@ -51,36 +54,49 @@ class SharedCalibration:
             self._written = own
 
 
-Work: TypeAlias = Mapping[PodId, InFlight]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFact(Generic[RowT]):
+    """A fact of which each router has its own row, and reads those of the others."""
 
-_ROW = msgspec.msgpack.Decoder(dict[str, InFlight])
+    name: str
+    """The name of its task, also in the log."""
+    key: str
+    """Name of its hash in Redis, after those of namespace and version."""
+    ttl_s: float
+    """A row is ignored this long after its router last wrote it."""
+    interval_s: float
+    row: type[RowT]
+    """What msgpack decodes; rows of another version, which are none, are skipped."""
+    own: Callable[[], RowT]
+    merge: Callable[[Collection[RowT]], None]
+    """Called with the rows of the other routers after each exchange, and with none when Redis does not answer."""
 
 
-class SharedWorkload:
-    """Requests in flight of this router and of the others. Methods raise `redis.RedisError`."""
+class SharedRows(Generic[RowT]):
+    """The rows of a fact in Redis. Methods raise `redis.RedisError`."""
 
-    def __init__(self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float) -> None:
+    def __init__(self, connection: RedisConnection, keys: Keys, router: str, fact: SharedFact[RowT]) -> None:
         self.nodes = connection.nodes
         self._connection = connection
-        self._keys = keys
+        self._key = keys.fact(fact.key)
         self._router = router
-        self._ttl_ms = int(ttl_s * 1000)
+        self._ttl_ms = int(fact.ttl_s * 1000)
+        self._decoder = msgspec.msgpack.Decoder(fact.row)
 
-    async def exchange(self, own: Work) -> dict[str, Work]:
-        """Write own requests in flight; return the others' by router. Rows of another version are skipped."""
-        row = {pod: work.without_head() for pod, work in own.items()}
-        return await self._exchange(msgspec.msgpack.encode(row))
+    async def exchange(self, own: RowT) -> dict[str, RowT]:
+        """Write this router's row; return the others' by router. Unreadable ones are skipped."""
+        return await self._exchange(msgspec.msgpack.encode(own))
 
     async def leave(self) -> None:
         await self._exchange(b"")
 
-    async def _exchange(self, row: bytes) -> dict[str, Work]:
+    async def _exchange(self, row: bytes) -> dict[str, RowT]:
         args = (self._router, row, self._ttl_ms)
-        flat = await self._connection.script(EXCHANGE, [self._keys.routers], args)
-        found: dict[str, Work] = {}
+        flat = await self._connection.script(EXCHANGE, [self._key], args)
+        found: dict[str, RowT] = {}
         for router, other in zip(flat[::2], flat[1::2], strict=True):
             try:
-                found[router.decode()] = _ROW.decode(other)
+                found[router.decode()] = self._decoder.decode(other)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
         return found

@@ -20,6 +20,7 @@ from router.config.load import ENGINE_TOKENIZER
 from router.config.pod_schema import PodConfig
 from router.config.schema import ModelConfig, RouterConfig
 from router.engines.adapter import PodFacts
+from router.engines.engine_catalog import OWNERS
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
@@ -154,7 +155,7 @@ class Agent:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Follow the events of a pod that has answered its first probe."""
-        if self._membership.report(pod, facts.engine, facts.dp_size):
+        if self._membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._membership.describe(pod, facts)
         model = next((name for name in facts.models if name in self.publisher.generations), None)

@@ -11,7 +11,7 @@ import structlog
 from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
-from router.engines.engine_catalog import ENGINES
+from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
@@ -76,6 +76,10 @@ class FleetParts:
         self.state = FleetState(
             fleet=fleet, ledger=self.ledger, breaker=self.breaker, store=self.store, calibrator=self.calibrator
         )
+        if self.cluster:
+            from router.wiring.shared_facts import shared_facts  # imports redis
+
+            self.cluster.share(shared_facts(self.state))
         self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
         if shared:
             self.state.stored.on_learn.append(shared.add)
@@ -95,7 +99,7 @@ class FleetParts:
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
         readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, self.ledger, readable)
+        return ClusterMember(self._config.index.redis, readable)
 
     @property
     def feeds(self) -> Feeds:
@@ -150,7 +154,7 @@ class FleetParts:
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         """Record what a pod serves and follow its KV events."""
-        if self.membership.report(pod, facts.engine, facts.dp_size):
+        if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._prompts.add_served(facts.models, self._served)
         generation = self._prompts.generation_of(facts.models)

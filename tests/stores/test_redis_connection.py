@@ -18,7 +18,7 @@ from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection, Secret, Tls, redis_error_text
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedWorkload
+from router.stores.shared_state import SharedFact, SharedRows
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_process import address_of
 from tests.redis_servers.server import (
@@ -37,6 +37,15 @@ KEYS = Keys("warmroute")
 GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
 FACTS = HolderFacts(url="http://pod:8000")
 BLOCKS = list(range(1, 100))
+FACT = SharedFact(
+    name="",
+    key="routers",
+    ttl_s=1,
+    interval_s=1,
+    row=dict[str, InFlight],
+    own=dict[str, InFlight],
+    merge=lambda rows: None,
+)
 SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
 
@@ -75,7 +84,7 @@ async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> 
     assert sorted(block for piece in read for block in piece) == BLOCKS
     entries = await reader.entries(GENERATION, b"0-0", wait_ms=1, count=10)
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
-    assert await SharedWorkload(connection, KEYS, "router", ttl_s=1).exchange({"a": InFlight()}) == {}
+    assert await SharedRows(connection, KEYS, "router", FACT).exchange({"a": InFlight()}) == {}
     assert await writer.retire() is WriteResult.OK
 
 

@@ -15,10 +15,13 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -44,8 +47,11 @@ kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
-MAX_S = 1200
-"""Time for the commands of a document."""
+MAX_BLOCK_S = 900
+"""Time for the commands of a block. The longest one installs and runs three load tests: two minutes on free cores."""
+POLL_S = 0.1
+MAX_STOP_S = 30
+"""Time for the commands and servers of a document to end on SIGTERM, before SIGKILL."""
 
 
 def script(blocks: Sequence[Block]) -> Iterator[str]:
@@ -76,18 +82,51 @@ def tour(document: str, folder: Path, environment: dict[str, str]) -> bool:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     (logs / "tour.sh").write_text("\n".join(script(blocks)))
-    command = ["timeout", f"{MAX_S}", "bash", str(logs / "tour.sh")]
-    code = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    problem = run(logs / "tour.sh", folder, environment)
     printed = [path.read_text() if (path := folder / f"output-{at}").exists() else "" for at in range(len(blocks))]
-    if code:
+    if problem:
         last = max((at for at, text in enumerate(printed) if (folder / f"output-{at}").exists()), default=0)
-        print(f"\n{blocks[last].place} failed:\n{printed[last][-TAIL_CHARACTERS:]}")
-    wrong = list(_differences(blocks, printed)) if not code else []
+        print(f"\n{blocks[last].place} {problem}:\n{printed[last][-TAIL_CHARACTERS:]}")
+    wrong = list(_differences(blocks, printed)) if not problem else []
     for line in wrong:
         print(line)
     for path in folder.glob("output-*"):
         path.unlink()
-    return not code and not wrong
+    return not problem and not wrong
+
+
+def run(path: Path, folder: Path, environment: dict[str, str], max_block_s: float = MAX_BLOCK_S) -> str:
+    """Run the script of a document, and print its report: a line at the begin of each block. Returns what went wrong
+    with the last of these blocks; empty if all succeeded. Ends all processes that the script has left."""
+    command = ["bash", str(path)]
+    script = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+    report = script.stdout
+    assert report is not None
+    os.set_blocking(report.fileno(), False)
+    deadline_s = time.monotonic() + max_block_s
+    try:
+        with report:
+            while script.poll() is None:
+                if lines := report.read():
+                    print(lines.decode(), end="", flush=True)
+                    deadline_s = time.monotonic() + max_block_s
+                elif time.monotonic() > deadline_s:
+                    return f"did not end within {max_block_s:.0f} s"
+                else:
+                    time.sleep(POLL_S)
+            print((report.read() or b"").decode(), end="", flush=True)
+        return f"failed (exit code {script.returncode})" if script.returncode else ""
+    finally:
+        _end_session(script)
+
+
+def _end_session(leader: subprocess.Popen[bytes]) -> None:
+    """End the process, its children and what these have left in the background."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(leader.pid, how)
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(MAX_STOP_S)
 
 
 def _differences(blocks: Sequence[Block], printed: Sequence[str]) -> Iterator[str]:

@@ -27,10 +27,11 @@ in_background() {
   echo "$pid" > "$log.pid"
   for _ in {1..300}; do
     if grep -q "${first_line[$1]}" "$log" && is_ready "$1"; then cat "$log"; return; fi
-    kill -0 "$pid" 2> /dev/null || break
+    is_running "$pid" || break
     sleep 0.2
   done
   cat "$log"
+  echo "warmroute $*: ended before it was ready, or was not ready within 60 s"
   return 1
 }
 
@@ -42,8 +43,17 @@ stop() {
   pid=$(< "$LOGS/$1.pid")
   rm "$LOGS/$1.pid"
   kill "$pid" 2> /dev/null || true
-  while kill -0 "$pid" 2> /dev/null; do sleep 0.1; done
+  for _ in {1..900}; do  # a router completes running answers for up to 60 s
+    is_running "$pid" || return 0
+    sleep 0.1
+  done
+  echo "warmroute $1 (process $pid) runs 90 s after SIGTERM"
+  tail -20 "$LOGS/$1"
+  return 1
 }
+
+# A server of a shell that has ended is a child of process 1, which leaves it as a zombie in some containers.
+is_running() { kill -0 "$1" 2> /dev/null && ! grep -q '^State:.*Z' "/proc/$1/status" 2> /dev/null; }
 
 stop_all() { for kind in "${!first_line[@]}"; do stop "$kind"; done; }
 trap stop_all EXIT

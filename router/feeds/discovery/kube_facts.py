@@ -15,6 +15,7 @@ from typing import Any
 
 from router.config.discovery_schema import KubernetesPods
 from router.config.pod_schema import KvEvents, PodConfig, PodSettings
+from router.engines.engine_catalog import CHART_NAMES, IMAGES
 from router.errors import ConfigError
 from router.feeds.discovery.kube_objects import OWN_PREFIX, KubePod
 from router.feeds.discovery.pod_facts import discovered_pod
@@ -34,15 +35,6 @@ ROLES: Mapping[str, str] = {
     "encode-prefill-decode": Role.BOTH,
     "both": Role.BOTH,
 }
-ENGINE_NAMES: Mapping[str, str] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "trtllm": "trtllm",
-    "tensorrt-llm": "trtllm",
-    "trtllm-serve": "trtllm",
-    "llamacpp": "llamacpp",
-    "llama.cpp": "llamacpp",
-}
 NOT_SERVING = ""
 """A value that says that the pod takes no requests of clients."""
 
@@ -60,7 +52,7 @@ class Convention:
 
 CONVENTIONS = (
     Convention("llm-d", "llm-d.ai/role", "role", {**ROLES, "encode": NOT_SERVING}),
-    Convention("llm-d", "llm-d.ai/engine-type", "engine", ENGINE_NAMES),
+    Convention("llm-d", "llm-d.ai/engine-type", "engine", CHART_NAMES),
     Convention("llm-d", "llm-d.ai/active-ports", "ports"),
     Convention("llm-d", "inference.networking.k8s.io/active-ports", "ports"),
     Convention(
@@ -74,7 +66,7 @@ CONVENTIONS = (
         },
     ),
     Convention("AIBrix", "role-name", "role", {"prefill": Role.PREFILL, "decode": Role.DECODE}),
-    Convention("AIBrix", "model.aibrix.ai/engine", "engine", ENGINE_NAMES),
+    Convention("AIBrix", "model.aibrix.ai/engine", "engine", CHART_NAMES),
     Convention("AIBrix", "model.aibrix.ai/port", "ports"),
     Convention("AIBrix", "model.aibrix.ai/sglang-bootstrap-port", "handoff_port"),
     Convention("SMG", "smg.ai/worker-ports", "ports"),
@@ -83,15 +75,6 @@ CONVENTIONS = (
     Convention("Kubernetes 1.35", ZONE_LABEL, "zone"),
 )
 """The first row that applies gives the fact."""
-IMAGES: Mapping[str, str] = {
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "tensorrt": "trtllm",
-    "trtllm": "trtllm",
-    "llama.cpp": "llamacpp",
-    "llama-cpp": "llamacpp",
-}
-"""Engines by a part of the name of their image."""
 _OWN = {
     **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in ("kv_events", "speed")},
     **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},

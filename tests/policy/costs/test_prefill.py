@@ -50,8 +50,8 @@ def test_pictures_that_the_pod_has_not_seen_are_encoded_first() -> None:
 
 def test_a_step_takes_at_least_the_time_of_its_launch() -> None:
     """A short rest of a prompt replays a CUDA graph; a long one is computed longer than it is launched."""
-    speed = replace(SPEED, launch_ms=500.0, replay_ms=90.0, graph_tokens=128)
+    speed = replace(SPEED, launch_ms=200.0, replay_ms=90.0, graph_tokens=128)
     assert PrefillTerm().cost_ms(at(speed=speed, cached_tokens=900)) == 90.0
-    assert PrefillTerm().cost_ms(at(speed=speed, cached_tokens=800)) == 500.0
+    assert PrefillTerm().cost_ms(at(speed=speed, cached_tokens=800)) == 200.0
     long = at(speed=speed, prompt_tokens=10_000)
     assert PrefillTerm().cost_ms(long) == speed.prefill_ms(10_000) == SPEED.prefill_ms(10_000)

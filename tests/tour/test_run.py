@@ -1,0 +1,47 @@
+"""The tour of a document always ends, and says which block did not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tour.__main__ import run, script
+from tests.tour.markdown import SHELL, Block
+
+WAITS = "exec sleep 600"
+LEAVES_A_PROCESS = "sleep 600 > /dev/null 3>&- & echo $! > pid"
+
+
+def document(folder: Path, *commands: str, max_block_s: float = 20) -> str:
+    (folder / "logs").mkdir()
+    path = folder / "logs" / "tour.sh"
+    path.write_text("\n".join(script([Block("page.md", at, SHELL, text) for at, text in enumerate(commands, 1)])))
+    return run(path, folder, {"PATH": os.environ["PATH"]}, max_block_s)
+
+
+def test_all_blocks_are_run_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert document(tmp_path, "echo first", "echo second") == ""
+    assert [line.split()[1] for line in capfd.readouterr().out.splitlines()] == ["page.md:1", "page.md:2"]
+    assert (tmp_path / "output-1").read_text() == "second\n"
+
+
+@pytest.mark.parametrize("command", ["false", "{ false; } &\nsleep 600 & wait $!"])
+def test_a_command_that_fails_ends_the_tour(command: str, tmp_path: Path) -> None:
+    """Also one in the background, for which a loop in the foreground would wait."""
+    assert document(tmp_path, command, "echo not reached").startswith("failed (exit code ")
+    assert not (tmp_path / "output-1").exists()
+
+
+def test_a_block_that_waits_forever_ends_the_tour(tmp_path: Path) -> None:
+    assert document(tmp_path, "echo started", WAITS, max_block_s=1) == "did not end within 1 s"
+    assert (tmp_path / "output-1").exists()
+
+
+def test_processes_of_the_document_end_with_it(tmp_path: Path) -> None:
+    assert document(tmp_path, LEAVES_A_PROCESS) == ""
+    pid = (tmp_path / "pid").read_text().strip()
+    state = subprocess.run(["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False).stdout
+    assert state.strip()[:1] in ("", "Z")
