@@ -84,7 +84,7 @@ def _config(plan: FleetPlan, factor: float, pods: list[str], receipts: Path) -> 
     true = prior_speed(
         load_priors(shipped("config") / "models"), CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
     )
-    wrong = {name: value * factor * plan.time_scale for name, value in asdict(true).items()}
+    wrong = asdict(true.scaled(factor * plan.time_scale))
     for pod in config["pods"]:
         pod["speed"] = wrong
     return {**config, "receipts": str(receipts)}

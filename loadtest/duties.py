@@ -129,7 +129,7 @@ def _instant_speed() -> dict[str, float]:
     prior = prior_speed(
         load_priors(shipped("config") / "models"), CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
     )
-    return {name: value / 100 for name, value in asdict(prior).items()}
+    return {name: value / 100 for name, value in zip(asdict(prior), prior.coefficients, strict=False)}
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _config(incident: Incident, pods: Sequence[str], redis: RedisProcess | None)
     cost = CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
     prior = prior_speed(load_priors(shipped("config") / "models"), cost)
     for pod in config["pods"]:
-        pod["speed"] = {name: value * PLAN.time_scale for name, value in asdict(prior).items()}
+        pod["speed"] = asdict(prior.scaled(PLAN.time_scale))
     if incident.split:
         config |= {"policy": "cost_aware_pd", "links": {"elsewhere": {"t0_ms": 0.4, "gb_per_s": LINK_GB_PER_S}}}
         for number, pod in enumerate(config["pods"]):

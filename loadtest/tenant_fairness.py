@@ -89,7 +89,7 @@ def config_of(plan: FleetPlan, pods: Sequence[str], tenants: Path) -> dict[str, 
         load_priors(shipped("config") / "models"), CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
     )
     for pod in config["pods"]:
-        pod["speed"] = {name: value * plan.time_scale for name, value in asdict(prior).items()}
+        pod["speed"] = asdict(prior.scaled(plan.time_scale))
     slo = {"ttft_ms": 2000.0 * plan.time_scale, "tpot_ms": 100.0 * plan.time_scale}
     admission = {"slo": slo, "max_wait_ms": 1200.0 * plan.time_scale}
     entries = (f"- {{name: {name}, keys: [{sha256(key.encode()).hexdigest()}]}}\n" for name, key in KEYS.items())

@@ -48,10 +48,13 @@ class PodSpeed:
         """The least time of a step of that many tokens, prompts among them."""
         return self.launch_ms if tokens > self.graph_tokens else self.replay_ms
 
-    def with_coefficients(self, coefficients: Iterable[float], factor: float = 1.0) -> PodSpeed:
-        """The same launches with other coefficients, all times multiplied by `factor`."""
-        launches_ms = self.launch_ms, self.replay_ms
-        times_ms = (factor * value for value in (*coefficients, *launches_ms))
+    def with_coefficients(self, coefficients: Iterable[float]) -> PodSpeed:
+        """The same launches with other coefficients."""
+        return PodSpeed(*coefficients, self.launch_ms, self.replay_ms, graph_tokens=self.graph_tokens)
+
+    def scaled(self, factor: float) -> PodSpeed:
+        """A pod that takes `factor` times as long for everything."""
+        times_ms = (factor * value for value in (*self.coefficients, self.launch_ms, self.replay_ms))
         return PodSpeed(*times_ms, graph_tokens=self.graph_tokens)
 
     def compute_ms(self, first_token: int, end_token: int) -> float:

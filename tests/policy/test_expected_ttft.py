@@ -147,7 +147,7 @@ def mean_error(times: list[tuple[float, float]]) -> float:
 @pytest.mark.parametrize("true", [LLAMA_70B, DEEPSEEK_V3])
 def test_after_200_requests_it_is_less_than_10_per_cent_off(true: PodSpeed, load: float, factor: float) -> None:
     """All six coefficients were wrong by 3, and steps vary by 5 %."""
-    prior = true.with_coefficients(true.coefficients, factor)
+    prior = true.scaled(factor)
     times = play(true, prior, load, seed=1, noise=0.05)
     assert mean_error(times[:10]) > 0.2
     assert mean_error(times[WARM_UP:]) < 0.1

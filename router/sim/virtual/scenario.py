@@ -163,7 +163,7 @@ class FleetSpec(StrictSpec):
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)
-        speed = speed.with_coefficients(speed.coefficients, group.slowdown)
+        speed = speed.scaled(group.slowdown)
         believed_speed = replace(
             speed,
             c1_ms_per_token=speed.c1_ms_per_token * believed_compute,
