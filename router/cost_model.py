@@ -50,7 +50,8 @@ class PodSpeed:
 
     def with_coefficients(self, coefficients: Iterable[float]) -> PodSpeed:
         """The same launches with other coefficients."""
-        return PodSpeed(*coefficients, self.launch_ms, self.replay_ms, graph_tokens=self.graph_tokens)
+        times_ms = (*coefficients, self.launch_ms, self.replay_ms)
+        return PodSpeed(*times_ms, graph_tokens=self.graph_tokens)
 
     def scaled(self, factor: float) -> PodSpeed:
         """A pod that takes `factor` times as long for everything."""
