@@ -16,8 +16,8 @@ class PodSpeed:
     """Coefficients of `T_prefill(n, p) = c0 + c1 (n-p) + c2 (n^2 - p^2)` and of a decode step
     `d0 + d1 * batch + d2 * context tokens`; all in milliseconds.
 
-    A step that computes prompts also takes at least the time in which the pod's CPU launches its kernels: `launch_ms`,
-    or `replay_ms` for a step of at most `graph_tokens` tokens, which replays CUDA graphs. 0 where that is unknown.
+    The simulator's steps with prompts also take at least the time in which the pod's CPU launches their kernels:
+    `launch_ms`, or `replay_ms` for at most `graph_tokens` tokens, which replay CUDA graphs. Prices do not contain it.
     """
 
     c0_ms: float
@@ -41,12 +41,11 @@ class PodSpeed:
     def prefill_ms(self, prompt_tokens: int, cached_tokens: int = 0) -> float:
         """Expected prefill time of a prompt with `cached_tokens` leading tokens in the cache."""
         n, p = prompt_tokens, cached_tokens
-        computed_ms = self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
-        return max(computed_ms, self.least_ms(n - p))
+        return self.c0_ms + self.c1_ms_per_token * (n - p) + self.c2_ms_per_token2 * (n * n - p * p)
 
     def least_ms(self, tokens: int) -> float:
         """The least time of a step of that many tokens, prompts among them."""
-        return self.launch_ms if tokens > self.graph_tokens else self.replay_ms
+        return self.launch_ms if tokens > self.graph_tokens else min(self.replay_ms, self.launch_ms)
 
     def with_coefficients(self, coefficients: Iterable[float]) -> PodSpeed:
         """The same launches with other coefficients."""

@@ -102,8 +102,13 @@ def halves(points: Sequence[PrefillPoint]) -> tuple[list[PrefillPoint], list[Pre
 
 
 def error(speed: PodSpeed, prefills: Sequence[PrefillPoint]) -> float:
-    """Mean absolute relative error of expected prefill times."""
-    return fmean(abs(speed.prefill_ms(one.n, one.p) / one.ms - 1) for one in prefills)
+    """Mean absolute relative error of expected prefill times, with the launch if it is known."""
+    return fmean(abs(expected_ms(speed, one) / one.ms - 1) for one in prefills)
+
+
+def expected_ms(speed: PodSpeed, prompt: PrefillPoint) -> float:
+    """As the simulator expects it on an idle pod."""
+    return max(speed.prefill_ms(prompt.n, prompt.p), speed.least_ms(prompt.n - prompt.p))
 
 
 def decode_error(speed: PodSpeed, decodes: Sequence[DecodePoint]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
-from loadtest.gpu.fit import launched
+from loadtest.gpu.fit import expected_ms, launched
 from loadtest.gpu.fleet_record import MeasuredFleet
 from loadtest.gpu.simulated import MeasuredPod, simulate
 
@@ -45,7 +45,7 @@ def _prefills(panel: Any, model: MeasuredModel) -> None:
     panel.scatter(measured, formula, s=22, facecolors="none", edgecolors=ORANGE, label="c0 + c1 (n-p) + c2 (n²-p²)")
     launches = launched(points)
     least = f"... at least {with_launch.launch_ms:.0f} ms, without CUDA graphs"
-    expected = [with_launch.prefill_ms(one.n, one.p) for one in launches]
+    expected = [expected_ms(with_launch, one) for one in launches]
     panel.scatter([one.ms for one in launches], expected, s=14, color=BLUE, label=least)
     panel.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
     panel.set(

@@ -25,6 +25,7 @@ from loadtest.gpu.fit import (
     decode_error,
     decode_points,
     error,
+    expected_ms,
     fit,
     fit_launched,
     halves,
@@ -189,7 +190,7 @@ def _prefills(model: MeasuredModel) -> list[str]:
     ttfts = {(one.n, one.p): one.ms for one in prefill_points(model.records)}
     rows = ["| n | p | TTFT ms | in the engine | fitted | with a launch |", "|---|---|---|---|---|---|"]
     for one in model.prefills:
-        expected = f"{speed.prefill_ms(one.n, one.p):.1f} | {with_launch.prefill_ms(one.n, one.p):.1f}"
+        expected = f"{speed.prefill_ms(one.n, one.p):.1f} | {expected_ms(with_launch, one):.1f}"
         rows.append(f"| {one.n:,} | {one.p:,} | {ttfts[one.n, one.p]:.1f} | {one.ms:.1f} | {expected} |")
     return rows
 

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from select import PIPE_BUF
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -168,9 +169,17 @@ class RequestLog:
         self._flush()
 
     def _flush(self) -> None:
+        """Write the lines that wait, in pieces that a pipe takes at once: lines of two processes do not mix."""
         waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._write("".join(map(self._text, waiting)))
+        piece, piece_bytes = "", 0
+        for text in map(self._text, waiting):
+            text_bytes = len(text.encode())
+            if piece and piece_bytes + text_bytes > PIPE_BUF:
+                self._write(piece)
+                piece, piece_bytes = "", 0
+            piece, piece_bytes = piece + text, piece_bytes + text_bytes
+        if piece:
+            self._write(piece)
 
     def _text(self, ended: EndedRequest) -> str:
         line, outcome = self._describe(ended), ended.outcome

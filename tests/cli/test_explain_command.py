@@ -69,7 +69,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "first token: expected after 21.40 ms, actual 31.50 ms" in text
     assert "cached tokens: expected 0, actual 790" in text
     assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
-    assert "p, cached tokens" in text and "prefill = max(F + c1 (n - p + e)" in text
+    assert "p, cached tokens" in text and "prefill = F + c1 (n - p + e)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
 
 

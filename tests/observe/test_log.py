@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from select import PIPE_BUF
 from typing import Any, Literal
 
 import msgspec
@@ -37,10 +38,10 @@ FIELDS: dict[str, Any] = {
 ENDED_AT_S = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
 
 
-def ended_request(request_id: str = "r-1") -> EndedRequest:
+def ended_request(request_id: str = "r-1", error: str = "") -> EndedRequest:
     """A request of two seconds."""
     outcome = Outcome(id=request_id, at_s=ENDED_AT_S - 2, model="m", endpoint="chat", result="ok", e2e_ms=2000.0)
-    return EndedRequest(outcome=outcome)
+    return EndedRequest(outcome=outcome, error=error)
 
 
 def log_of(line: RequestLine) -> None:
@@ -65,14 +66,19 @@ def test_a_json_line_holds_the_fields_and_what_structlog_adds() -> None:
 
 
 def test_lines_are_written_together() -> None:
-    """When the log is closed, what waits is written."""
+    """In pieces that a pipe takes at once; a longer line alone. When the log is closed, what waits is written."""
     written, timers = list[str](), list[Callable[[], None]]()
-    log = RequestLog("json", 1.0, written.append, lambda _, call: timers.append(call))
+
+    def as_is(ended: EndedRequest) -> RequestLine:
+        return RequestLine(id=ended.outcome.id, error=ended.error)
+
+    log = RequestLog("json", 1.0, written.append, lambda _, call: timers.append(call), as_is)
     for number in range(20):
-        log.ended(ended_request(f"r-{number}"))
+        log.ended(ended_request(f"r-{number}", "é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)))
     assert not written and len(timers) == 1
     timers[0]()
-    assert len(written) == 1
+    assert all(len(piece.encode()) <= PIPE_BUF or piece.count("\n") == 1 for piece in written)
+    assert len(written) < 20
     log.ended(ended_request("r-20"))
     log.close()
     log.ended(ended_request("r-21"))

@@ -67,12 +67,11 @@ class PrefillTerm(CostTerm):
 
     The prefill of n prompt tokens of which p need no compute on the pod:
 
-        prefill = max(F + c1 (n - p + e) + c2 (n^2 - p^2), L)
+        prefill = F + c1 (n - p + e) + c2 (n^2 - p^2)
 
     e are the tokens of its pictures that the pod must encode first: those outside the p tokens that it has not seen.
     Encoding takes about as long as the prefill of as many tokens. F is the fixed part of the step that computes them:
-    c0, or d0 + d1 b + d2 context if b requests decode in it. L is the time in which the pod's CPU launches that step, 0
-    if unknown. Source: docs/cost-model.md#prefill.
+    c0, or d0 + d1 b + d2 context if b requests decode in it. Source: docs/cost-model.md#prefill.
     """
 
     side: ClassVar[Side] = Side.PREFILL
@@ -80,8 +79,8 @@ class PrefillTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         if placements[0].request.scene.pictures:
-            return [_launched(at, at.pod.speed.c1_ms_per_token * _encoded(at)) for at in placements]
-        return [_launched(at) for at in placements]
+            return [at.fixed_ms + at.compute_ms + at.pod.speed.c1_ms_per_token * _encoded(at) for at in placements]
+        return [at.fixed_ms + at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)
@@ -89,13 +88,6 @@ class PrefillTerm(CostTerm):
         yield from compute_inputs(at)
         if at.request.scene.pictures:
             yield Input("e", "tokens to encode", _encoded(at))
-        if least_ms := at.pod.speed.least_ms(at.request.prompt_tokens - at.cached_tokens):
-            yield Input("L", "ms", least_ms)
-
-
-def _launched(at: Placement, encoding_ms: float = 0.0) -> float:
-    least_ms = at.pod.speed.least_ms(at.request.prompt_tokens - at.cached_tokens)
-    return max(at.fixed_ms + at.compute_ms + encoding_ms, least_ms)
 
 
 def _encoded(at: Placement) -> int:

@@ -50,7 +50,7 @@ class VirtualPod(Scheduler[Job]):
         self._steps = 0
         self._run: StepRun | None = None
         self._unread: list[Job] = []
-        """Jobs whose first token is computed but not read yet: see `_leave_unread`."""
+        """Jobs whose first token is computed but not read yet: see `_read_first_tokens`."""
         self._progress = Progress()
 
     @property
@@ -98,27 +98,27 @@ class VirtualPod(Scheduler[Job]):
 
     def advance(self, now_ms: float) -> Progress:
         """End the steps that are due and start the next ones. Returns what happened since the last call."""
-        ended = None
-        if self._run is not None and now_ms >= self.wake_ms:
-            ended = self._run
+        ended = self._run
+        if ended is not None and now_ms >= self.wake_ms:
             self._end_run()
         if self._run is None:
             chunks = self._schedule()
             if chunks or self._decoding:
                 self._run = self._next_run(now_ms, chunks)
-            if ended and self._run:
-                self._leave_unread(ended, self._run)
+            if ended is not None:
+                self._read_first_tokens(ended)
         self._record_change(Tier.GPU, True, [])
         progress, self._progress = self._progress, Progress()
         return progress
 
-    def _leave_unread(self, ended: StepRun, following: StepRun) -> None:
-        """vLLM launches a step before it reads the tokens of the previous one. Where both take as long as their launch,
-        first tokens of one are sent at the end of the other."""
+    def _read_first_tokens(self, ended: StepRun) -> None:
+        """vLLM launches the next step before it reads the tokens of the `ended` one. If both take as long as their
+        launch, first tokens are read when the next step ends."""
+        read, self._unread = self._unread, []
         launches_ms = self.config.speed.launch_ms, self.config.speed.replay_ms
-        if all(run.chunks and run.first_ms in launches_ms for run in (ended, following)):
+        if self._run and all(run.chunks and run.first_ms in launches_ms for run in (ended, self._run)):
             self._unread = [job for job in self._progress.started if job in self._decoding]
-            self._progress.started = [job for job in self._progress.started if job not in self._decoding]
+        self._progress.started = [*read, *(job for job in self._progress.started if job not in self._unread)]
 
     def _end_after_current_step(self, now_ms: float) -> None:
         """A new job may join: the current step is the last of its run."""
@@ -131,8 +131,6 @@ class VirtualPod(Scheduler[Job]):
     def _end_run(self) -> None:
         run, self._run = self._run, None
         assert run is not None
-        self._progress.started += self._unread
-        self._unread = []
         batch = len(self._decoding)
         self._steps += run.steps
         self._context_tokens += batch * run.steps

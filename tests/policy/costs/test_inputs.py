@@ -52,7 +52,7 @@ def queue(x: Inputs, term: Any) -> float:
 
 
 def prefill(x: Inputs, term: Any) -> float:
-    return max(x["F"] + compute_ms(x, x["n"], x["p"]) + x["c1"] * x.get("e", 0), x.get("L", 0))
+    return x["F"] + compute_ms(x, x["n"], x["p"]) + x["c1"] * x.get("e", 0)
 
 
 def hot_prefix_credit(x: Inputs, term: Any) -> float:

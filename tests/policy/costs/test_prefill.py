@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 
@@ -46,12 +44,3 @@ def test_pictures_that_the_pod_has_not_seen_are_encoded_first() -> None:
     assert encoding_ms("a", 300) == pytest.approx(c1 * 1024)
     assert encoding_ms("b", 299) == pytest.approx(c1 * (100 + 200 + 1024))
     assert encoding_ms("b", 999) == pytest.approx(c1 * 1024)
-
-
-def test_a_step_takes_at_least_the_time_of_its_launch() -> None:
-    """A short rest of a prompt replays a CUDA graph; a long one is computed longer than it is launched."""
-    speed = replace(SPEED, launch_ms=200.0, replay_ms=90.0, graph_tokens=128)
-    assert PrefillTerm().cost_ms(at(speed=speed, cached_tokens=900)) == 90.0
-    assert PrefillTerm().cost_ms(at(speed=speed, cached_tokens=800)) == 200.0
-    long = at(speed=speed, prompt_tokens=10_000)
-    assert PrefillTerm().cost_ms(long) == speed.prefill_ms(10_000) == SPEED.prefill_ms(10_000)

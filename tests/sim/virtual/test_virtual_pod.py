@@ -195,6 +195,11 @@ def test_a_first_token_is_read_after_the_launch_of_the_next_step() -> None:
     pod.config = replace(pod.config, speed=replace(SPEED, launch_ms=20.0, graph_tokens=2))
     times = drive_virtual(pod, [(0.0, ask([1, 2, 3, 4, 5], 9)), (1.0, ask([6, 7, 8, 9], 9))])
     assert [times[number][0] for number in (0, 1)] == [40.0, 40.0]
+    many = virtual(seats=16)
+    many.config = pod.config
+    arrivals = [(15.0 * number, ask(list(range(10 * number, 10 * number + 5)), 9)) for number in range(6)]
+    first_ms = [times[0] for _, times in sorted(drive_virtual(many, arrivals).items())]
+    assert max(first - arrived for first, (arrived, _) in zip(first_ms, arrivals, strict=True)) <= 60.0
     short = virtual()
-    short.config = replace(pod.config, speed=replace(SPEED, launch_ms=20.0, replay_ms=12.0))
+    short.config = replace(pod.config, speed=replace(SPEED, launch_ms=20.0, replay_ms=12.0, graph_tokens=512))
     assert drive_virtual(short, [(0.0, ask([1, 2, 3, 4, 5], 9))])[0][0] == 12.0
