@@ -151,8 +151,8 @@ def test_every_file_has_the_kv_of_its_architecture() -> None:
 
 @pytest.mark.parametrize("model", ARCHITECTURES)
 def test_estimates_are_within_their_stated_accuracy(model: str) -> None:
-    """Within a factor of 3.2 for c1 and 1.4 for c2 of every row that is fitted to kernels. In measured ones c1 and c2 also
-    contain launches."""
+    """Within a factor of 3.2 for c1 and 1.4 for c2 of every row that is fitted to kernels; measured ones contain
+    launches."""
     work = prefill_work(ARCHITECTURES[model])
     fitted = {name: row for name, row in PRIORS[model].hardware.items() if not row.source.startswith("measured")}
     for hardware, row in fitted.items():
