@@ -16,17 +16,17 @@ from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterErro
 
 class AdmissionGate:
     """`tenants` returns the current ones; without it, every request is admitted as `OPEN_TENANT`. `control_paths`:
-    those that change engines. `tokens` verifies the tokens of identity providers."""
+    those that change engines. `jwts` verifies the tokens of identity providers."""
 
     def __init__(
         self,
         tenants: Callable[[], Tenants] | None = None,
         control_paths: Collection[str] = (),
-        tokens: JwtVerifier | None = None,
+        jwts: JwtVerifier | None = None,
     ) -> None:
         self._tenants = tenants
         self._control_paths = frozenset(control_paths)
-        self._tokens = tokens or JwtVerifier()
+        self._jwts = jwts or JwtVerifier()
 
     def named(self, name: str) -> Tenant:
         """The tenant of this name, for operators. Raises `MalformedRequest` for an unknown name."""
@@ -48,7 +48,7 @@ class AdmissionGate:
         tenants = self._tenants()
         tenant: Tenant | RouterError | None = tenants.find(key, now_s)
         if tenant is None and tenants.issuers and is_token(key):
-            tenant = self._tokens.find(key, tenants, now_s)
+            tenant = self._jwts.find(key, tenants, now_s)
         if tenant is None:
             return InvalidKey("The API key is not valid: it is unknown, has expired or was revoked.")
         if isinstance(tenant, RouterError):

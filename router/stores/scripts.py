@@ -154,4 +154,4 @@ end
 return alive
 """
 )
-"""Write this router's requests in flight and read those of the other live routers."""
+"""Write this router's row of a shared fact, or remove it, and read the rows of the other live routers."""

@@ -66,7 +66,7 @@ class SharedFact(Generic[RowT]):
     """A row is ignored this long after its router last wrote it."""
     interval_s: float
     row: type[RowT]
-    """What msgpack decodes; rows of another version, which are none, are skipped."""
+    """What msgpack decodes. Rows that cannot be decoded are skipped."""
     own: Callable[[], RowT]
     merge: Callable[[Collection[RowT]], None]
     """Called with the rows of the other routers after each exchange, and with none when Redis does not answer."""

@@ -120,10 +120,10 @@ class Program:
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
         self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
-        tokens = JwtVerifier()
+        jwts = JwtVerifier()
         grants = self._tenants.current if self._tenants else None
-        self._gate = AdmissionGate(grants, config.edge.control_paths, tokens)
-        self._signing_keys = self._build_signing_keys(tokens)
+        self._gate = AdmissionGate(grants, config.edge.control_paths, jwts)
+        self._signing_keys = self._build_signing_keys(jwts)
         self._metrics_page = self._build_metrics_page()
         self._snapshots = SnapshotStream(self._build_page().snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
@@ -154,11 +154,11 @@ class Program:
         endings = core.requests.endings
         return OpenAiEdge(forwarder, endings, reader, self.pods.responses, config.edge, config.limits, self.tracing)
 
-    def _build_signing_keys(self, tokens: JwtVerifier) -> SigningKeyFeed | None:
+    def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:
         if self._tenants is None:
             return None
         on_fetched = self.metrics.identity_providers_failing.set
-        return SigningKeyFeed(self._tenants.current, tokens, self._pools.get_url, on_fetched)
+        return SigningKeyFeed(self._tenants.current, jwts, self._pools.get_url, on_fetched)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
