@@ -20,7 +20,7 @@ ROW_TTL_S = 3.0
 """A process without a report for this long is gone; what it may use is free."""
 
 
-class ShareReport(msgspec.Struct, frozen=True, array_like=True):
+class CeilingReport(msgspec.Struct, frozen=True, array_like=True):
     """One limit as a process sees it: what it has used, and how much more it wants to be allowed."""
 
     meter: str
@@ -45,7 +45,7 @@ class Grants(msgspec.Struct, frozen=True, array_like=True):
     members: int
 
 
-def local_share(limit: int, ceiling: float, free: int, members: int) -> float:
+def local_ceiling(limit: int, ceiling: float, free: int, members: int) -> float:
     """What a process may use in the first minute after it lost the book: what it was granted, and its part of what was
     free."""
     return min(limit, ceiling + max(0, free) // members)
@@ -95,7 +95,7 @@ class MeterSharing:
         for meter in meters:
             self.changed[meter.key] = meter
 
-    def reports(self, now_s: float) -> list[ShareReport]:
+    def reports(self, now_s: float) -> list[CeilingReport]:
         """The next reports. Until they are answered, this process uses no more than it asked for."""
         second = int(now_s)
         self._sent = [self.changed.pop(key) for key in list(islice(self.changed, MAX_REPORTS))]
@@ -106,16 +106,16 @@ class MeterSharing:
                     self._sent.append(meter)
         return [self._report(meter, second) for meter in self._sent]
 
-    def _report(self, meter: Meter, second: int) -> ShareReport:
+    def _report(self, meter: Meter, second: int) -> CeilingReport:
         used, wanted = meter.own.at(second), meter.waiting
         meter.waiting = 0
         if self.is_away and meter.key in self._local:
-            return ShareReport(meter.key, meter.limit, used, max(0, int(meter.ceiling) - used))
+            return CeilingReport(meter.key, meter.limit, used, max(0, int(meter.ceiling) - used))
         if second - meter.last_second < KEPT_S:
             soon = max(2 * meter.last_amount, used // KEPT_S)
             wanted += min(soon, meter.remaining(second) // (2 * self.members))
         meter.ceiling = min(meter.ceiling, used + wanted)
-        return ShareReport(meter.key, meter.limit, used, wanted)
+        return CeilingReport(meter.key, meter.limit, used, wanted)
 
     def granted(self, answer: Grants, now_s: float) -> None:
         """Apply the answer to the last reports, once."""
@@ -159,7 +159,7 @@ class MeterSharing:
         used = meter.own.at(second)
         if meter.key not in self._local:
             self._local.add(meter.key)
-            meter.ceiling = local_share(meter.limit, meter.ceiling, meter.free, self.members)
+            meter.ceiling = local_ceiling(meter.limit, meter.ceiling, meter.free, self.members)
         if second >= self._lost_second + WINDOW_S:  # what the others had used is no longer in the window
             meter.ceiling = max(meter.ceiling, meter.limit // self.members)
         return used + amount <= (meter.ceiling if used else meter.limit)

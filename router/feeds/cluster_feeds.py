@@ -108,7 +108,7 @@ class ReceiptStream:
             raise
 
 
-class ResponseExchange:
+class SharedResponses:
     """The pods of stored responses in Redis. While it is away, each router knows those of its own; at most
     `MAX_WAITING_RESPONSES` wait, and older ones are dropped."""
 

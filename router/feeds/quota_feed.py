@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
-from router.admission.sharing import Grants, MeterSharing, ShareReport
+from router.admission.sharing import CeilingReport, Grants, MeterSharing
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import pause
 
@@ -33,7 +33,7 @@ class QuotaFeed:
     def __init__(
         self,
         sharing: MeterSharing,
-        exchange: Callable[[Sequence[ShareReport]], Awaitable[Grants]],
+        exchange: Callable[[Sequence[CeilingReport]], Awaitable[Grants]],
         leave: Callable[[], Awaitable[None]] | None = None,
         nodes: str = "",
         clock: Callable[[], float] = time.monotonic,

@@ -114,7 +114,7 @@ class ReadThreads:
             raise Unrenderable(UnreadReason.BUSY, f"not read within {READ_TIMEOUT_S:g} s") from error
 
 
-class LocalReader:
+class LocalPromptReader:
     """Tokenizes in this process, exactly as the engine does."""
 
     def __init__(
@@ -266,7 +266,7 @@ def _is_spaced(text: bytes) -> bool:
     return len(text) <= INLINE_SPACED_BYTES and all(text.rfind(b" ", end - SPACED_BYTES, end) >= 0 for end in ends)
 
 
-class EngineReader:
+class EnginePromptReader:
     """Tokenizes on a pod of the model: one more round trip, with the engine's own tokens. After an error or
     `TOKENIZE_TIMEOUT_S`, one other pod is tried. Long prompts and their tokens are decoded in a thread."""
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from router.frontends.body_edits import UuidRemoval
 from router.frontends.prompt_readers import PromptReader
 from router.frontends.response_locator import ResponseLocator
-from router.request.preparation_steps import Locate, QuotaExchange, Step, Ticket, Tokens
+from router.request.preparation_steps import Locate, QuotaSync, Step, Ticket, Tokens
 from router.request.queues import ModelQueue, RequestQueues
 
 
@@ -124,7 +124,7 @@ class StepExecutor:
             return self.queues.wait(step)
         if isinstance(step, Locate):
             return self.responses.locate(step.response_id, step.param, step.owner)
-        if isinstance(step, QuotaExchange):
+        if isinstance(step, QuotaSync):
             assert self.next_exchange is not None
             return self.next_exchange()
         return self.uuids.removed(step.body)

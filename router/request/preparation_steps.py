@@ -37,7 +37,7 @@ class WithoutUuids(NamedTuple):
     body: bytes
 
 
-class QuotaExchange(NamedTuple):
+class QuotaSync(NamedTuple):
     """Wait until shares of quotas have been exchanged with other processes. Answer: None."""
 
 
@@ -51,4 +51,4 @@ class Ticket(msgspec.Struct, eq=False):
     """Set by the front; called once, with the error if the request is refused."""
 
 
-Step: TypeAlias = Locate | Tokens | WithoutUuids | QuotaExchange | Ticket
+Step: TypeAlias = Locate | Tokens | WithoutUuids | QuotaSync | Ticket

@@ -23,7 +23,7 @@ from router.observe.ended import UsedTokens
 from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
-from router.request.preparation_steps import QuotaExchange, Step
+from router.request.preparation_steps import QuotaSync, Step
 
 MAX_EXCHANGES = 2
 """Exchanges of shares that a request waits for."""
@@ -58,7 +58,7 @@ class QuotaCharges:
             if isinstance(found, Hold):
                 break
             self._refuse_unless_shared(context, found)
-            yield QuotaExchange()
+            yield QuotaSync()
             found = self._begin(context)
         if isinstance(found, Short):
             raise self._refusal(context.tenant, context.request.endpoint, found)
@@ -80,7 +80,7 @@ class QuotaCharges:
             if short is None:
                 break
             self._refuse_unless_shared(context, short)
-            yield QuotaExchange()
+            yield QuotaSync()
             short = self._quotas.charge(hold, uncached, output, self._clock.now_s())
         if short is not None:
             self._quotas.refuse(hold)

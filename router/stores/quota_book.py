@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from router.admission.sharing import ROW_TTL_S, Grant, Grants, ShareReport
+from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.scripts import NOW
@@ -70,7 +70,7 @@ class QuotaBook:
         self._keys = keys
         self._member = member
 
-    async def exchange(self, reports: Sequence[ShareReport]) -> Grants:
+    async def exchange(self, reports: Sequence[CeilingReport]) -> Grants:
         """Record these reports. Raises `redis.RedisError`."""
         keys = [self._keys.quota_members, *(self._keys.quota(report.meter) for report in reports)]
         numbers = [number for one in reports for number in (one.limit, one.used, one.wanted)]

@@ -16,7 +16,7 @@ import structlog
 
 from router.config.index_schema import RedisIndex
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, ReceiptStream, ResponseExchange
+from router.feeds.cluster_feeds import FactFeed, ReceiptStream, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.index.cluster import ClusterIndex
@@ -101,7 +101,7 @@ class ClusterMember:
         self.loaded = self._feed.loaded
         self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._facts: dict[str, FactFeed[Any]] = {}
-        self.responses = ResponseExchange(self._connection, keys)
+        self.responses = SharedResponses(self._connection, keys)
         self.quota_book = QuotaBook(self._connection, keys, self._router)
         self.nodes = self._connection.nodes
 

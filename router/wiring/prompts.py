@@ -17,9 +17,9 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
 from router.frontends.http.upstream import UpstreamPool
 from router.frontends.prompt_readers import (
-    EngineReader,
+    EnginePromptReader,
     FleetLookups,
-    LocalReader,
+    LocalPromptReader,
     PromptReader,
     ReadThreads,
 )
@@ -195,11 +195,11 @@ class Prompts:
     def advice(self, model: str, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why a pod has other tokens of a prompt than the router, and what to do; "" if that is unknown."""
         reader = self.readers.get(model)
-        return reader.advice(ours, engine) if isinstance(reader, LocalReader) else ""
+        return reader.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
     def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
         """Pictures whose tokens pods should be asked for."""
-        for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalReader)]:
+        for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
             pictures = reader.pictures
             while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):
                 yield pictures, wanted
@@ -207,19 +207,19 @@ class Prompts:
     def learns_pictures(self, model: str) -> bool:
         """Whether the tokens of this model's pictures may become known later."""
         reader = self.readers.get(model)
-        pictures = reader.pictures if isinstance(reader, LocalReader) else None
+        pictures = reader.pictures if isinstance(reader, LocalPromptReader) else None
         return pictures is not None and pictures.learnt is not None and not pictures.learnt.gave_up
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
         readers = self.readers.items()
-        return {model: reader.cache_bytes for model, reader in readers if isinstance(reader, LocalReader)}
+        return {model: reader.cache_bytes for model, reader in readers if isinstance(reader, LocalPromptReader)}
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
         if model.tokenizer == ENGINE_TOKENIZER:
             generation = self.generations[model.name] = model.generation()
-            return EngineReader(
+            return EnginePromptReader(
                 generation,
                 self._pool_of,
                 self._ready_pods,
@@ -254,7 +254,7 @@ class Prompts:
             incremental=self._index.incremental_prompts,
         )
         self.generations[model.name] = reading.generation
-        return LocalReader(
+        return LocalPromptReader(
             reading,
             tokenizer,
             self._count_unread,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.admission.sharing import ROW_TTL_S, Grant, Grants, ShareReport
+from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -23,14 +23,14 @@ class ShareBook:
     rows: dict[str, dict[str, _Row]] = field(default_factory=dict)
     members: dict[str, float] = field(default_factory=dict)
 
-    def exchange(self, member: str, reports: Sequence[ShareReport], now_s: float) -> Grants:
+    def exchange(self, member: str, reports: Sequence[CeilingReport], now_s: float) -> Grants:
         """Record these reports of a process. O(reports x processes)."""
         self.members[member] = now_s
         for gone in [one for one, at_s in self.members.items() if at_s + ROW_TTL_S < now_s]:
             del self.members[gone]
         return Grants([self._grant(member, report, now_s) for report in reports], len(self.members))
 
-    def _grant(self, member: str, report: ShareReport, now_s: float) -> Grant:
+    def _grant(self, member: str, report: CeilingReport, now_s: float) -> Grant:
         rows = self.rows.setdefault(report.meter, {})
         for gone in [one for one, row in rows.items() if row.at_s + ROW_TTL_S < now_s]:
             del rows[gone]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
-from router.admission.sharing import TOLERANCE, Grants, MeterSharing, ShareReport, local_share
+from router.admission.sharing import TOLERANCE, CeilingReport, Grants, MeterSharing, local_ceiling
 from tests.admission.share_book import ShareBook
 from tests.examples import examples
 
@@ -21,7 +21,7 @@ class Member:
         self.name = name
         self.sharing = MeterSharing(MEMBERS)
         self.quotas = Quotas(self.sharing)
-        self.sent: list[ShareReport] | None = None
+        self.sent: list[CeilingReport] | None = None
         self.answer: Grants | None = None
 
 
@@ -219,12 +219,12 @@ def test_an_empty_book_learns_what_was_used() -> None:
 
 def test_a_silent_process_loses_its_share() -> None:
     book = ShareBook()
-    assert book.exchange("a", [ShareReport("m", 10, 6, 4)], 0.0).grants[0].ceiling == 10
-    assert book.exchange("b", [ShareReport("m", 10, 0, 5)], 3.0).grants[0].ceiling == 0
-    found = book.exchange("b", [ShareReport("m", 10, 0, 5)], 3.1)
+    assert book.exchange("a", [CeilingReport("m", 10, 6, 4)], 0.0).grants[0].ceiling == 10
+    assert book.exchange("b", [CeilingReport("m", 10, 0, 5)], 3.0).grants[0].ceiling == 0
+    found = book.exchange("b", [CeilingReport("m", 10, 0, 5)], 3.1)
     assert (found.grants[0].ceiling, found.members) == (5, 1)
 
 
 def test_a_local_share_is_what_was_granted_and_a_part_of_what_was_free() -> None:
-    assert [local_share(90, ceiling, 30, 3) for ceiling in (60, 0, 0)] == [70, 10, 10]
-    assert local_share(90, 100, 0, 3) == local_share(90, 90, -5, 3) == 90
+    assert [local_ceiling(90, ceiling, 30, 3) for ceiling in (60, 0, 0)] == [70, 10, 10]
+    assert local_ceiling(90, 100, 0, 3) == local_ceiling(90, 90, -5, 3) == 90

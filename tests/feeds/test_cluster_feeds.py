@@ -16,7 +16,7 @@ from router.feeds.cluster_feeds import (
     MAX_WAITING_RESPONSES,
     RESPONSE_TTL_S,
     ReceiptStream,
-    ResponseExchange,
+    SharedResponses,
 )
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
@@ -101,7 +101,7 @@ async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
     """A row that it cannot read, and an unknown id, are not found."""
     async with connected(kind) as connection:
         keys = Keys("warmroute")
-        one, other = ResponseExchange(connection, keys), ResponseExchange(connection, keys)
+        one, other = SharedResponses(connection, keys), SharedResponses(connection, keys)
         one.add(StoredResponse("r", "a", "m", 0.0))
         await one.send()
         found = await other.find("r")
@@ -113,7 +113,7 @@ async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
 
 async def test_responses_wait_while_redis_is_away() -> None:
     """At most a fixed number; none is found meanwhile."""
-    exchange = ResponseExchange(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5), Keys("warmroute"))
+    exchange = SharedResponses(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5), Keys("warmroute"))
     for number in range(MAX_WAITING_RESPONSES + 1):
         exchange.add(StoredResponse(f"r{number}", "a", "m", 0.0))
     with pytest.raises(RedisError):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
-from router.admission.sharing import TOLERANCE, Grant, Grants, MeterSharing, ShareReport
+from router.admission.sharing import TOLERANCE, CeilingReport, Grant, Grants, MeterSharing
 from router.feeds import quota_feed
 from router.feeds.quota_feed import QuotaFeed
 from router.stores.quota_book import QuotaBook
@@ -154,7 +154,7 @@ async def test_without_redis_routers_begin_with_their_local_shares() -> None:
 async def test_a_request_does_not_wait_long_for_a_redis_that_hangs() -> None:
     """It gets a part of the local share."""
 
-    async def hang(_reports: Sequence[ShareReport]) -> Grants:
+    async def hang(_reports: Sequence[CeilingReport]) -> Grants:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -174,7 +174,7 @@ async def test_waiting_requests_share_exchanges() -> None:
     """Near a limit, where every request waits, Redis is asked at most 200 times a second."""
     asked_s: list[float] = []
 
-    async def nothing(reports: Sequence[ShareReport]) -> Grants:
+    async def nothing(reports: Sequence[CeilingReport]) -> Grants:
         asked_s.append(asyncio.get_running_loop().time())
         return Grants([Grant(one.used, 0, 0) for one in reports], 3)
 

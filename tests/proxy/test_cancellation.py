@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, Split
-from router.frontends.prompt_readers import EngineReader
+from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import hash_array, token_array
 from router.types import Generation, PromptPrefix
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Client, ScriptedPod, Town
@@ -196,7 +196,7 @@ async def _cancel_before(callback: int, scenario: Scenario) -> tuple[bool, list[
     pods.read_prompt = PROMPT
     if scenario.tokenizer:
         tokenizer = pods.pod(scenario.tokenizer)
-        reader = EngineReader(PROMPT.generation, pods.pools.of, lambda model: [tokenizer], lambda *why: None)
+        reader = EnginePromptReader(PROMPT.generation, pods.pools.of, lambda model: [tokenizer], lambda *why: None)
         pods.read = reader.read  # type: ignore[method-assign]
     if scenario.connected:
         await _serve(pods, scenario)

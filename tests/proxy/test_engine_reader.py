@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from router.engines.adapter import parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.frontends import prompt_readers
-from router.frontends.prompt_readers import EngineReader
+from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
 from router.types import Endpoint, Generation, InferenceRequest
@@ -41,10 +41,10 @@ async def dies(asked: Asked) -> None:
     asked.reset()
 
 
-def reader_in(place: Town, unread: list[UnreadReason]) -> EngineReader:
+def reader_in(place: Town, unread: list[UnreadReason]) -> EnginePromptReader:
     """One that asks the pods in the order of their names."""
     pods = [status.pod for status in place.fleet.snapshot.pods]
-    return EngineReader(
+    return EnginePromptReader(
         GENERATION,
         place.pools.of,
         lambda _: pods,

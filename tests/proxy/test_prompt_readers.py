@@ -25,7 +25,7 @@ from router.frontends.prompt_readers import (
     READ_THREADS,
     SPACED_BYTES,
     FleetLookups,
-    LocalReader,
+    LocalPromptReader,
     ReadThreads,
 )
 from router.prompt.apis.sglang_chat import SglangChat
@@ -100,7 +100,7 @@ class Reading:
         self.tokenizer = tokenizer
         chats, model = ChatTemplate(tokenizer, template), Generation(model="m")
         self.fingerprinter = Fingerprinter(tokenizer, chats, model, max_prompt_tokens=MAX_PROMPT_TOKENS)
-        self.reader = LocalReader(
+        self.reader = LocalPromptReader(
             self.fingerprinter,
             tokenizer,
             lambda _, why, details: self.unread.append(why),
@@ -457,5 +457,5 @@ async def test_chats_are_read_as_the_engine_of_the_pods_reads_them(tokenizer: To
     request.prompt["messages"][:] = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": parts}))]
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="m"))
     lookups = FleetLookups(conversion=lambda _: SglangChat)
-    found = await LocalReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups).read(request)
+    found = await LocalPromptReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups).read(request)
     assert found == fingerprinter.fingerprint(chat("one two"))

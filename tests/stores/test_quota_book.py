@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.admission.sharing import Grant, Grants, ShareReport
+from router.admission.sharing import CeilingReport, Grant, Grants
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
@@ -37,7 +37,7 @@ async def test_it_grants_what_the_book_in_memory_grants(connection: RedisConnect
     for _ in range(300):
         name = draw.choice(sorted(books))
         reports = [
-            ShareReport(
+            CeilingReport(
                 meter, limit, draw.choice((0, draw.randrange(limit + 2))), draw.choice((0, draw.randrange(limit + 2)))
             )
             for meter, limit in draw.sample(sorted(limits.items()), draw.randrange(len(limits) + 1))
@@ -48,18 +48,20 @@ async def test_it_grants_what_the_book_in_memory_grants(connection: RedisConnect
 async def test_what_a_process_had_that_is_silent_is_free(connection: RedisConnection) -> None:
     """Also if Redis has kept its row over a restart."""
     gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
-    await gone.exchange([ShareReport("m", 10, 6, 4)])
-    assert await here.exchange([ShareReport("m", 10, 1, 5)]) == Grants([Grant(1, 6, -1)], 2)
+    await gone.exchange([CeilingReport("m", 10, 6, 4)])
+    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(1, 6, -1)], 2)
     long_ago_ms = "1000"
     await connection.client.hset(KEYS.quota("m"), "gone", f"6 10 {long_ago_ms}")
     await connection.client.hset(KEYS.quota_members, "gone", long_ago_ms)
-    assert await here.exchange([ShareReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 1)
+    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 1)
     assert await connection.client.hkeys(KEYS.quota("m")) == [b"here"]
 
 
 async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:
     await connection.client.hset(KEYS.quota("m"), "newer", "1 2 3 4")
-    assert await QuotaBook(connection, KEYS, "a").exchange([ShareReport("m", 10, 0, 5)]) == Grants([Grant(5, 0, 5)], 1)
+    assert await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)]) == Grants(
+        [Grant(5, 0, 5)], 1
+    )
 
 
 async def test_a_process_that_stops_is_no_member(connection: RedisConnection) -> None:
@@ -71,6 +73,6 @@ async def test_a_process_that_stops_is_no_member(connection: RedisConnection) ->
 
 
 async def test_unused_keys_expire(connection: RedisConnection) -> None:
-    await QuotaBook(connection, KEYS, "a").exchange([ShareReport("m", 10, 1, 0)])
+    await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 1, 0)])
     for key in (KEYS.quota("m"), KEYS.quota_members):
         assert 0 < await connection.client.pttl(key) <= 120_000

@@ -14,7 +14,7 @@ from router.config.model_names import MAX_NAME_CHARACTERS
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
 from router.frontends.http.upstream import UpstreamPool
-from router.frontends.prompt_readers import EngineReader, FleetLookups, LocalReader
+from router.frontends.prompt_readers import EnginePromptReader, FleetLookups, LocalPromptReader
 from router.observe.metrics import Metrics
 from router.prompt.cuts import find_cuts
 from router.prompt.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def test_a_model_of_a_pattern_is_read_with_its_tokenizer_and_block_size() -> Non
     add(found, "tuned-1", "other")
     add(found, "tuned-2")
     assert found.readers.keys() == found.generations.keys() == {"tuned-1", "tuned-2"}
-    assert all(isinstance(reader, LocalReader) for reader in found.readers.values())
+    assert all(isinstance(reader, LocalPromptReader) for reader in found.readers.values())
     one, two = (found.generations[name] for name in ("tuned-1", "tuned-2"))
     assert (one.model, one.block_size_tokens, one.tokenizer) == ("tuned-1", 32, two.tokenizer)
     assert set(loads.sources) == {TokenizerSource(TOKENIZER, TEMPLATE)}
@@ -93,7 +93,7 @@ def test_pods_tokenize_where_an_entry_or_the_default_says_so(
     """A model with a pattern is not unlisted. One whose folder is missing is tokenized by its pods."""
     found = prompts(ModelConfig.model_validate(pattern), unlisted=unlisted)
     add(found, "new", "n" * (MAX_NAME_CHARACTERS + 1))
-    assert [type(reader) for reader in found.readers.values()] == [EngineReader] * read
+    assert [type(reader) for reader in found.readers.values()] == [EnginePromptReader] * read
 
 
 def test_the_number_of_models_at_run_time_is_bounded() -> None:
