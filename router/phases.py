@@ -2,7 +2,7 @@
 
     admit -> fingerprint -> match -> decide -> attempt -> relay -> settle
 
-Spans, histogram labels, log fields and headings of the docs have the same seven names.
+Spans, labels of metrics, receipts and headings of the docs have the same seven names.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -56,8 +56,7 @@ class Calibration:
     def at(self, slowness: float) -> Calibration:
         """The same pod when other programs take more, or less, of its core."""
         factor = slowness / self.slowness
-        speed = PodSpeed(*(factor * term for term in astuple(self.speed)))
-        return Calibration(speed, factor * self.overhead_ms, slowness)
+        return Calibration(self.speed.scaled(factor), factor * self.overhead_ms, slowness)
 
 
 def made_up(random: Random, tokens: int) -> list[int]:
