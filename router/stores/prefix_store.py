@@ -2,7 +2,7 @@
 
 `LocalStore` combines what engines announce to this router with what the router has just sent. `ReplicaStore` adds the
 cluster index, copied into memory by `feeds/kv_redis.py`. A match never fails and never waits for Redis; if its data is
-incomplete, it sets `degraded`.
+stale, it sets `degraded`.
 """
 
 from __future__ import annotations
