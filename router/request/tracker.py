@@ -49,6 +49,23 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 class Tracker:
     """The attempts of one decided request, one at a time."""
 
+    __slots__ = (
+        "_begun",
+        "_booking",
+        "_counters",
+        "_held",
+        "_held_bytes",
+        "_holds_all",
+        "_is_sampled",
+        "_last_step_s",
+        "_pod",
+        "_predictions",
+        "_rules",
+        "_state",
+        "context",
+        "has_sent",
+    )
+
     def __init__(self, context: RequestContext, state: FleetState, rules: AttemptRules, counters: Counters) -> None:
         self.context = context
         self._state = state
