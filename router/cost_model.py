@@ -5,7 +5,6 @@ Source: docs/cost-model.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 BYTES_PER_MS_PER_GB_PER_S = 1e6
@@ -46,11 +45,6 @@ class PodSpeed:
     def least_ms(self, tokens: int) -> float:
         """The least time of a step of that many tokens, prompts among them."""
         return self.launch_ms if tokens > self.graph_tokens else min(self.replay_ms, self.launch_ms)
-
-    def with_coefficients(self, coefficients: Iterable[float]) -> PodSpeed:
-        """The same launches with other coefficients."""
-        times_ms = (*coefficients, self.launch_ms, self.replay_ms)
-        return PodSpeed(*times_ms, graph_tokens=self.graph_tokens)
 
     def scaled(self, factor: float) -> PodSpeed:
         """A pod that takes `factor` times as long for everything."""

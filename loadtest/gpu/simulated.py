@@ -1,6 +1,6 @@
 """Would the simulator have foreseen what a measured fleet did?
 
-`compare` sends the requests of a record at the same times through the simulator, with pods of the measured speed.
+`simulate` sends the requests of a record at the same times through the simulator, with pods of the measured speed.
 `expected_times` and `cached_tokens` compare what the router expected with what happened. Pure: no engine, no network.
 
 Pods that share one GPU slow each other down, which the simulator does not model: only one pod per GPU is comparable.
@@ -9,9 +9,8 @@ Pods that share one GPU slow each other down, which the simulator does not model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
 from router.cli.figures import percentile
@@ -89,23 +88,6 @@ class CachedTokens:
     prompt_tokens: int
     predicted_tokens: int
     reported_tokens: int
-
-
-def report(fleet: MeasuredFleet, pod: MeasuredPod) -> dict[str, Any]:
-    """All comparisons as JSON values; only the `error` if no request was answered."""
-    if not fleet.requests:
-        return {"error": fleet.error or "no request was answered"}
-    simulated = simulate(fleet, pod)
-    return {
-        "measured": asdict(figures(fleet.requests)),
-        "simulated": asdict(figures(simulated)),
-        "simulated_error_per_request_ms": fmean(
-            abs(one.ttft_ms - other.ttft_ms) for one, other in zip(fleet.requests, simulated, strict=True)
-        ),
-        "expected_times": [asdict(one) for one in expected_times(fleet.requests)],
-        "cached_tokens": asdict(cached_tokens(fleet.requests)),
-        "tokens_agree_share": fmean(one.tokens_agree for one in fleet.requests),
-    }
 
 
 def simulate(fleet: MeasuredFleet, pod: MeasuredPod) -> Sequence[RequestOutcome]:

@@ -148,7 +148,7 @@ class Calibration:
         if known is None or known.fit.prior != _terms(prior):
             return prior
         member = known.members.get(pod_id)
-        return prior.with_coefficients(((member and member.own) or known.fit).coefficients)
+        return PodSpeed(*((member and member.own) or known.fit).coefficients)
 
     def link(self, kind: str, prior: Link) -> Link:
         """The link with its current coefficients."""

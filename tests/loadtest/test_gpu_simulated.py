@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.gpu.fleet import answer_options
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest, read_fleet
-from loadtest.gpu.simulated import MeasuredPod, cached_tokens, expected_times, figures, report, route_ms, simulate
+from loadtest.gpu.simulated import MeasuredPod, cached_tokens, expected_times, figures, route_ms, simulate
 from router.cli.mock_engine_command import mock_tokenizer
 from router.types import PodSpeed
 
@@ -126,18 +126,6 @@ def test_cached_tokens_are_compared_one_by_one() -> None:
 def test_the_way_through_the_router_is_what_the_pod_does_not_take() -> None:
     phases_ms = {"admit": 0.5, "fingerprint": 1.0, "match": 0.25, "decide": 0.25, "attempt": 9.0, "relay": 40.0}
     assert route_ms(fleet_of([request(0, [], router_phases_ms=phases_ms)]).requests) == 12.0
-
-
-def test_a_report_is_json() -> None:
-    numbers = count()
-    found = report(fleet_of([request(number, new_blocks(numbers)) for number in range(3)]), POD)
-    assert json.loads(json.dumps(found)) == found
-    assert found["measured"]["ttft_mean_ms"] == 60.0
-    assert found["simulated_error_per_request_ms"] == pytest.approx(0.0)
-
-
-def test_a_report_of_nothing_has_an_error() -> None:
-    assert report(fleet_of([]), POD) == {"error": "no request was answered"}
 
 
 def test_answers_have_the_same_tokens_when_they_are_read_again() -> None:
