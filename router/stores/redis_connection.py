@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError, NoScriptError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
 from router.errors import ConfigError
 
@@ -114,10 +114,26 @@ class RedisConnection:
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
         """Run a script, by its digest if the server has it."""
+        return await self._run("", lua, keys, args)
+
+    async def read(self, lua: str, key: str, *args: object) -> Any:
+        """Run a script that only reads: the permission to read the key suffices."""
+        return await self._run("_RO", lua, [key], args)
+
+    async def _run(self, suffix: str, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
+        run = self.client.execute_command
         try:
-            return await self.client.evalsha(_digest(lua), len(keys), *keys, *args)
+            return await run(f"EVALSHA{suffix}", _digest(lua), len(keys), *keys, *args)
         except NoScriptError:
-            return await self.client.eval(lua, len(keys), *keys, *args)
+            return await run(f"EVAL{suffix}", lua, len(keys), *keys, *args)
+
+    async def may_write(self, sorted_set: str) -> bool:
+        """Whether this user may write the key. Changes nothing."""
+        try:
+            await self.client.zrem(sorted_set, "")
+        except NoPermissionError:
+            return False
+        return True
 
     async def touch(self, key: str, member: bytes | str) -> None:
         await self.client.zadd(key, {member: time.time()})

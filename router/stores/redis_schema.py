@@ -15,12 +15,15 @@ from typing import TypeAlias
 import msgspec
 
 from router.errors import ConfigError
+from router.guards import in_range
 from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
+
+MAX_COUNT = 10**16
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 
@@ -152,16 +155,20 @@ class HolderRow:
     facts: HolderFacts
 
 
+ROW_FIELDS = (b"epoch", b"seq", b"complete", b"owner", b"beat", *(b"n%d" % tier for tier in Tier), b"facts")
+"""What `decode_row` needs."""
+
+
 def decode_row(fields: Fields) -> HolderRow:
     """Decode a holder's row. Raises `Unreadable`."""
     try:
         return HolderRow(
-            epoch=int(fields[b"epoch"]),
-            seq=int(fields[b"seq"]),
+            epoch=_count(fields[b"epoch"]),
+            seq=_count(fields[b"seq"]),
             complete=fields[b"complete"] == b"1",
             owner=fields[b"owner"].decode(),
-            beat_s=int(fields[b"beat"]) / 1000,
-            blocks=tuple(int(fields[b"n%d" % tier]) for tier in Tier),
+            beat_s=_count(fields[b"beat"]) / 1000,
+            blocks=tuple(_count(fields[b"n%d" % tier]) for tier in Tier),
             facts=msgspec.json.decode(fields[b"facts"], type=HolderFacts),
         )
     except _DECODE_ERRORS as error:
@@ -175,14 +182,22 @@ def decode_entry(fields: Fields) -> LogEntry:
         return LogEntry(
             kind=EntryKind(fields[b"k"].decode()),
             holder=fields[b"h"].decode(),
-            epoch=int(fields[b"e"]),
-            seq=int(fields[b"s"]),
+            epoch=_count(fields[b"e"]),
+            seq=_count(fields[b"s"]),
             complete=fields.get(b"c", b"1") == b"1",
             facts=msgspec.json.decode(facts, type=HolderFacts) if facts else None,
             changes=tuple(_changes(fields)),
         )
     except _DECODE_ERRORS as error:
         raise Unreadable(f"invalid log entry: {error!r}") from error
+
+
+def _count(digits: bytes) -> int:
+    """A number of at most 16 digits, as those of microseconds since 1970 have. Raises `ValueError`."""
+    number = in_range(int(digits), 0, MAX_COUNT)
+    if number is None:
+        raise ValueError("a number is out of range")
+    return int(number)
 
 
 def _changes(fields: Fields) -> Iterable[BlockChange]:
