@@ -38,7 +38,7 @@ from router.pods import Role as Role
 BlockHash: TypeAlias = int
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 _Amount: TypeAlias = Annotated[float, Meta(ge=-1.0, le=1e9)]
-"""Of other routers: differences of sums may be slightly below 0."""
+"""Bounds of what other routers report. Differences of sums may be slightly below 0."""
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 

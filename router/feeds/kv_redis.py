@@ -18,7 +18,7 @@ from router.index.cluster import LogEntry
 from router.index.holders import HolderId, KnownHolder, holder_name
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
-from router.stores.skipped import Skipped
+from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import Generation
 
 WAIT_S, MAX_WAIT_S = 0.02, 0.1
@@ -87,7 +87,7 @@ class IndexFeed:
             of_model.setdefault(generation.model, []).append(generation)
         for model, generations in of_model.items():
             if len(generations) > MAX_GENERATIONS:
-                self._skipped.too_large("number of generations", model)
+                self._skipped.warn(TOO_LARGE, what="number of generations", where=model)
         return {each for generations in of_model.values() for each in generations[:MAX_GENERATIONS]}
 
     def _update_age(self) -> None:
@@ -193,7 +193,7 @@ class _Log:
         holders = self._index.holders
         if len(holders) < MAX_HOLDERS or holders.get(holder_name(self._generation, holder)) is not None:
             return True
-        self._skipped.too_large("number of holders", self._generation.model)
+        self._skipped.warn(TOO_LARGE, what="number of holders", where=self._generation.model)
         return False
 
 

@@ -71,9 +71,6 @@ class _State(msgspec.Struct, frozen=True):
     links: dict[str, FitState]
 
 
-_DECODER = msgspec.msgpack.Decoder(_State)
-
-
 @dataclass(slots=True)
 class _Member:
     """A pod. `bias` is the mean log ratio of its times to those expected of its class; while it is large, the pod has
@@ -196,7 +193,7 @@ class Calibration:
         """Replace each fit by one of the same prior with more observations; of the classes, only those of `model`, None
         for every model. Raises `UnreadableCalibration` and changes nothing for data of another version."""
         try:
-            state = CALIBRATION.msgpack(value, _DECODER)
+            state = CALIBRATION.msgpack(value, msgspec.msgpack.Decoder(_State))
             CALIBRATION.check_items(len(state.classes) + len(state.links))
             if state.version != VERSION:
                 raise UnreadableCalibration(f"version {state.version}, not {VERSION}")

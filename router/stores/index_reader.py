@@ -28,7 +28,7 @@ from router.stores.redis_schema import (
     unpack_blocks,
 )
 from router.stores.scripts import BLOCKS, ENTRIES, FIELDS, LAST_ENTRY, MEMBERS
-from router.stores.skipped import Skipped
+from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import BlockHash, BlocksByTier, Generation, Tier
 
 SCAN_BLOCKS = 2048
@@ -44,7 +44,7 @@ ROW = Bound("holder row", 4096, len(ROW_FIELDS))
 ENTRY = Bound("log entry", 64 * 1024, 64)
 """Publishers write 4,096 blocks at once, which are 32 KiB. `max_items` are the entries of one read, which takes no more
 once it has `BATCH_BYTES`: decoding them takes a few milliseconds."""
-BATCH_BYTES = 512 * 1024
+BATCH_BYTES = 256 * 1024
 
 _Raw = TypeVar("_Raw")
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class IndexReader:
         """Members of a sorted set, the highest scores first."""
         found, omitted = await self._connection.read(MEMBERS, key, lowest, bound.max_items, bound.max_bytes)
         if omitted:
-            self._skipped.too_large(bound.what, key)
+            self._skipped.warn(TOO_LARGE, what=bound.what, where=key)
         return cast(list[bytes], found)
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
@@ -85,7 +85,7 @@ class IndexReader:
         key = self._keys.holder(scope_of(generation), holder)
         found = await self._connection.read(FIELDS, key, ROW.max_bytes, *ROW_FIELDS)
         if isinstance(found, int):
-            self._skipped.too_large(ROW.what, key)
+            self._skipped.warn(TOO_LARGE, what=ROW.what, where=key)
             return None
         fields = {name: value for name, value in zip(ROW_FIELDS, found, strict=True) if value is not None}
         return self._decoded(decode_row, fields, holder=holder) if fields else None
@@ -134,7 +134,7 @@ class IndexReader:
 
     def _entry(self, key: str, content: Sequence[bytes] | int) -> LogEntry | None:
         if isinstance(content, int):
-            self._skipped.too_large(ENTRY.what, key)
+            self._skipped.warn(TOO_LARGE, what=ENTRY.what, where=key)
             return None
         return self._decoded(decode_entry, dict(zip(content[::2], content[1::2], strict=True)))
 

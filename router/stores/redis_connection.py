@@ -112,20 +112,16 @@ class RedisConnection:
             host, port = address.nodes[0]
             self.client = redis.asyncio.Redis(host=host, port=port, **options)
 
-    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        """Run a script, by its digest if the server has it."""
-        return await self._run("", lua, keys, args)
+    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object], suffix: str = "") -> Any:
+        """Run a script, by its digest if the server has it. With the suffix `_RO`, the right to read suffices."""
+        try:
+            return await self.client.execute_command("EVALSHA" + suffix, _digest(lua), len(keys), *keys, *args)
+        except NoScriptError:
+            return await self.client.execute_command("EVAL" + suffix, lua, len(keys), *keys, *args)
 
     async def read(self, lua: str, key: str, *args: object) -> Any:
-        """Run a script that only reads: the permission to read the key suffices."""
-        return await self._run("_RO", lua, [key], args)
-
-    async def _run(self, suffix: str, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        run = self.client.execute_command
-        try:
-            return await run(f"EVALSHA{suffix}", _digest(lua), len(keys), *keys, *args)
-        except NoScriptError:
-            return await run(f"EVAL{suffix}", lua, len(keys), *keys, *args)
+        """Run a script that reads one key."""
+        return await self.script(lua, [key], args, "_RO")
 
     async def may_write(self, sorted_set: str) -> bool:
         """Whether this user may write the key. Changes nothing."""

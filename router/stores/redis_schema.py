@@ -15,15 +15,12 @@ from typing import TypeAlias
 import msgspec
 
 from router.errors import ConfigError
-from router.guards import in_range
 from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
-
-MAX_COUNT = 10**16
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 
@@ -193,11 +190,10 @@ def decode_entry(fields: Fields) -> LogEntry:
 
 
 def _count(digits: bytes) -> int:
-    """A number of at most 16 digits, as those of microseconds since 1970 have. Raises `ValueError`."""
-    number = in_range(int(digits), 0, MAX_COUNT)
-    if number is None:
-        raise ValueError("a number is out of range")
-    return int(number)
+    """A number of at most 16 digits, which microseconds since 1970 have. Raises `ValueError`."""
+    if len(digits) > 16 or not digits.isdigit():
+        raise ValueError(f"number out of range: {digits[:32]!r}")
+    return int(digits)
 
 
 def _changes(fields: Fields) -> Iterable[BlockChange]:

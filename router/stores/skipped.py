@@ -9,21 +9,15 @@ from router.errors import shortened
 MAX_LOGGED, MAX_LOGGED_CHARACTERS = 100, 500
 """Different lines that are logged, and the length of each fact."""
 
+TOO_LARGE = "skipping what is too large"
+
 log = structlog.get_logger()
 
 
-class Skipped:
-    """Logs each line once."""
-
-    def __init__(self) -> None:
-        self._logged: set[str] = set()
-
+class Skipped(set[str]):
     def warn(self, event: str, **facts: str) -> None:
         short = {name: shortened(fact, MAX_LOGGED_CHARACTERS) for name, fact in facts.items()}
         line = f"{event} {short}"
-        if line not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(line)
+        if line not in self and len(self) < MAX_LOGGED:
+            self.add(line)
             log.warning(event, **short)
-
-    def too_large(self, what: str, where: str) -> None:
-        self.warn("skipping what is too large", what=what, where=where)

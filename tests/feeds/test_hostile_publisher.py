@@ -1,4 +1,4 @@
-"""Whoever writes the index can fill it with anything. A router reads a bounded part, says so once, and goes on."""
+"""A writer of the index can fill it with anything. A router reads a bounded part, says so once, and goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routers share can be overwritten by whoever may write it. A router reads a bounded part and goes on."""
+"""What routers share can be overwritten by a process with their user. A router reads a bounded part and goes on."""
 
 from __future__ import annotations
 
