@@ -35,10 +35,7 @@ MAX_LINE_BYTES = 1024 * 1024
 
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 _BOUND = Bound("stored response", 4096, 3)
-SHARED_USER = (
-    "this router's user of Redis may write what publishers write, so a publisher with the same user could name any"
-    " tenant as the owner. Give routers and publishers users of their own: SECURITY.md"
-)
+SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 
 
 class FactFeed(Generic[RowT]):

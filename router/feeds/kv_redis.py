@@ -14,7 +14,6 @@ import structlog
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import cancel_all, supervise
-from router.index.cluster import LogEntry
 from router.index.holders import HolderId, KnownHolder, holder_name
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -175,7 +174,8 @@ class _Log:
         assert self._position is not None
         entries = await self._reader.entries(self._generation, self._position)
         for entry_id, entry in entries:
-            if entry is not None and not self._apply(entry):
+            now_s = time.monotonic()
+            if entry and self._has_room(entry.holder) and not self._index.apply(self._generation, entry, now_s):
                 await self._read(entry.holder)
             self._position = entry_id
             await asyncio.sleep(0)  # yield to requests: an entry may contain thousands of blocks
@@ -183,10 +183,6 @@ class _Log:
             log.warning("holder expired without heartbeat", holder=holder.id, model=holder.generation.model)
         self._wait_s = WAIT_S if entries else min(2 * self._wait_s, MAX_WAIT_S)
         await asyncio.sleep(0 if len(entries) > 1 else self._wait_s)
-
-    def _apply(self, entry: LogEntry) -> bool:
-        """False if the holder must be read again."""
-        return not self._has_room(entry.holder) or self._index.apply(self._generation, entry, time.monotonic())
 
     def _has_room(self, holder: HolderId) -> bool:
         """Whether the holder is known or may become so."""

@@ -6,7 +6,6 @@ send it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar, cast
@@ -65,7 +64,7 @@ class IndexReader:
         members = await self._members(self._keys.scopes, time.time() - GENERATION_TTL_S, GENERATIONS)
         return [found for member in members if (found := self._decoded(decode_generation, member))]
 
-    async def _members(self, key: str, lowest: float, bound: Bound) -> list[bytes]:
+    async def _members(self, key: str, lowest: float | str, bound: Bound) -> list[bytes]:
         """Members of a sorted set, the highest scores first."""
         found, omitted = await self._connection.read(MEMBERS, key, lowest, bound.max_items, bound.max_bytes)
         if omitted:
@@ -75,7 +74,7 @@ class IndexReader:
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
         """All holders of a generation that have not expired."""
         scope = scope_of(generation)
-        members = await self._members(self._keys.holders(scope), -math.inf, HOLDERS)
+        members = await self._members(self._keys.holders(scope), "-inf", HOLDERS)
         ids = [holder.decode(errors="replace") for holder in members]
         found = {holder: await self.row(generation, holder) for holder in ids}
         return {holder: row for holder, row in found.items() if row is not None}

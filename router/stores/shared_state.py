@@ -27,8 +27,6 @@ RowT = TypeVar("RowT", bound=Sized)
 ROW = Bound("row of a router", 128 * 1024, 10_000)
 """`max_items`: pods in the rows of all routers; to add them up takes four milliseconds."""
 ALL_ROWS_BYTES = 1024 * 1024
-LARGE_BYTES = 16 * 1024
-"""Requests may run after a row of this size was decoded."""
 
 
 def calibration_key(keys: Keys, model: str) -> str:
@@ -115,6 +113,6 @@ class SharedRows(Generic[RowT]):
                 self._skipped.warn("skipping row of a router", router=router, error=why)
                 continue
             found[router], items = row, items + len(row)
-            if len(other) > LARGE_BYTES:
-                await asyncio.sleep(0)
+            if len(other) > ROW.max_bytes // 8:
+                await asyncio.sleep(0)  # yield to requests
         return found
