@@ -71,7 +71,7 @@ class IndexFeed:
 
     async def _refresh(self) -> None:
         """Follow new generations and stop following those that are no longer published."""
-        generations = self._followed(each for each in await self._reader.generations() if self._wanted(each))
+        generations = self._followed(filter(self._wanted, await self._reader.generations(tuple(self._logs))))
         for generation in generations - self._logs.keys():
             self._logs[generation] = _Log(generation, self._reader, self._store, self._update_age)
         for generation in self._logs.keys() - generations:
@@ -80,9 +80,9 @@ class IndexFeed:
         self._update_age()
 
     def _followed(self, found: Iterable[Generation]) -> set[Generation]:
-        """The first of each model, with those at the front that are followed already."""
+        """The first of each model."""
         of_model: dict[str, list[Generation]] = {}
-        for generation in sorted(found, key=lambda each: each not in self._logs):
+        for generation in found:
             of_model.setdefault(generation.model, []).append(generation)
         for model, generations in of_model.items():
             if len(generations) > MAX_GENERATIONS:
@@ -182,7 +182,8 @@ class _Log:
         for holder in self._index.expire(time.monotonic()):
             log.warning("holder expired without heartbeat", holder=holder.id, model=holder.generation.model)
         self._wait_s = WAIT_S if entries else min(2 * self._wait_s, MAX_WAIT_S)
-        await asyncio.sleep(0 if len(entries) > 1 else self._wait_s)
+        is_behind = len(entries) > 1 or any(entry is None for _, entry in entries)
+        await asyncio.sleep(0 if is_behind else self._wait_s)
 
     def _has_room(self, holder: HolderId) -> bool:
         """Whether the holder is known or may become so."""

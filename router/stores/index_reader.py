@@ -7,7 +7,7 @@ send it.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TypeVar, cast
 
 from router.guards import Bound
@@ -22,6 +22,7 @@ from router.stores.redis_schema import (
     decode_entry,
     decode_generation,
     decode_row,
+    encode_generation,
     pack_blocks,
     scope_of,
     unpack_blocks,
@@ -40,7 +41,7 @@ GENERATIONS = Bound("generations", 2048, 256)
 """`max_bytes` is the size of one member, here and in the next two."""
 HOLDERS = Bound("holders", 512, 2048)
 ROW = Bound("holder row", 4096, len(ROW_FIELDS))
-ENTRY = Bound("log entry", 64 * 1024, 64)
+ENTRY = Bound("log entry", 40 * 1024, 64)
 """Publishers write 4,096 blocks at once, which are 32 KiB. `max_items` are the entries of one read, which takes no more
 once it has `BATCH_BYTES`: decoding them takes a few milliseconds."""
 BATCH_BYTES = 256 * 1024
@@ -59,10 +60,15 @@ class IndexReader:
         self._keys = keys
         self._skipped = Skipped()
 
-    async def generations(self) -> list[Generation]:
-        """The generations with a recent heartbeat, the latest first."""
-        members = await self._members(self._keys.scopes, time.time() - GENERATION_TTL_S, GENERATIONS)
-        return [found for member in members if (found := self._decoded(decode_generation, member))]
+    async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
+        """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
+        latest."""
+        oldest, members = time.time() - GENERATION_TTL_S, [encode_generation(each) for each in known]
+        scores = await self._redis.zmscore(self._keys.scopes, members) if members else ()
+        alive = [each for each, score in zip(known, scores, strict=True) if score is not None and score >= oldest]
+        newest = await self._members(self._keys.scopes, oldest, GENERATIONS)
+        found = [each for member in newest if (each := self._decoded(decode_generation, member))]
+        return list(dict.fromkeys([*alive, *found]))
 
     async def _members(self, key: str, lowest: float | str, bound: Bound) -> list[bytes]:
         """Members of a sorted set, the highest scores first."""

@@ -105,6 +105,8 @@ class SharedRows(Generic[RowT]):
         items = 0
         for name, other in zip(flat[::2], flat[1::2], strict=True):
             router = name.decode(errors="replace")
+            if other and len(other) > ROW.max_bytes // 8:
+                await asyncio.sleep(0)  # yield to requests
             try:
                 row = ROW.msgpack(other or b"", self._decoder)
                 ROW.check_items(items + len(row))
@@ -113,6 +115,4 @@ class SharedRows(Generic[RowT]):
                 self._skipped.warn("skipping row of a router", router=router, error=why)
                 continue
             found[router], items = row, items + len(row)
-            if len(other) > ROW.max_bytes // 8:
-                await asyncio.sleep(0)  # yield to requests
         return found

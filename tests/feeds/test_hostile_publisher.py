@@ -64,17 +64,19 @@ async def test_large_log_entries_are_passed_over(scene: Scene, running: Running)
 
 async def test_a_flood_of_generations_is_cut(scene: Scene, running: Running) -> None:
     """Few revisions of a model are followed, those that were known first among them."""
-    await scene.publishing("a", [1])
+    pod = await scene.publishing("a", [1])
     before, asked = sent_bytes(scene), set[str]()
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
         forged = (replace(GENERATION, revision=f"{number}") for number in range(20_000))
-        scene.redis.zadd(KEYS.scopes, {encode_generation(each): time.time() - 60 for each in forged})
+        scene.redis.zadd(KEYS.scopes, {encode_generation(each): time.time() + 60 for each in forged})
         scene.redis.zadd(KEYS.scopes, {b"%d" % number + b"x" * 8 * MIB: time.time() + 60 for number in range(3)})
         read_s = time.monotonic()
         await until(lambda: scene.in_contact_since(read_s + 1))
         asked |= {log._generation.revision for log in scene.feed._logs.values()}
         assert scene.has("a", [1])
+        await pod.store([2])
+        await until(lambda: scene.has("a", [1, 2]))
     assert "" in asked and len(asked) <= 8
     assert sent_bytes(scene) - before < 2 * READ_BYTES
 
