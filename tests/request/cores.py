@@ -36,7 +36,7 @@ from router.request.inbound import HeaderList, Inbound
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
 from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
-from tests.policy.scenes import POLICIES
+from tests.policy.scenes import POLICIES, make_pod
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 
@@ -44,9 +44,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_toke
 def pods_at(urls: Mapping[str, str]) -> list[Pod]:
     """Pods by id, which can split requests and pull KV."""
     speed = PodSpeed(1.0, 0.01, 0.0)
-    return [
-        Pod(id=name, url=url, engine="vllm", speed=speed, handoff="nixl", pulls="p2p") for name, url in urls.items()
-    ]
+    return [make_pod(name, url=url, speed=speed, handoff="nixl", pulls="p2p") for name, url in urls.items()]
 
 
 class WatchedStore(LocalStore):
