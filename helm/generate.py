@@ -1,5 +1,5 @@
-"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`, and alerts, dashboards and their
-documentation from `monitoring/` and the router's metrics.
+"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`, alerts, dashboards and their
+documentation from `monitoring/` and the router's metrics, and the reference page and schema of policy files.
 
     python -m helm.generate
 
@@ -26,11 +26,13 @@ from ruamel.yaml import YAML
 from helm.monitoring.alerts import alerts_file, runbook
 from helm.monitoring.dashboards import DASHBOARDS, dashboard_file
 from helm.monitoring.metrics_page import metrics_page
+from helm.policy_pages import reference_page, schema_page
 from router.config.load import Strict
 from router.config.schema import RouterConfig
 
 Schema = dict[str, Any]
 CHART = Path(__file__).parent
+POLICIES = CHART.parent / "policies"
 KUBERNETES = "v1.37.0-local-strict"
 """Version whose fields pods may use. Clusters of older versions ignore or refuse newer fields."""
 TABLE = ("<!-- values: python -m helm.generate -->", "<!-- /values -->")
@@ -434,6 +436,8 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(schema),
         CHART / "METRICS.md": metrics_page(),
+        POLICIES / "REFERENCE.md": reference_page(),
+        POLICIES / "schema.json": schema_page(),
         CHART / "RUNBOOK.md": runbook(),
         CHART / "files" / "alerts.yaml": alerts_file(),
         **{CHART / "files" / "dashboards" / f"{one.name}.json": dashboard_file(one) for one in DASHBOARDS},
