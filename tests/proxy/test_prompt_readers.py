@@ -269,9 +269,9 @@ async def test_a_chat_with_many_items_is_rendered_in_a_thread(
 async def test_new_messages_with_many_items_are_rendered_in_a_thread(tokenizer: Tokenizer) -> None:
     """Also those behind a cached prefix."""
     reading = Reading(tokenizer)
-    tools = [{"type": "function", "function": {"name": "f", "description": "words " * 8_000}}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
     many = msgspec.json.encode(NOISE).decode()
-    turns = [f"turn {number}" for number in range(4)]
+    turns = [TEXT * 4_000, *(f"turn {number}" for number in range(3))]
     for count in (2, 3, 4):
         await reading.tokens(chat(*turns[:count], tools=tools))
     template = reading.fingerprinter._template = WatchedRendering(tokenizer)
