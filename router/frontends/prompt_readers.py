@@ -222,7 +222,7 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _rendered_new(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
+    async def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
         """A prompt of any kind with a cached prefix and little behind it, rendered without the rest."""
         found = opened.found
         if found is None or not found.key or found.new_bytes > INLINE_BYTES:

@@ -72,8 +72,9 @@ class StoredResponses:
         self._use(stored, now_s)
         if len(self._known) > MAX_RESPONSES:
             own = self._used_s[stored.owner]
-            has_more = len(own) * len(self._used_s) > MAX_RESPONSES
-            self._forget(next(iter(own if has_more else max(self._used_s.values(), key=len))))
+            if len(own) * len(self._used_s) <= MAX_RESPONSES:
+                own = max(self._used_s.values(), key=len)
+            self._forget(next(iter(own)))
         for share in self.on_learn if not remote else ():
             share(stored)
 

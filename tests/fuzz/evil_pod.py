@@ -20,7 +20,8 @@ import zmq.asyncio
 
 from router.config.pod_schema import KvEvents, PodConfig
 from router.types import PodState
-from tests.fuzz.town import REPEATED, SPEED, Town, expanded, play
+from tests.fuzz.town import REPEATED, Town, expanded, play
+from tests.stories.conftest import SPEED
 
 MARK = b"\xff\xfd"
 EVENT, REPLAY = b"e", b"r"

@@ -75,7 +75,7 @@ class Watch:
                 watch.slowest_s, watch.slowest = spent_s, name
 
         self.slowest_s, self.slowest = 0.0, ""
-        asyncio.Handle._run = watched  # type: ignore[method-assign]
+        asyncio.Handle._run = watched  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -237,9 +237,9 @@ def _is_trusted(status: Any) -> bool:
 def _started() -> tuple[asyncio.AbstractEventLoop, Town]:
     loop = asyncio.new_event_loop()  # asyncio's own: callbacks of uvloop cannot be watched
     started: asyncio.Future[Town] = loop.create_future()
-    staying = loop.create_task(_stay(started))
-    done, _ = loop.run_until_complete(asyncio.wait([started, staying], return_when=asyncio.FIRST_COMPLETED))
-    if staying in done:
+    staying: asyncio.Future[Any] = loop.create_task(_stay(started))
+    loop.run_until_complete(asyncio.wait({started, staying}, return_when=asyncio.FIRST_COMPLETED))
+    if staying.done():
         staying.result()
     return loop, started.result()
 
