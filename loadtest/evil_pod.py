@@ -100,7 +100,7 @@ class EvilPod(SoakPod):
             self._answer(wrong.pages[target]())
         elif target == SOURCES:
             source = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": kind.endpoint, "topic": ""}
-            self._answer(_page(msgspec.json.encode({"sources": {"0": source}, **source})))
+            self._answer(_page(msgspec.json.encode({"0": source})))
         else:
             if wrong.fault and target == CHAT:
                 self._headers[b"x-soak-fault"] = wrong.fault

@@ -10,8 +10,8 @@ no good request failed, no p99 rose by more than 20 ms, memory grew by at most 2
 in-flight gauges are 0.
 
 With `--evil-pod`, one of the pods does wrong during attacks (`evil_pod.py`): what it began and broke is no failure of a
-good request. With `--evil-tenant`, the attackers are one tenant, and the good clients another; the router's shared limits
-are low enough for one tenant to reach them.
+good request. With `--evil-tenant`, the attackers are one tenant, and the good clients another; the router's shared
+limits are low enough for one tenant to reach them.
 """
 
 from __future__ import annotations
