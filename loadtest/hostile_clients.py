@@ -3,7 +3,8 @@
     python loadtest/hostile_clients.py PORT [KIND...]      # reads `on` and `off` from stdin, one word per line
 
 With `EVIL_KEY` in the environment, they are one tenant with this key, and attack the other tenants too. With
-`EVIL_POD_PORT`, they make the pod there do wrong (`evil_pod.py`).
+`EVIL_POD_PORT`, they make the pod there do wrong (`evil_pod.py`): all that it can, or only `EVIL_WRONGS`, divided by
+semicolons.
 After `off` it waits until all attacks have ended and prints one line of JSON: how they ended, by kind.
 """
 
@@ -56,6 +57,8 @@ class Attacker:
     chance: random.Random
     key: str = ""
     pod_port: int = 0
+    wrongs: Sequence[str] = tuple(WRONGS)
+    """What the evil pod does wrong."""
 
     @asynccontextmanager
     async def connected(self, *, small_window: bool = False) -> AsyncIterator[Peer]:
@@ -417,7 +420,7 @@ async def stored_responses(attacker: Attacker) -> str:
 
 async def wrong_pod(attacker: Attacker) -> str:
     """The evil pod does something wrong for a few seconds."""
-    name, pod = attacker.chance.choice(sorted(WRONGS)), Attacker(attacker.pod_port, attacker.chance)
+    name, pod = attacker.chance.choice(attacker.wrongs), Attacker(attacker.pod_port, attacker.chance)
     try:
         await pod.exchange(request(b"", CONTROL + name.replace(" ", "%20").encode(), method=b"GET"))
         await asyncio.sleep(WRONG_S)
@@ -516,6 +519,7 @@ async def attack(port: int, kinds: Sequence[str]) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), sys.stdin)
     attacker = Attacker(port, random.Random(1), os.getenv("EVIL_KEY", ""), int(os.getenv("EVIL_POD_PORT", "0")))
+    attacker.wrongs = os.getenv("EVIL_WRONGS", ";".join(WRONGS)).split(";")
     known = {**KINDS, **(TENANT_KINDS if attacker.key else {}), **(POD_KINDS if attacker.pod_port else {})}
     attacks, beginning = Attacks(attacker, {kind: known[kind] for kind in kinds or known}), None
     print("{}", flush=True)

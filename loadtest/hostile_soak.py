@@ -45,6 +45,7 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, chat_bodies, warm_chats
+from loadtest.evil_pod import WRONGS
 from loadtest.good_clients import GoodClients, GoodResults
 from loadtest.hostile_clients import ENDED_S
 from loadtest.peers.processes import process_usage
@@ -441,6 +442,7 @@ def main(
     kind: Annotated[list[str] | None, typer.Option(help="Only attacks of this kind. Can be repeated.")] = None,
     evil_pod: Annotated[bool, typer.Option("--evil-pod", help="One of the pods attacks the router.")] = False,
     evil_tenant: Annotated[bool, typer.Option("--evil-tenant", help="The attackers are one of two tenants.")] = False,
+    wrong: Annotated[list[str] | None, typer.Option(help="Only these wrongs of the evil pod. Can be repeated.")] = None,
     fill: Annotated[bool, typer.Option(help="Fill the router's caches first.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="Write results and samples here, as JSON.", callback=writable)
@@ -456,7 +458,8 @@ def main(
             launch_router(OURS, pods, folder / OURS, limits, settings=settings) as router,
         ):
             variables = {"EVIL_KEY": EVIL_KEY} if evil_tenant else {}
-            variables |= {"EVIL_POD_PORT": str(pods.ports[-1])} if evil_pod else {}
+            if evil_pod:
+                variables |= {"EVIL_POD_PORT": str(pods.ports[-1]), "EVIL_WRONGS": ";".join(wrong or WRONGS)}
             running = _run(router, result, phase_s or min(240.0, minutes * 60 / 8), variables, fills=fill)
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
