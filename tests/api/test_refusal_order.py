@@ -76,21 +76,3 @@ async def test_a_spent_quota_is_refused_as_often_as_it_is_asked() -> None:
     endpoint, result = "/v1/chat/completions", "rate_limit_exceeded"
     assert core.counted("warmroute_requests_total", endpoint=endpoint, result=result) == 3
     assert edge.body_memory.bytes == 0
-
-
-async def test_a_quota_that_was_spent_while_a_large_body_came_is_refused_before_the_body_is_checked() -> None:
-    """Other tenants' bodies wait for the check."""
-    core = CoreOfPods([])
-    edge = cast(Any, make_edge(core=core, forward=forever, limits=Limits(max_json_items=1024)))
-    edge.connections = set()
-    body = b"{" + b"[" * 4000
-    head = (
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n"
-    )
-    async with connected(edge, gate=gate_of(ACME)) as (reader, writer):
-        writer.write(head + b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n" % (KEY, len(body)))
-        await reader.readuntil(b"\r\n\r\n")
-        use_up(core)
-        writer.write(body)
-        answer, _ = await read_answer(reader)
-        assert answer.startswith(b"HTTP/1.1 429 ")

@@ -189,8 +189,6 @@ class OpenAiEdge(HttpEdge):
             return None
         endpoint, tenant = endpoint_of(received.path), received.tenant
         try:
-            if (spent := self.quota_refusal(received)) is not None:
-                raise spent
             if is_form:
                 model = await self._forms.model(endpoint, body, content_type, tenant)
                 if model:
