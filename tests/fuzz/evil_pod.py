@@ -1,4 +1,4 @@
-"""Fuzzes all that a pod sends while it joins, serves and leaves, beside a good pod of the same model.
+"""Fuzzes all that a pod sends while it joins, serves and leaves, in a fleet with a good pod of the same model.
 
 An input is a list of parts between `MARK`. The first byte of a part names the connection that it is for: a page
 (`PAGES`), a KV event message, or the answer to a replay. A page that begins with `HTTP/` is the whole response. Pages

@@ -1,4 +1,4 @@
-"""Fuzzes any sequence of requests of one tenant, beside those of a good one.
+"""Fuzzes any sequence of requests of one tenant, while a good one sends its own.
 
 An input is a list of connections between `MARK`. The first byte of each says how its bytes are sent and the answer read
 (`WAYS`). All run at the same time.

@@ -122,7 +122,8 @@ def test_tools_nested_deeply_are_left_to_the_engine_where_they_are_printed_with_
     """Their text would have hundreds of times their size. Without an indent, it has as many characters."""
     printing = "{{% for tool in tools %}}{{{{ tool | tojson({}) }}}}{{% endfor %}}"
     indented, compact = (ChatTemplate(deepseek, printing.format(option)) for option in ("indent=4", ""))
-    messages, chain = [{"role": "user", "content": "hi"}], {}
+    messages = [{"role": "user", "content": "hi"}]
+    chain: dict[str, Any] = {}
     for _ in range(900):
         chain = {"a": chain}
 
