@@ -1,8 +1,8 @@
 """A whole router in this process, in front of a good mock engine, for targets that need an event loop.
 
-It is started once, and each input meets the router as the inputs before left it. `Town.play` runs an input alongside good
-requests, then checks that nothing of it is left: no request in flight, no memory, and no callback of the router that
-held the loop for longer than `MOST_CALLBACK_S` of CPU time.
+It is started once, and each input meets the router as the inputs before left it. `Town.play` runs an input alongside
+good requests, then checks that nothing of it is left: no request in flight, no memory, and no callback of the router
+that held the loop for longer than `MOST_CALLBACK_S` of CPU time.
 """
 
 from __future__ import annotations
