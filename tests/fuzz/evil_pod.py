@@ -21,7 +21,7 @@ import zmq.asyncio
 from router.config.pod_schema import KvEvents, PodConfig
 from router.types import PodState
 from tests.fuzz.town import REPEATED, Town, expanded, play
-from tests.stories.conftest import SPEED
+from tests.policy.scenes import LLAMA_8B
 
 MARK = b"\xff\xfd"
 EVENT, REPLAY = b"e", b"r"
@@ -112,7 +112,7 @@ async def _stay(pod: EvilPod, config: asyncio.Future[PodConfig]) -> None:
         endpoints = [f"tcp://127.0.0.1:{port}" for port in ports]
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         sources = KvEvents(endpoint=endpoints[0], replay_endpoint=endpoints[1])
-        config.set_result(PodConfig(url=url, speed=SPEED, kv_events=sources))
+        config.set_result(PodConfig(url=url, speed=LLAMA_8B, kv_events=sources))
         await asyncio.gather(pod.publish(events), pod.replay(replays))
 
 
@@ -193,12 +193,6 @@ PODS = (
     MARK.join([_event(0, _STORED), _event(1, ["BlockRemoved", [1], "GPU"]), _event(2, ["AllBlocksCleared"])]),
     MARK.join([_event(5, _STORED), REPLAY + _event(0, _STORED)[1:], REPLAY + _event(9, _STORED)[1:]]),
     _event(0, *[["BlockRemoved", [number], "GPU"] for number in range(200)]),
-    EVENT
-    + bytes(8)
-    + b"\x92\x01\xdd\x00\x00\x64\x00"
-    + REPEATED
-    + b"\x93\xacBlockRemoved\x91\x01\xa3GPU" * 100
-    + REPEATED,
     EVENT + bytes(8) + REPEATED + b"\x91" * 1000 + REPEATED,
 )
 POD_WORDS = (

@@ -38,7 +38,8 @@ from router.sim.mock_engine import MockEngine, running_engines
 from router.types import PodState, PrefixTrust
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import SOURCE, SPEED, TEMPLATE, listening
+from tests.policy.scenes import LLAMA_8B
+from tests.stories.conftest import SOURCE, TEMPLATE, listening
 
 MOST_CALLBACK_S = 0.02 if "atheris" in sys.modules else 0.005
 """Instrumented code takes several times as long."""
@@ -48,7 +49,7 @@ DEADLINE_S = 30.0
 """Within which a good request is answered, and what an input left is gone."""
 REPEATED, REPEATS, MAX_BYTES = b"\xff\xfe", 256, 1 << 20
 """What is between two of these marks is sent as often: inputs are short."""
-TRIES = 3
+TRIES = 5
 """A slow callback must be slow each time: the first time includes what is computed once."""
 GOOD, EVIL = "key-good", "key-evil"
 _FOLDER = str(Path(__file__).parents[2] / "router") + "/"
@@ -193,7 +194,7 @@ async def _stay(started: asyncio.Future[Town]) -> None:
     tokenizer = _tokenizer()
     template = ChatTemplate(tokenizer)
     engine = MockEngineConfig(
-        models=("demo",), tokenizer=tokenizer, render=template.render, template=template, speed=SPEED, time_scale=0.0
+        models=("demo",), tokenizer=tokenizer, render=template.render, template=template, speed=LLAMA_8B, time_scale=0.0
     )
     with TemporaryDirectory() as folder:
         tenants = Path(folder) / "tenants.yaml"
@@ -201,7 +202,7 @@ async def _stay(started: asyncio.Future[Town]) -> None:
         async with running_engines([engine]) as engines:
             config = RouterConfig(
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
-                pods=(PodConfig(url=engines[0].url, speed=SPEED),),
+                pods=(PodConfig(url=engines[0].url, speed=LLAMA_8B),),
                 tenants=str(tenants),
                 log=Log(requests=False),
                 limits=Limits(max_body_bytes=1 << 20, request_timeout_s=1, first_byte_timeout_s=1, idle_timeout_s=1),
