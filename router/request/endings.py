@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from router.admission.quotas import Hold
 from router.admission.tenant import Tenant
 from router.endpoints import Endpoint
 from router.errors import NoReadyPod, RouterError, Stopping, code_of
@@ -45,6 +46,15 @@ class Endings:
     def quota_refusal(self, tenant: Tenant, endpoint: Endpoint) -> RouterError | None:
         """Why none of a tenant's requests needs to be read now; None if one does."""
         return self._charges.spent(tenant, endpoint) if self._charges is not None else None
+
+    def receive(self, tenant: Tenant) -> Hold | None:
+        """Count a request among its tenant's concurrent ones until its body `has_arrived`."""
+        return self._charges.receive(tenant) if self._charges is not None else None
+
+    def has_arrived(self, arriving: Hold | None) -> None:
+        """A request that was received is served now, or refused. Idempotent."""
+        if arriving is not None and self._charges is not None:
+            self._charges.has_arrived(arriving)
 
     def begin(self) -> None:
         """Count a request that is served; `end` must follow."""

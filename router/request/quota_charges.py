@@ -51,6 +51,14 @@ class QuotaCharges:
         short = self._quotas.spent(tenant.name, tenant.quotas, self._clock.now_s())
         return None if short is None else self._refusal(tenant, endpoint, short)
 
+    def receive(self, tenant: Tenant) -> Hold | None:
+        """Count a request as concurrent while its body arrives; None where that is not limited."""
+        return self._quotas.receive(tenant.name, tenant.quotas, self._clock.now_s())
+
+    def has_arrived(self, arriving: Hold) -> None:
+        """Count it no more; `begin` may follow. Idempotent."""
+        self._quotas.end(arriving, 0, 0, self._clock.now_s())
+
     def begin(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count one request more. Raises `QuotaExceeded`."""
         found = self._begin(context)

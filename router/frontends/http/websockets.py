@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 import httptools
 
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
+from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.request_head import check_head
@@ -150,22 +151,34 @@ OnLost = Callable[[Exception | None], None]
 
 
 class _Streams(asyncio.StreamReaderProtocol):
-    """The protocol of a connection that was handed over. `on_lost`: of the protocol that it had before."""
+    """The protocol of a connection that was handed over, whose client must still read in time. `on_lost`: of the
+    protocol that it had before."""
 
-    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop, on_lost: OnLost) -> None:
-        super().__init__(reader, loop=loop)
+    def __init__(self, reader: asyncio.StreamReader, on_lost: OnLost, deadlines: ClientDeadlines) -> None:
+        super().__init__(reader, loop=asyncio.get_running_loop())
         self._on_lost = on_lost
+        self._deadlines = deadlines
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadlines.await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadlines.drained()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._on_lost(exc)
 
 
-def taken_over(transport: asyncio.Transport, rest: bytes, on_lost: OnLost) -> WebSocketClient:
+def taken_over(
+    transport: asyncio.Transport, rest: bytes, on_lost: OnLost, deadlines: ClientDeadlines
+) -> WebSocketClient:
     """The client of this connection from now on. `rest`: what it has sent behind its request."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(BUFFER_BYTES, loop)
-    streams = _Streams(reader, loop, on_lost)
+    streams = _Streams(reader, on_lost, deadlines)
     transport.set_protocol(streams)
     streams.connection_made(transport)
     if rest:
