@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
+from router.admission.sharing import ROW_TTL_S, SILENT_S, CeilingReport, Grant, Grants
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -32,7 +32,8 @@ class ShareBook:
 
     def _grant(self, member: str, report: CeilingReport, now_s: float) -> Grant:
         rows = self.rows.setdefault(report.meter, {})
-        for gone in [one for one, row in rows.items() if row.at_s + ROW_TTL_S < now_s]:
+        alive = {one for one, at_s in self.members.items() if at_s + SILENT_S >= now_s}
+        for gone in [one for one, row in rows.items() if one not in alive or row.at_s + ROW_TTL_S < now_s]:
             del rows[gone]
         others = [row for one, row in rows.items() if one != member]
         free = report.limit - sum(row.ceiling for row in others)
