@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
@@ -19,9 +21,20 @@ from router.config.schema import Limits
 from router.errors import Saturated, ShareExceeded
 from router.frontends.http import exchange
 from router.frontends.http.exchange import BodyMemory, Exchange
+from router.frontends.http.server import MIN_HANDSHAKES, TlsListener
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
-from tests.api.test_protocol import MAX_BYTES, Edge, connected, echo, forever, post, read_answer, replace_limits
+from tests.api.test_protocol import (
+    DEADLINE_S,
+    MAX_BYTES,
+    Edge,
+    connected,
+    echo,
+    forever,
+    post,
+    read_answer,
+    replace_limits,
+)
 from tests.request.cores import CoreOfPods
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -100,7 +113,7 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: edge.body_memory.bytes == 8 * (MAX_BYTES - 1))
         for count in range(1, 5):
             await to.send(post(b"y" * MAX_BYTES, GOOD))
-            await until(lambda count=count: edge.body_memory.bound.part("10.0.0.2") == count * MAX_BYTES)  # type: ignore[misc]
+            await until(lambda count=count: edge.body_memory.bound.part("10.0.0.2") == count * MAX_BYTES)
         await until(lambda: len(edge.seen) == 8)
         dropped = [received.refusal for received in edge.seen if received.refusal is not None]
         assert len(dropped) == 4 and all(isinstance(refusal, Saturated) for refusal in dropped)
@@ -219,3 +232,26 @@ async def test_a_request_is_concurrent_from_its_head_on() -> None:
         await until(lambda: not any(each.last for each in edge.connections))
         for _ in range(3):
             assert await status_of(to, chat("good")) == 200
+
+
+# --- TLS handshakes ---
+
+
+async def test_handshakes_of_one_client_end_none_of_another() -> None:
+    """Where no connection is left, few handshakes are possible at a time."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = TlsListener(sock, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), asyncio.Protocol, lambda: 0)
+    listener.open(100)
+    async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
+        stack.callback(sock.close)
+        stack.callback(listener.close)
+
+        async def connect(host: str) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(*sock.getsockname(), local_addr=(host, 0))
+            stack.callback(writer.close)
+            return reader
+
+        good = await connect("127.0.0.2")
+        evil = [await connect("127.0.0.1") for _ in range(4 * MIN_HANDSHAKES)]
+        await until(lambda: sum(reader.at_eof() for reader in evil) == len(evil) - MIN_HANDSHAKES + 1)
+        assert not good.at_eof()

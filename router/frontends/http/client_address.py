@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache, lru_cache
 from ipaddress import IPv6Address, IPv6Network
 from typing import Any, cast
@@ -16,10 +15,9 @@ MAX_ADDRESS = 45
 """Characters of an address that tell clients apart: all of an IPv6 address."""
 
 
-def address_of_client(transport: asyncio.Transport) -> str:
-    """The address of whoever connected; empty for a Unix socket. An IPv4 client of a listener for IPv6 and IPv4 has the
-    address ::ffff:a.b.c.d there."""
-    address: Any = transport.get_extra_info("peername")
+def host_in(address: object) -> str:
+    """The host in a socket's address of a client; empty for a Unix socket. An IPv4 client of a listener for IPv6 and
+    IPv4 has the address ::ffff:a.b.c.d there."""
     return str(address[0]).removeprefix(IPV4_IN_IPV6) if isinstance(address, tuple) else ""
 
 
@@ -30,9 +28,12 @@ def trusted_proxies(allowed: str) -> ProxyHeadersMiddleware:
 
 
 def client_network(address: str, proxies: ProxyHeadersMiddleware) -> str:
-    """The address of a client, of IPv6 its network, in which a client may choose any; "" for a proxy or no address."""
-    if not address or address in proxies.trusted_hosts:
-        return ""
+    """The network of a client; "" for a proxy or no address."""
+    return network_of(address) if address and address not in proxies.trusted_hosts else ""
+
+
+def network_of(address: str) -> str:
+    """The address of a client, or its network of IPv6, in which it may choose any."""
     return _network_of(address[:MAX_ADDRESS]) if ":" in address else address[:MAX_ADDRESS]
 
 

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from router.admission.tenant import OPEN_TENANT
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
 from router.frontends.http.app import App
-from router.frontends.http.client_address import address_of_client, client_network, forwarded_for, trusted_proxies
+from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import (
@@ -95,7 +95,7 @@ class EdgeProtocol(asyncio.Protocol):
         self.transport = transport = cast(asyncio.Transport, transport)
         connections = self._state.connections
         connections.add(cast(Any, self))
-        self._host = address_of_client(transport)
+        self._host = host_in(transport.get_extra_info("peername"))
         self.connection = ClientConnection(
             transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
         )
