@@ -118,23 +118,21 @@ class Quotas:
             self.sharing.mark_used(applied.counted, second, 1)
         return Hold(applied, second)
 
-    def spent(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Short | None:
-        """The limit of all of a tenant's requests, a minute or at once, that is reached, if no other process has
-        something left of it: none of its requests needs to be read. Counts nothing."""
-        applied, second = self._of_all_models(tenant, quotas), int(now_s)
+    def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | Short:
+        """Count a request as concurrent until `end`. Or, if none of the tenant's requests needs to be read, because no
+        process has something left of a limit of all of them, that limit, a minute or at once."""
+        applied = self._applied.get((tenant, "", ""))
+        if applied is None or applied.quotas is not quotas:
+            applied = self._apply(tenant, quotas, "", "")
+        second = int(now_s)
         for meter in applied.counted:
             if not (self._admits(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
-        return None
-
-    def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | None:
-        """Count a request, for which nothing is `spent`, as concurrent until `end`; None where that is not limited."""
-        applied, second = self._of_all_models(tenant, quotas), int(now_s)
         for meter in applied.concurrent:
             meter.own.add(second, 1)
-        if applied.concurrent and self.sharing is not None:
+        if self.sharing is not None:
             self.sharing.mark_used(applied.concurrent, second, 1)
-        return Hold(applied, second) if applied.concurrent else None
+        return Hold(applied, second)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
         """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The
@@ -182,11 +180,6 @@ class Quotas:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
-
-    def _of_all_models(self, tenant: str, quotas: Sequence[Quota]) -> Applied:
-        """The meters that count the requests of a tenant to any model."""
-        applied = self._applied.get((tenant, "", ""))
-        return applied if applied is not None and applied.quotas is quotas else self._apply(tenant, quotas, "", "")
 
     # --- slow paths ---
 

@@ -43,13 +43,10 @@ class Endings:
         self._queues = queues
         self._records_usage = records_usage
 
-    def quota_refusal(self, tenant: Tenant, endpoint: Endpoint) -> RouterError | None:
-        """Why none of a tenant's requests needs to be read now; None if one does."""
-        return self._charges.spent(tenant, endpoint) if self._charges is not None else None
-
-    def receive(self, tenant: Tenant) -> Hold | None:
-        """Count a request among its tenant's concurrent ones until its body `has_arrived`."""
-        return self._charges.receive(tenant) if self._charges is not None else None
+    def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | RouterError | None:
+        """Count a request among its tenant's concurrent ones until it `has_arrived`, or return why its quota refuses
+        it before its body is read."""
+        return self._charges.receive(tenant, endpoint) if self._charges is not None else None
 
     def has_arrived(self, arriving: Hold | None) -> None:
         """A request that was received is served now, or refused. Idempotent."""

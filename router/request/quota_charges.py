@@ -46,14 +46,10 @@ class QuotaCharges:
         self._has_others = has_others
         self._on_refusal = on_refusal
 
-    def spent(self, tenant: Tenant, endpoint: Endpoint) -> QuotaExceeded | None:
-        """Why none of a tenant's requests needs to be read now; None if one does."""
-        short = self._quotas.spent(tenant.name, tenant.quotas, self._clock.now_s())
-        return None if short is None else self._refusal(tenant, endpoint, short)
-
-    def receive(self, tenant: Tenant) -> Hold | None:
-        """Count a request as concurrent while its body arrives; None where that is not limited."""
-        return self._quotas.receive(tenant.name, tenant.quotas, self._clock.now_s())
+    def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | QuotaExceeded:
+        """Count a request as concurrent while its body arrives, or return why it needs not be read."""
+        found = self._quotas.receive(tenant.name, tenant.quotas, self._clock.now_s())
+        return found if isinstance(found, Hold) else self._refusal(tenant, endpoint, found)
 
     def has_arrived(self, arriving: Hold) -> None:
         """Count it no more; `begin` may follow. Idempotent."""

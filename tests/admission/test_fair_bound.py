@@ -19,7 +19,7 @@ def bound_of(limit: int) -> FairBound:
 
 
 def taken(bound: FairBound, owner: str, most: int = 10_000, weight: float = 1.0) -> int:
-    """How many an owner takes that wants so many."""
+    """How many an owner takes of the `most` that it wants."""
     count = 0
     while count < most and bound.take(owner, weight, 1):
         count += 1
@@ -147,7 +147,7 @@ def test_while_there_is_room_nobody_is_refused() -> None:
 
 
 def test_clients_behind_a_proxy_that_hides_them_have_no_share_together() -> None:
-    """They come first, served first; a known client beside them has its share."""
+    """They come first, served first; a known client has its share."""
     bound = bound_of(80)
     assert taken(bound, "") == 80
     assert taken(bound, "known", 3) == 3

@@ -154,13 +154,13 @@ def test_whether_a_quota_is_spent_is_asked_without_a_claim() -> None:
     book, limits = ShareBook(), (Quota(requests_per_minute=10),)
     one, other = Member("one"), Member("other")
     exchange(book, one, other)
-    assert one.quotas.spent("t", limits, 0) is None
+    assert isinstance(one.quotas.receive("t", limits, 0), Hold)
     assert not one.sharing.reports(0)
     for turn in range(100):
         admitted(one, limits, 10, turn / 20)
         exchange(book, one, now_s=turn / 20)
-    spent = one.quotas.spent("t", limits, 5)
-    assert spent is not None and spent.retry_after_s == 56
+    spent = one.quotas.receive("t", limits, 5)
+    assert isinstance(spent, Short) and spent.retry_after_s == 56
 
 
 def test_without_the_book_each_process_has_its_share() -> None:

@@ -142,7 +142,7 @@ async def test_connections_of_one_client_leave_some_for_others() -> None:
 
 
 async def test_slow_requests_of_one_client_close_no_idle_connection_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all connections are in use, those of whoever has the most are closed first."""
+    """When all connections are in use, those of the client with the most are closed first."""
     monkeypatch.setattr("router.frontends.http.protocol.SLOW_REQUEST_S", 0.0)
     edge = Edge(echo, replace_limits(max_connections=4))
     async with clients(edge) as to:

@@ -1,4 +1,4 @@
-"""Tells clients without a key apart: by their address, behind trusted proxies by the one that these report."""
+"""Names clients without a key by their address: behind trusted proxies, the one that these report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.request.inbound import HeaderList
 
 IPV4_IN_IPV6 = "::ffff:"
 MAX_ADDRESS = 45
-"""Characters of an address that tell clients apart: all of an IPv6 address."""
+"""Characters of an address that are compared: all of an IPv6 address."""
 
 
 def host_in(address: object) -> str:

@@ -66,7 +66,7 @@ class ReceivedRequest(msgspec.Struct):
 class BodyMemory:
     """Total size of all buffered request bodies, limited to `max_bytes`.
 
-    When it is full, bodies that arrive slowly give way: of whoever holds the most for its weight, the one that holds
+    When it is full, bodies that arrive slowly give way: of the owner with the most for its weight, the one that holds
     the most bytes for the longest time without progress."""
 
     def __init__(self, max_bytes: int) -> None:

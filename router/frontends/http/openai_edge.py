@@ -117,10 +117,11 @@ class OpenAiEdge(HttpEdge):
             return self.in_flight.refusal(received.owner, tenant.weight)
         if not tenant.quotas:
             return None
-        refusal = self._endings.quota_refusal(tenant, endpoint_of(received.path))
-        if refusal is None:
-            received.arriving = self._endings.receive(tenant)
-        return refusal
+        found = self._endings.receive(tenant, endpoint_of(received.path))
+        if isinstance(found, RouterError):
+            return found
+        received.arriving = found
+        return None
 
     def _begin(self, received: ReceivedRequest) -> bool:
         """Whether the request counts as being served: it is not refused, also not because too many are."""

@@ -123,9 +123,9 @@ class EdgeProtocol(asyncio.Protocol):
         )
 
     def _close_longest_waiting(self) -> bool:
-        """Close the connection of whoever has the most for its weight, and not less than this client, that has waited
-        longest for the head of a request, or else for the rest of one. Returns whether there is one among the first
-        `MAX_COMPARED`."""
+        """Close the connection, of the owner with the most for its weight and not less than this client's, that has
+        waited longest for the head of a request, or else for the rest of one. Returns whether there is one among the
+        first `MAX_COMPARED`."""
         part = self._edge.client_connections.part
         least, compared = part(self._owner), cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED))
         waiting = [

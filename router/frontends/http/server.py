@@ -59,7 +59,6 @@ class TlsListener:
         self._free_connections = free_connections
         self._handshakes: dict[asyncio.Task[None], str] = {}
         """Those in progress and their clients, the oldest first."""
-        self._by_client: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
 
@@ -96,20 +95,13 @@ class TlsListener:
         accepted.setblocking(False)
         handshake = self._loop.create_task(self._shake_hands(accepted))
         self._handshakes[handshake] = client
-        self._by_client[client] += 1
-        handshake.add_done_callback(self._end)
+        handshake.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
         if len(self._handshakes) > max(self._free_connections(), MIN_HANDSHAKES):
-            compared = islice(self._handshakes.items(), MAX_COMPARED)
-            dropped, _ = max(compared, key=lambda one: self._by_client[one[1]])
-            self._end(dropped)
+            compared = dict(islice(self._handshakes.items(), MAX_COMPARED))
+            counts = Counter(compared.values())
+            dropped = max(compared, key=lambda one: counts[compared[one]])
+            del self._handshakes[dropped]
             dropped.cancel()
-
-    def _end(self, handshake: asyncio.Task[None]) -> None:
-        client = self._handshakes.pop(handshake, None)
-        if client is not None:
-            self._by_client[client] -= 1
-            if not self._by_client[client]:
-                del self._by_client[client]
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         with suppress(OSError):  # the client sent no TLS, refused the certificate, disconnected or was late
