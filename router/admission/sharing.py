@@ -17,9 +17,10 @@ import msgspec
 from router.admission.meter import WINDOW_S, Dimension, Meter
 
 ROW_TTL_S = 3.0
-"""A limit that a process has not reported for this long is not used there."""
+"""A process without a report for this long is gone; what it has used is free."""
 SILENT_S = 1.0
-"""A process without an exchange for this long is gone; what it may use is free. An exchange may take half of it."""
+"""What a process may use more than it has used is free after this long without an exchange, which may take half of
+that."""
 
 
 class CeilingReport(msgspec.Struct, frozen=True, array_like=True):

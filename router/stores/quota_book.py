@@ -41,10 +41,11 @@ for meter = 2, #KEYS do
   for i = 1, #rows, 2 do
     if rows[i] ~= member then
       local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
-      if not alive[rows[i]] or not row_ms or tonumber(row_ms) + ttl_ms < now_ms then
+      if not row_ms or tonumber(row_ms) + ttl_ms < now_ms then
         redis.call('HDEL', key, rows[i])
       else
-        free, others_used = free - tonumber(row_ceiling), others_used + tonumber(row_used)
+        free = free - tonumber(alive[rows[i]] and row_ceiling or row_used)
+        others_used = others_used + tonumber(row_used)
       end
     end
   end
@@ -79,5 +80,5 @@ class QuotaBook:
         return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
 
     async def leave(self) -> None:
-        """Be no member any more, so that what it may use is free. Raises `redis.RedisError`."""
+        """Be no member any more: what it may use is free, what it has used expires. Raises `redis.RedisError`."""
         await self._connection.client.hdel(self._keys.quota_members, self._member)

@@ -57,14 +57,14 @@ async def test_what_a_process_had_that_is_silent_is_free(connection: RedisConnec
     assert await connection.client.hkeys(KEYS.quota("m")) == [b"here"]
 
 
-async def test_a_process_holds_nothing_a_second_after_its_last_exchange(connection: RedisConnection) -> None:
-    """Though it reported its limits just before; it is still counted as a process for a while."""
+async def test_a_process_holds_what_it_has_used_a_second_after_its_last_exchange(connection: RedisConnection) -> None:
+    """What more it might have used is free. It still counts as a process for a while."""
     gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
     await gone.exchange([CeilingReport("m", 10, 6, 4)])
     (row,) = await connection.client.hvals(KEYS.quota("m"))
     written_ms = int(row.split(b" ")[2])
     await connection.client.hset(KEYS.quota_members, "gone", str(written_ms - 1100))
-    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 2)
+    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(4, 6, 0)], 2)
 
 
 async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:
@@ -79,7 +79,7 @@ async def test_a_process_that_stops_is_no_member(connection: RedisConnection) ->
     await one.exchange([CeilingReport("m", 10, 6, 4)])
     assert (await other.exchange([])).members == 2
     await one.leave()
-    assert await other.exchange([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(5, 0, 5)], 1)
+    assert await other.exchange([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(4, 6, 0)], 1)
 
 
 async def test_unused_keys_expire(connection: RedisConnection) -> None:
