@@ -33,6 +33,14 @@ class OutputLengths:
         _, mean = self._latest(tenant, request.adapter or request.model)
         return min(round(mean), request.max_output_tokens or MAX_ANSWER_TOKENS)
 
+    def charged_tokens(self, request: InferenceRequest, tenant: str) -> int:
+        """What a quota is charged before the answer: at least the prior's length for each choice, as far as the client
+        allows it. Else short answers would make place for any number of long ones at once."""
+        if not request.endpoint.api.generates:
+            return 0
+        tokens = max(round(self._latest(tenant, request.adapter or request.model)[1]), PRIOR_OUTPUT_TOKENS)
+        return request.choices * min(tokens, request.max_output_tokens or MAX_ANSWER_TOKENS)
+
     def answered(self, model: str, tokens: int, tenant: str = "") -> None:
         """Learn from a finished answer. `model`: or the adapter."""
         if tenant:
