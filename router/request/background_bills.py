@@ -25,7 +25,7 @@ class _Bill(msgspec.Struct, eq=False):
 
 
 class BackgroundBills:
-    """Bills by response id; the oldest of more than `MAX_RESPONSES` are settled. `settle` ends a hold with an output."""
+    """Bills by response id; of more than `MAX_RESPONSES`, the oldest are settled. `settle` ends a hold: its output."""
 
     def __init__(self, settle: Callable[[Hold, int], None]) -> None:
         self._settle = settle

@@ -65,7 +65,9 @@ class RequestQueues:
         """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
         `ShareExceeded`."""
         queue, now_s = self._queue_of(context.request.model), self._clock.now_s()
-        offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
+        limit_ms = self._ttft_limit_ms(context)
+        is_evidence = context.prompt is not None and context.ttft_limit_ms is not None
+        offer = Offer(context.tenant, limit_ms, len(context.request.body), is_evidence)
         if queue.sends_at_once(context, offer, now_s):
             return
         ticket = None
@@ -81,13 +83,16 @@ class RequestQueues:
 
     def answered(self, context: RequestContext, now_s: float) -> None:
         """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
-        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed."""
+        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed; nor
+        does a prompt that was not read, whose price is a guess."""
         first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
-        if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
+        is_evidence = context.prompt is not None and context.request.stream and context.tries == 1
+        if first_s is None or limit_ms is None or not is_evidence:
             return
         tokens, decoding_ms = context.reader.output_tokens, (now_s - context.phases.began_s - first_s) * 1000
         tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0
-        self._queues[context.request.model].answered(first_s * 1000 > limit_ms, tpot_ms)
+        is_late = first_s * 1000 > limit_ms
+        self._queues[context.request.model].answered(context.tenant.name, is_late, tpot_ms)
 
     def _queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
@@ -190,11 +195,11 @@ class ModelQueue:
             self.leave(ticket)
             ticket.settle(error)
 
-    def answered(self, is_late: bool, tpot_ms: float | None) -> None:
+    def answered(self, tenant: str, is_late: bool, tpot_ms: float | None) -> None:
         """Update the margins by a request that was answered."""
         queue = self._queue
-        queue.answered(is_late, tpot_ms)
-        self._counters.queue_learnt(self.model, queue.error_share.value, queue.rest_ms.value)
+        queue.answered(tenant, is_late, tpot_ms)
+        self._counters.queue_learnt(self.model, queue.error_share.for_all, queue.rest_ms.for_all)
 
     def _places(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[Place]:
         inflight = self._state.ledger.inflight()

@@ -76,8 +76,9 @@ async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_pat
 
 
 async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
-    """By the model, the queue, the quota; not those that are refused before their key is checked, or for it."""
-    async with billed(deploy, tmp_path, "{requests_per_minute: 1}", admission=CLOSED) as (deployment, usage):
+    """By the model, which counts as a request, the queue, the quota; not those that are refused before their key is
+    checked, or for it."""
+    async with billed(deploy, tmp_path, "{requests_per_minute: 2}", admission=CLOSED) as (deployment, usage):
         assert (await send(deployment, {"authorization": "Bearer unknown"})).status_code == 401
         assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
