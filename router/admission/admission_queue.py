@@ -140,8 +140,6 @@ class Offer(msgspec.Struct, frozen=True, gc=False):
     tenant: Tenant
     ttft_limit_ms: float
     body_bytes: int = 0
-    is_evidence: bool = True
-    """Whether it shows an error of predictions if it is late: its prompt is read, and its client chose no limit."""
 
 
 class Reason(StrEnum):
@@ -223,10 +221,7 @@ class AdmissionQueue:
             return Refusal(reason, late_ms / 1000)
         best = self._choose(places, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
-        number, start_by_s = next(self._numbers), now_s + spare_ms / 1000
-        one = Waiting(
-            number, request.tenant, start_by_s, best.prefill_ms, request.body_bytes, is_evidence=request.is_evidence
-        )
+        one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
         self._order.add(one)
         self.held_bytes += one.body_bytes
         return one
@@ -249,8 +244,6 @@ class AdmissionQueue:
         if one is None or one.start_by_s >= now_s:
             return math.inf if one is None else (one.start_by_s - now_s) * 1000
         self.leave(one)
-        if one.is_evidence:
-            self.error_share.observe(one.tenant.name, True)
         return one
 
     def leave(self, one: Waiting) -> None:

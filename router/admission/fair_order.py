@@ -29,8 +29,6 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     start_by_s: float
     prefill_ms: float
     body_bytes: int
-    is_evidence: bool = True
-    """See `Offer`."""
 
     @property
     def place(self) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Learns how many tokens the answers of each model have, and for quotas those of each tenant.
+"""Learns how many tokens the answers of each model have, and those of each tenant.
 
 The mean of the latest answers, of which a new model has made up ones of the prior's length:
 
@@ -16,11 +16,11 @@ REMEMBERED_ANSWERS = 200
 MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
 MAX_MEANS = 16_384
-"""Maximum number of means, for models, adapters, and these by tenant with quotas; further ones have the prior."""
+"""Maximum number of means, for models, adapters, and these by tenant; further ones have the prior."""
 
 
 class OutputLengths:
-    """Mean lengths by model, or by adapter for requests to one. `tenant`: one with quotas; "" for the mean of all."""
+    """Mean lengths by model, or by adapter for requests to one. `tenant`: "" for the mean of all."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], tuple[int, float]] = {}

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.endpoints import Endpoint
-from router.errors import (
-    ClientError,
-    NoReadyPod,
-    QuotaExceeded,
-    RouterError,
-    Stopping,
-    UpstreamTimeout,
-    code_of,
-)
+from router.errors import ClientError, NoReadyPod, QuotaExceeded, RouterError, Stopping, UpstreamTimeout, code_of
 from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.observe.counters import Counters
 from router.observe.ended import EndedRequest, EndingSink, UsedTokens
@@ -153,8 +145,10 @@ class Endings:
         elif context.is_in_background and reader.response_id:
             expected = self._state.output_lengths.charged_tokens(context.request, context.tenant.name)
             until_s = now_s + expected * self._step_ms(context) / 1000
-            self._background.open(reader.response_id, hold, used.output_tokens, until_s)
-            return used
+            is_open = reader.output_tokens is None
+            self._background.open(reader.response_id, hold if is_open else None, used.output_tokens, until_s)
+            if is_open:
+                return used
         if hold is not None and self._charges is not None:
             self._charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
         return used
@@ -192,8 +186,7 @@ class Endings:
             return
         pieces = context.reader.pieces if context.request.stream else 0  # about one a token
         if tokens := ended.output_tokens or pieces:
-            tenant = context.tenant.name if context.hold is not None else ""
-            state.output_lengths.answered(context.request.adapter or context.request.model, tokens, tenant)
+            state.output_lengths.answered(context.request.adapter or context.request.model, tokens, context.tenant.name)
         if self._queues is not None and not was_slow:
             self._queues.answered(context, now_s)
 

@@ -65,9 +65,7 @@ class RequestQueues:
         """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
         `ShareExceeded`."""
         queue, now_s = self._queue_of(context.request.model), self._clock.now_s()
-        limit_ms = self._ttft_limit_ms(context)
-        is_evidence = context.prompt is not None and context.ttft_limit_ms is not None
-        offer = Offer(context.tenant, limit_ms, len(context.request.body), is_evidence)
+        offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
         if queue.sends_at_once(context, offer, now_s):
             return
         ticket = None
@@ -83,11 +81,9 @@ class RequestQueues:
 
     def answered(self, context: RequestContext, now_s: float) -> None:
         """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
-        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed; nor
-        does a prompt that was not read, whose price is a guess."""
-        first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
-        is_evidence = context.prompt is not None and context.request.stream and context.tries == 1
-        if first_s is None or limit_ms is None or not is_evidence:
+        Only streams show it."""
+        first_s, limit_ms = context.first_token_s, evident_limit_ms(context)
+        if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
             return
         tokens, decoding_ms = context.reader.output_tokens, (now_s - context.phases.began_s - first_s) * 1000
         tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0
@@ -111,6 +107,12 @@ class RequestQueues:
         speed = context.decision.candidates[0].pod.speed
         context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
         return context.ttft_limit_ms
+
+
+def evident_limit_ms(context: RequestContext) -> float | None:
+    """The limit of the first token that shows an error of predictions if it is missed. None where the client chose the
+    limit, because it could choose one to be missed, or where the price of a prompt that was not read is a guess."""
+    return None if context.prompt is None else context.ttft_limit_ms
 
 
 def _deadline_ms(value: bytes) -> float:
@@ -169,6 +171,8 @@ class ModelQueue:
         worth trying again: 0 after one was sent, infinite where none waits. The request must be booked before the next
         call."""
         while isinstance(found := self._queue.expire(now_s), Waiting):
+            if evident_limit_ms(self._tickets[found.number].context) is not None:
+                self.answered(found.tenant.name, is_late=True, tpot_ms=None)
             self._refuse(found)
         soonest_ms = found
         for one in self._queue.first():

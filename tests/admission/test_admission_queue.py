@@ -207,15 +207,6 @@ def test_a_request_that_can_no_longer_be_in_time_is_taken_out() -> None:
     assert (queue.expire(2.001), len(queue), queue.held_bytes) == (math.inf, 0, 0)
 
 
-def test_the_error_of_predictions_is_learnt_from_requests_that_expire() -> None:
-    """They were predicted to be in time."""
-    queue = busy()
-    before = queue.error_share.for_all
-    wait(queue, offer(), [place()])
-    assert isinstance(queue.expire(10.0), Waiting)
-    assert queue.error_share.for_all > before
-
-
 def test_a_client_that_leaves_is_out_at_once() -> None:
     """With its bytes; the next in order goes."""
     queue = busy()
@@ -338,14 +329,6 @@ def test_a_minority_of_the_tenants_moves_no_margin_of_the_others(tenants: int) -
     good = offer(Tenant(name=names[-1]), limit_ms=601.0)
     assert isinstance(queue.offer(good, [place(prefill_ms=0.0)], 0.0), Waiting)
     assert queue.error_share.of(names[0]) > 0.4 and queue.rest_ms.for_all <= 50.0
-
-
-def test_a_limit_that_the_client_chose_and_an_unread_prompt_teach_nothing() -> None:
-    """A client could choose a limit to be missed, and the price of an unread prompt is a guess."""
-    queue = busy()
-    wait(queue, Offer(OPEN_TENANT, 2000.0, 10, is_evidence=False), [place()])
-    assert isinstance(queue.expire(10.0), Waiting)
-    assert queue.error_share.for_all == 0.0
 
 
 def test_a_pod_with_prompts_of_others_is_not_open() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from router.admission.tenant import Tenant
 from router.config.schema import AdmissionConfig, SloConfig
 from tests.request.busy_pods import BusyPods, Kind
 
@@ -32,3 +33,31 @@ def test_a_tenant_that_tries_moves_the_goodput_of_another_by_less_than_two_perce
     usual = served()
     assert usual > 100
     assert served(**{attack: True}) > 0.98 * usual
+
+
+@pytest.mark.parametrize("headers", [(), ((b"x-request-deadline-ms", b"1000"),)], ids=["own limit", "chosen limit"])
+def test_only_limits_of_the_slo_teach_how_late_a_request_may_be(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    """A client could choose one to be missed."""
+    busy = BusyPods(ADMISSION, PREFILL_S)
+    hurried, chat = Kind("t", headers=headers), {Kind("t"): 3}
+    busy.run(1.0, chat)
+    assert busy.known.core.queues is not None
+    queue = busy.known.core.queues._queues["m"]
+    before = queue._queue.error_share.of("t")
+    stays = [
+        busy.front.receive(hurried.path, hurried.body(), Tenant(name="t"), headers=list(headers)) for _ in range(9)
+    ]
+    assert any(not one.is_over and not one.asked for one in stays)
+    busy.now_s += 10.0
+    busy.front.send_waiting()
+    assert (queue._queue.error_share.of("t") > before) == (not headers)
+
+
+def test_the_answers_of_a_tenant_move_no_price_of_another() -> None:
+    busy = BusyPods(ADMISSION, PREFILL_S)
+    for _ in range(500):
+        busy.known.output_lengths.answered("m", 40, "good")
+        busy.known.output_lengths.answered("m", 4000, "other")
+    served = busy.front.receive(GOOD.path, GOOD.body(), Tenant(name="good"))
+    assert served.context is not None and served.context.recorded is not None
+    assert served.context.recorded.scene.expected_output_tokens == pytest.approx(40, abs=5)
