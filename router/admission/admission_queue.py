@@ -59,7 +59,8 @@ class TenantMargins:
         return self._own.get(tenant, self._first).value
 
     def observe(self, tenant: str, has_missed: bool) -> None:
-        own = self._own[tenant] = self._own.pop(tenant, None) or msgspec.structs.replace(self._first)
+        own = self._own.pop(tenant) if tenant in self._own else msgspec.structs.replace(self._first)
+        self._own[tenant] = own
         own.observe(has_missed)
         if len(self._own) > MAX_VOTES:
             del self._own[next(iter(self._own))]

@@ -1,7 +1,7 @@
 """What responses in the background still cost: their pods generate after they have answered.
 
 Such a response keeps its place among the concurrent requests of its tenant, and its expected tokens, until a fetched
-answer shows what it cost, or until it has probably ended. What is fetched is counted once, whoever created it.
+answer shows what it cost, or until it has probably ended. What is fetched is counted once.
 """
 
 from __future__ import annotations

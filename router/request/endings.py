@@ -156,10 +156,9 @@ class Endings:
     def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
         """About how many tokens a pod has generated of an unstreamed response that did not end: those of the time since
         the prefill, at the pod's pace."""
-        request, candidate = context.request, context.candidate
-        if context.result == "ok" or candidate is None or request.stream or not request.endpoint.api.generates:
-            return 0
-        if context.fetched or context.reader.output_tokens is not None or request.endpoint.api.is_tunnel:
+        request, candidate, api = context.request, context.candidate, context.request.endpoint.api
+        is_known = context.result == "ok" or context.fetched or context.reader.output_tokens is not None
+        if is_known or candidate is None or request.stream or api.is_tunnel or not api.generates:
             return 0
         decoding_ms = (now_s - context.sent_s) * 1000 - expected_ttft_ms(candidate.cost)
         steps = max(decoding_ms, 0.0) / self._step_ms(context)

@@ -87,11 +87,11 @@ class Preparation:
 
     def _begin(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count one request more of its tenant. Raises `QuotaExceeded`."""
-        is_counted = self._counts_tokens or context.tenant.quotas
-        if is_counted and (context.request.stream or context.fetched or context.request.endpoint.api.is_tunnel):
-            context.reader = TokenCountingReader(context.reader.format)
         if self._charges is not None and context.tenant.quotas:
             yield from self._charges.begin(context)
+        is_counted = self._counts_tokens or (context.hold is not None and context.hold.applied.output)
+        if is_counted and (context.request.stream or context.fetched or context.request.endpoint.api.is_tunnel):
+            context.reader = TokenCountingReader(context.reader.format)
 
 
 def _may_have_uuids(context: RequestContext) -> bool:

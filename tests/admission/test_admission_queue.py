@@ -320,7 +320,7 @@ def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
 
 @pytest.mark.parametrize("tenants", [2, 3, 9])
 def test_a_minority_of_the_tenants_moves_no_margin_of_the_others(tenants: int) -> None:
-    """However often it misses its limits, and whoever comes first."""
+    """However often it misses its limits, also if it comes first."""
     queue = busy(QueueLimits(burst_ms=0.0, error_share=0.0, rest_ms=50.0), ms=600.0)
     names = [f"t{number}" for number in range(tenants)]
     for tenant in (*names[: tenants // 2] * 300, *names * 300):
