@@ -148,7 +148,8 @@ class OpenAiEdge(HttpEdge):
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
-            context.stored_pod = stored.pod if stored else ""
+            if stored is not None:
+                context.concerns(stored)
             self._endings.has_arrived(received.arriving)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
@@ -190,7 +191,7 @@ class OpenAiEdge(HttpEdge):
         try:
             return await self._responses.locate(stored_id, "response_id", received.tenant.name)
         except RouterError as error:
-            self._endings.refused(Endpoint.OTHER, error, request_id, trace, received.tenant.name)
+            self._endings.refused(Endpoint.OTHER, error, request_id, trace, received.tenant)
             raise
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
@@ -245,7 +246,7 @@ class OpenAiEdge(HttpEdge):
                 endpoint, received.named, received.body, request_id, received.tenant, model
             )
         except Exception as error:
-            self._endings.refused(endpoint, error, request_id, trace, received.tenant.name)
+            self._endings.refused(endpoint, error, request_id, trace, received.tenant)
             raise
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""

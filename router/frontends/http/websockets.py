@@ -21,8 +21,10 @@ from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamPool, UpstreamSender
+from router.policy.plans import FORM_BYTES_PER_TOKEN
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList, first_values
+from router.request.response_reader import TokenCountingReader
 from router.request.tracker import Tracker
 from router.types import Pod
 
@@ -99,7 +101,7 @@ class WebSocketTunnels:
             tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
             tracker.complete(now_s)  # no byte that follows is read
             client.start([*self._rules.downstream(headers), *_UPGRADE, *tracker.headers()])
-            await _relay(client, side, self._pool(pod).timeouts.idle_s)
+            await _relay(client, side, self._pool(pod).timeouts.idle_s, tracker.context)
         finally:
             await side.close()
 
@@ -122,11 +124,20 @@ class WebSocketTunnels:
         return [(name.strip().lower(), value.strip()) for name, _, value in split]
 
 
-async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float) -> None:
-    """Pass bytes until one side closes, or the pod sends nothing for `idle_s`: engines ping more often."""
+async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float, context: RequestContext) -> None:
+    """Pass bytes until one side closes, or the pod sends nothing for `idle_s`: engines ping more often. Counts what the
+    client sends as audio, and the tokens that the pod sends."""
+    sent_bytes = 0
+
+    def count_sent(piece: bytes) -> None:
+        nonlocal sent_bytes
+        sent_bytes += len(piece)
+        context.unread_tokens = sent_bytes // FORM_BYTES_PER_TOKEN
+
+    count = context.reader.count if isinstance(context.reader, TokenCountingReader) else len
     pumps = [
-        asyncio.ensure_future(_pump(client.reader, pod.writer, None)),
-        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s)),
+        asyncio.ensure_future(_pump(client.reader, pod.writer, None, count_sent)),
+        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s, count)),
     ]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -136,13 +147,16 @@ async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float) -> None:
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float | None) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float | None, count: Callable[[bytes], object]
+) -> None:
     with suppress(OSError, TimeoutError):
         while True:
             async with asyncio.timeout(idle_s):
                 piece = await reader.read(BUFFER_BYTES)
             if not piece:
                 return
+            count(piece)
             writer.write(piece)
             await writer.drain()
 
