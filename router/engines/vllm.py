@@ -9,6 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from router.engines.adapter import (
+    MAX_BLOCK_TOKENS,
+    MAX_CAPACITY_TOKENS,
     MODELS_PATH,
     EngineAdapter,
     KvEventSource,
@@ -16,6 +18,7 @@ from router.engines.adapter import (
     ReportedText,
     Responses,
     decode,
+    known_size,
     on_pod,
     rank_count,
 )
@@ -106,10 +109,10 @@ def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int 
         if dp_rank is not None and sample.labels.get("engine", str(dp_rank)) != str(dp_rank):
             continue
         sizes = {name: int(value) for name, value in sample.labels.items() if _NUMBER.fullmatch(value)}
-        size = sizes.get("block_size", 0)
-        block_size_tokens = sizes.get("hash_block_size") or size or None
+        size = known_size(sizes.get("block_size"), MAX_BLOCK_TOKENS) or 0
+        block_size_tokens = known_size(sizes.get("hash_block_size"), MAX_BLOCK_TOKENS) or size or None
         capacity_tokens += sizes.get("kv_cache_size_tokens") or sizes.get("num_gpu_blocks", 0) * size
-    return block_size_tokens, capacity_tokens or None
+    return block_size_tokens, known_size(capacity_tokens, MAX_CAPACITY_TOKENS)
 
 
 def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:
@@ -120,5 +123,5 @@ def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:
     source = sources.get(rank)
     if source is None or source.publisher != "zmq" or not source.endpoint:
         return None
-    replay = source.replay_endpoint
-    return KvEventSource(on_pod(source.endpoint, pod), on_pod(replay, pod) if replay else None)
+    endpoint, replay = on_pod(source.endpoint, pod), source.replay_endpoint
+    return KvEventSource(endpoint, on_pod(replay, pod) if replay else None) if endpoint else None

@@ -107,7 +107,7 @@ class FleetParts:
         feeds = {
             **self.membership.feeds,
             "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
-            "load": LoadFeed(self.fleet, self.ledger, fetch, config).run,
+            "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
