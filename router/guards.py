@@ -26,7 +26,7 @@ class Decoder(Protocol[T_co]):
     """A decoder of msgspec. Raises `msgspec.DecodeError`, which is a `ValueError`, `UnicodeDecodeError`, or
     `RecursionError`."""
 
-    def decode(self, document: bytes, /) -> T_co: ...
+    def decode(self, document: bytes | memoryview, /) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,22 @@ class Bound:
         self.check_json(document)
         return _decoded(document, decoder)
 
-    def msgpack(self, document: bytes, decoder: Decoder[T]) -> T:
+    def msgpack(self, document: bytes | memoryview, decoder: Decoder[T]) -> T:
         """The same for msgpack. Only the items of its outermost list are counted: state a size for what is in them."""
-        self.check_size(len(document))
-        self.check_items(_msgpack_items(document))
-        return _decoded(document, decoder)
+        view = memoryview(document)
+        self.check_size(len(view))
+        self.check_items(_msgpack_items(view))
+        return _decoded(view, decoder)
 
 
-def _decoded(document: bytes, decoder: Decoder[T]) -> T:
+def _decoded(document: bytes | memoryview, decoder: Decoder[T]) -> T:
     try:
         return decoder.decode(document)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _msgpack_items(document: bytes) -> int:
+def _msgpack_items(document: memoryview) -> int:
     """Items that a list or map claims to have; 0 for anything else."""
     first = document[0] if document else 0
     width = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(first, 0)

@@ -56,6 +56,7 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
 
     id: str
     body: bytes
+    choices: int = 1
     salt: str = ""
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""

@@ -98,6 +98,9 @@ class PodSettings(Strict):
     """Dialect for fetching KV from a peer."""
     dp_size: Annotated[int, Field(ge=1, le=1024)] = 1
     """Data-parallel ranks. Default: as many as the pod reports, and 1 until then."""
+    models: tuple[str, ...] = ()
+    """Names of the models and adapters that it may serve; `*` stands for any characters. Others that it lists are
+    ignored. Default: all that it lists."""
     pool: str = ""
     """The group of pods that is scaled as one, for example its Deployment; a label of metrics."""
     hardware: str = ""

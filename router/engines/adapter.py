@@ -7,7 +7,8 @@ it returns None. For more metrics or models than are read of a pod it raises `Ou
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -153,7 +154,7 @@ class EngineAdapter:
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
-        return parse_models(responses.get(MODELS_PATH, b""))
+        return parse_models(responses.get(MODELS_PATH, b""), pod.allowed_models)
 
     def parse_load(self, metrics: bytes, dp_rank: int | None, now_s: float) -> PodLoad | None:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""
@@ -200,12 +201,14 @@ def rank_count(ranks: Iterable[str]) -> int:
     return count if 1 < count <= MAX_RANKS and found == set(map(str, range(count))) else 1
 
 
-def parse_models(response: bytes) -> PodFacts | None:
-    """The response of `/v1/models`; None if it names no base model. An adapter is a card that has a parent. Raises
-    `OutOfBounds`."""
+def parse_models(response: bytes, allowed: Sequence[str] = ()) -> PodFacts | None:
+    """The response of `/v1/models`, without names that match none of `allowed`; None if no base model is left. An
+    adapter is a card that has a parent. Raises `OutOfBounds`."""
     MODELS.check_json(response)
     listed = decode(response, _ModelList, MODELS)
     cards = [card for card in listed.data if len(card.id) <= MAX_NAME_CHARACTERS][:MAX_MODELS] if listed else []
+    if allowed:
+        cards = [card for card in cards if any(fnmatchcase(card.id, pattern) for pattern in allowed)]
     base = [card for card in cards if card.parent is None]
     if not base:
         return None

@@ -31,6 +31,8 @@ _REASONS: Mapping[PodState, str] = {
     PodState.GONE: "removed, or no longer listed",
 }
 """Reasons of changes for which the fleet records none."""
+_ALLOWED = " that `pods[].models` allows"
+_CHECK = "check that the URL is an engine's and `engine` is right"
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 log = structlog.get_logger()
@@ -53,7 +55,7 @@ async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
         return facts
     if isinstance(results[0], UpstreamError):
         raise results[0]
-    raise UpstreamBroken(f"{paths[0]} lists no models; check that the URL is an engine's and `engine` is right")
+    raise UpstreamBroken(f"{paths[0]} lists no models{_ALLOWED if pod.allowed_models else ''}; {_CHECK}")
 
 
 def excess(error: Exception) -> str:

@@ -126,7 +126,7 @@ class ProbeFeed:
         if is_first:
             return
         try:
-            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s))
+            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s), pod.allowed_models)
         except (UpstreamError, OutOfBounds) as error:
             if reason := excess(error):
                 self._breaker.exceeded(pod_id, reason, now_s)

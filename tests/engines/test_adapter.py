@@ -255,3 +255,12 @@ def test_a_block_that_no_engine_has_is_unknown(make_pod: MakePod, name: str) -> 
     answers = {"/v1/models": answer({"data": [{"id": "m"}]}), "/metrics": metrics}
     facts = ENGINES["vllm"].describe(answers, make_pod("vllm"))
     assert facts is not None and facts.block_size_tokens is None and facts.capacity_tokens is None
+
+
+def test_a_pod_serves_only_the_models_that_it_may() -> None:
+    """Names and patterns; of base models and adapters alike."""
+    cards = [{"id": "m"}, {"id": "bank"}, {"id": "lora-1", "parent": "m"}, {"id": "bank-lora", "parent": "m"}]
+    body = answer({"data": cards})
+    facts = parse_models(body, ("m", "lora-*"))
+    assert facts is not None and (facts.models, facts.adapters) == (("m",), ("lora-1",))
+    assert parse_models(body, ("other",)) is None

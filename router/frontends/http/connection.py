@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"not HTTP: {error}")
+            self._fail(f"not HTTP: {error.__context__ or error}")
         if self._head_done and not self._chunks:
             self._framing_bytes += len(data)
             if self._framing_bytes > READ_PAUSE_BYTES:

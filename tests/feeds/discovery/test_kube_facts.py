@@ -136,3 +136,22 @@ def test_unknown_own_annotations_are_reported_and_only_known_labels_are_kept() -
     assert unknown_annotations(pod) == ["warmroute.dev/rol"]
     keys = read_keys(KubernetesPods(selector="a=b", rack_label="my/rack"))
     assert keys == {"my/rack", *(row.label for row in CONVENTIONS)}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"warmroute.dev/kv-events-port": ","},
+        {"warmroute.dev/kv-events-port": "5557,5558"},
+        {"warmroute.dev/kv-events-port": "5557", "warmroute.dev/kv-replay-port": " , "},
+        {"warmroute.dev/kv-events-port": "0"},
+        {"warmroute.dev/kv-events": "ipc:///run/x"},
+        {"warmroute.dev/dp-size": "1000000000"},
+        {"warmroute.dev/handoff-port": "70000"},
+        {"warmroute.dev/ports": "1," * 100_000},
+    ],
+)
+def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[str, str]) -> None:
+    """`pod rejected`: it does not end the discovery of the others, nor take long."""
+    with pytest.raises(ConfigError):
+        found(labels)
