@@ -83,7 +83,7 @@ class KvFeed:
         self._last_payload = b""
         self._apply_lock = asyncio.Lock()
         self._events = 0
-        """Of the last message, so far."""
+        """Events of the last message, so far."""
         self.undecodable = 0
 
     async def run(self) -> None:

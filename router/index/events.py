@@ -106,7 +106,7 @@ def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
 
 def split_events(events: Iterable[KvEvent | None]) -> Iterator[tuple[KvEvent, ...]]:
     """The events in batches of about `PIECE_BLOCKS` blocks and at most as many events. A long event is split, because
-    applying it at once would block requests for too long; an event that is None takes its time, too."""
+    applying it at once would block requests for too long. An event of None costs time, too."""
     batch: list[KvEvent] = []
     cost = 0
     for event in events:

@@ -17,7 +17,7 @@ _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
 """No match of `_USAGE` is longer, and none contains a newline."""
 _MAX_USAGE_KEYS = 1000
-"""Of more keys in a piece, only the last are looked at."""
+"""Only the last keys in a piece are looked at."""
 _WINDOW_BYTES = 4096
 """Maximum number of bytes kept of a usage object."""
 _SEARCH_BYTES = 64 * 1024

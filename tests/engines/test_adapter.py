@@ -44,7 +44,7 @@ engines = pytest.mark.parametrize("name", ENGINES)
     ],
 )
 def test_a_pod_names_no_host_but_its_own(make_pod: MakePod, endpoint: str, url: str, reached: str | None) -> None:
-    """Whatever it reports: its port is connected to on the host on which it is reached, over TCP."""
+    """The router connects to its port over TCP, on the host on which it reaches the pod."""
     assert on_pod(endpoint, make_pod("vllm", url=url)) == reached
 
 

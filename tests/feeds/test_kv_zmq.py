@@ -491,14 +491,13 @@ async def test_a_group_that_no_model_has_is_undecodable() -> None:
     assert feed.undecodable == 1
 
 
-def streams_of(**facts: Any) -> tuple[KvStreams, LocalStore, list[str]]:
-    """The streams of one pod, and why it was reported."""
-    reasons, store = list[str](), LocalStore()
-    report = lambda pod, reason, _now_s: reasons.append(f"{pod}: {reason}")
-    streams = KvStreams(Fleet(), store, KvStreamMetrics(CollectorRegistry()), report)
+def streams_of(**facts: Any) -> tuple[KvStreams, LocalStore]:
+    """The streams of one pod, and their store."""
+    store = LocalStore()
+    streams = KvStreams(Fleet(), store, KvStreamMetrics(CollectorRegistry()))
     pod = Pod(id=POD, url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), **facts)
     streams.follow(pod, Generation(model="m", block_size_tokens=1), None)
-    return streams, store, reasons
+    return streams, store
 
 
 def stored(first: int, count: int) -> tuple[KvEvent, ...]:
@@ -508,7 +507,7 @@ def stored(first: int, count: int) -> tuple[KvEvent, ...]:
 
 def test_a_pod_cannot_announce_more_blocks_than_it_can_have() -> None:
     """As many times its own capacity as other tiers may have."""
-    streams, store, _ = streams_of(capacity_tokens=16_000, block_size_tokens=1)
+    streams, store = streams_of(capacity_tokens=16_000, block_size_tokens=1)
     with pytest.raises(OutOfBounds, match="KV blocks"):
         for first in range(0, 300_000, 1000):
             streams.apply(POD, stored(first, 1000))
@@ -516,14 +515,12 @@ def test_a_pod_cannot_announce_more_blocks_than_it_can_have() -> None:
 
 
 def test_many_names_of_the_same_blocks_count_too() -> None:
-    """Each is kept, although no prompt can tell."""
-    streams, store, _ = streams_of(capacity_tokens=16, block_size_tokens=16)
+    """Each is kept."""
+    streams, store = streams_of(capacity_tokens=16, block_size_tokens=16)
     with pytest.raises(OutOfBounds):
         for first in range(0, 100_000, 1000):
-            streams.apply(
-                POD,
-                (BlocksStored(block_hashes=tuple(range(first, first + 1000)), tokens=[7] * 1000, block_size_tokens=1),),
-            )
+            names = tuple(range(first, first + 1000))
+            streams.apply(POD, (BlocksStored(block_hashes=names, tokens=[7] * 1000, block_size_tokens=1),))
     assert store.size_blocks(POD) <= 67_000
 
 
@@ -545,6 +542,7 @@ async def test_a_pod_that_sends_too_much_is_reported_and_loses_its_blocks(
     name, reason = await reported.get()
     assert name == POD and "KV event message" in reason
     assert (store.size_blocks(POD), streams.state_of(POD)) == (0, "incomplete")
+    assert await engine.pub.recv() == b"\x00"
     await engine.subscribed()
     await streams.stop()
 

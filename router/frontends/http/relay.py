@@ -17,7 +17,7 @@ from router.request.tracker import Tracker
 from router.types import PodId
 
 RESPONSE = Bound("response", 16 * 1024 * 1024)
-"""Of a request of the router itself, and of a prefill request: it has the tokens of a prompt, perhaps twice."""
+"""To requests of the router itself and prefill requests: it may have the tokens of a prompt, twice."""
 
 
 class Downstream(Protocol):

@@ -131,12 +131,9 @@ def test_of_many_numbers_only_the_last_are_tried(monkeypatch: pytest.MonkeyPatch
         return read(response)
 
     monkeypatch.setattr(usage, "_reported", count)
-    text = b'{"a":[%b],"usage":{"prompt_tokens_details":{"cached_tokens":%%d}}}' % b",".join(
-        [b'{"cached_tokens":1}'] * 20_000
-    )
+    others = b",".join([b'{"cached_tokens":1}'] * 20_000)
+    text = b'{"a":[%b],"usage":{"prompt_tokens_details":{"cached_tokens":%%d}}}' % others
     assert corrected(text % 95, 16, streamed=False) == text % 16
-    hidden = b'{"usage":{"prompt_tokens_details":{"cached_tokens":95}},"a":[%b]}' % b",".join(
-        [b'{"cached_tokens":1}'] * 20_000
-    )
+    hidden = b'{"usage":{"prompt_tokens_details":{"cached_tokens":95}},"a":[%b]}' % others
     assert corrected(hidden, 16, streamed=False) == hidden
     assert reads <= 10
