@@ -1,8 +1,8 @@
 """What may input from outside cost?
 
-Whoever reads bytes or numbers of a client, a pod, a publisher or Redis states a `Bound` and reads through it. The
-readers that do not are listed with their reasons in `tests/style/test_guards.py`. This file neither logs nor ejects:
-whoever reads decides what follows.
+A reader of bytes or numbers of a client, a pod, a publisher or Redis states a `Bound` and reads through it. The readers
+that do not are listed with their reasons in `tests/style/test_guards.py`. This file neither logs nor ejects: the caller
+decides what follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OutOfRange(ValueError):
     """A number that cannot be true. The message names it and the range."""
 
 
-class Decoder(Protocol[T_co]):
+class ForeignDecoder(Protocol[T_co]):
     """A decoder of msgspec. Raises `msgspec.DecodeError`, which is a `ValueError`, `UnicodeDecodeError`, or
     `RecursionError`."""
 
@@ -50,17 +50,13 @@ class Bound:
         if items > self.max_items:
             raise OutOfBounds(f"{self.what}: {items} items, at most {self.max_items} are read")
 
-    def check_json(self, document: bytes) -> None:
-        """Raises `OutOfBounds` for a longer document, or one with more items."""
+    def json(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
+        """The decoded document. Raises `OutOfBounds`, or `ValueError` if it is something else."""
         self.check_size(len(document))
         self.check_items(sum(map(document.count, self.counted)))  # at least as many as it has
-
-    def json(self, document: bytes, decoder: Decoder[T]) -> T:
-        """The decoded document. Raises `OutOfBounds`, or `ValueError` if it is something else."""
-        self.check_json(document)
         return _decoded(document, decoder)
 
-    def msgpack(self, document: bytes | memoryview, decoder: Decoder[T]) -> T:
+    def msgpack(self, document: bytes | memoryview, decoder: ForeignDecoder[T]) -> T:
         """The same for msgpack. Only the items of its outermost list are counted: state a size for what is in them."""
         view = memoryview(document)
         self.check_size(len(view))
@@ -68,7 +64,7 @@ class Bound:
         return _decoded(view, decoder)
 
 
-def _decoded(document: bytes | memoryview, decoder: Decoder[T]) -> T:
+def _decoded(document: bytes | memoryview, decoder: ForeignDecoder[T]) -> T:
     try:
         return decoder.decode(document)
     except RecursionError as error:
@@ -89,6 +85,6 @@ def in_range(value: float, low: float, high: float) -> float | None:
 
 def checked(what: str, value: float, low: float, high: float) -> float:
     """The number. Raises `OutOfRange` if it does not lie within the bounds."""
-    if in_range(value, low, high) is None:
-        raise OutOfRange(f"{what} is {value:g}, expected {low:g} to {high:g}")
-    return value
+    if low <= value <= high:
+        return value
+    raise OutOfRange(f"{what} is {value:g}, expected {low:g} to {high:g}")

@@ -204,7 +204,8 @@ def rank_count(ranks: Iterable[str]) -> int:
 def parse_models(response: bytes, allowed: Sequence[str] = ()) -> PodFacts | None:
     """The response of `/v1/models`, without names that match none of `allowed`; None if no base model is left. An
     adapter is a card that has a parent. Raises `OutOfBounds`."""
-    MODELS.check_json(response)
+    MODELS.check_size(len(response))
+    MODELS.check_items(response.count(b"{"))
     listed = decode(response, _ModelList, MODELS)
     cards = [card for card in listed.data if len(card.id) <= MAX_NAME_CHARACTERS][:MAX_MODELS] if listed else []
     if allowed:
