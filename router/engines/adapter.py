@@ -176,9 +176,7 @@ class EngineAdapter:
         return {"model": model, **given} if accepted else None
 
 
-@cache
-def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
-    return msgspec.json.Decoder(kind)
+_decoder = cache(msgspec.json.Decoder[Any])
 
 
 def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:

@@ -76,8 +76,10 @@ CONVENTIONS = (
     Convention("Kubernetes 1.35", ZONE_LABEL, "zone"),
 )
 """The first row that applies gives the fact."""
+_CONFIGURED = ("kv_events", "speed", "models")
+"""Fields that no annotation sets: a pod does not decide which models it may serve."""
 _OWN = {
-    **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in ("kv_events", "speed")},
+    **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in _CONFIGURED},
     **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},
 }
 """Fields by the name of our own annotation."""

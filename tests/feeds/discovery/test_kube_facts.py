@@ -11,7 +11,14 @@ import pytest
 from router.config.discovery_schema import DiscoveredPods, KubernetesPods
 from router.config.pod_schema import KvEvents, PodConfig
 from router.errors import ConfigError
-from router.feeds.discovery.kube_facts import CONVENTIONS, NodePlace, pod_configs, read_keys, unknown_annotations
+from router.feeds.discovery.kube_facts import (
+    CONVENTIONS,
+    NodePlace,
+    label_facts,
+    pod_configs,
+    read_keys,
+    unknown_annotations,
+)
 from router.feeds.discovery.kube_objects import KubePod
 from router.types import Role
 
@@ -155,3 +162,10 @@ def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[
     """`pod rejected`: it does not end the discovery of the others, nor take long."""
     with pytest.raises(ConfigError):
         found(labels)
+
+
+def test_a_pod_does_not_decide_which_models_it_may_serve() -> None:
+    """Neither by an annotation nor by a label of a target file."""
+    (pod,) = found({"warmroute.dev/models": "*"}, entry={"pod": DiscoveredPods(models=("m",))})
+    assert pod.models == ("m",)
+    assert label_facts({"models": "*"}) == {}
