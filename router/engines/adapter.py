@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -176,13 +175,15 @@ class EngineAdapter:
         return {"model": model, **given} if accepted else None
 
 
-_decoder = cache(msgspec.json.Decoder[Any])
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:
     """A JSON response as `kind`; None where it is something else, or out of bounds."""
+    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        return bound.json(response, _decoder(kind))
+        found: _T = bound.json(response, decoder)
+        return found
     except ValueError:
         return None
 
