@@ -28,7 +28,7 @@ MAX_MODELS = 4096
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
 MAX_RANKS = 64
 """Data-parallel ranks of one pod that a pod may report."""
-MAX_CONTEXT_TOKENS, MAX_BLOCK_TOKENS, MAX_CAPACITY_TOKENS = 1 << 27, 1 << 14, 1 << 31
+MAX_BLOCK_TOKENS, MAX_TOKENS = 1 << 14, 1 << 31
 """Larger numbers that a pod reports of itself cannot be true."""
 MAX_COUNT = 1 << 53
 ANSWER = Bound("answer", 1024 * 1024, 8192, b"{")
@@ -92,8 +92,7 @@ class _ModelCard(msgspec.Struct):
 
     @property
     def context_tokens(self) -> int | None:
-        n_ctx = self.meta.n_ctx if self.meta else None
-        return known_size(self.max_model_len, MAX_CONTEXT_TOKENS) or known_size(n_ctx, MAX_CONTEXT_TOKENS)
+        return known_size(self.max_model_len) or known_size(self.meta.n_ctx if self.meta else None)
 
 
 class _ModelList(msgspec.Struct):
@@ -188,7 +187,7 @@ def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:
         return None
 
 
-def known_size(size: int | None, most: int) -> int | None:
+def known_size(size: int | None, most: int = MAX_TOKENS) -> int | None:
     """A positive size; None for the 0 or -1 of an engine that does not report it, and for more than `most`."""
     return size if size is not None and in_range(size, 1, most) else None
 

@@ -12,16 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.adapter import (
-    MAX_CAPACITY_TOKENS,
-    MAX_CONTEXT_TOKENS,
-    MODELS_PATH,
-    EngineAdapter,
-    PodFacts,
-    Responses,
-    decode,
-    known_size,
-)
+from router.engines.adapter import MODELS_PATH, EngineAdapter, PodFacts, Responses, decode, known_size
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
@@ -56,11 +47,11 @@ class LlamaCpp(EngineAdapter):
         props = decode(responses.get(_PROPS_PATH, b""), _Props)
         if facts is None or props is None:
             return facts
-        slot_tokens = known_size(props.default_generation_settings.n_ctx, MAX_CONTEXT_TOKENS)
+        slot_tokens = known_size(props.default_generation_settings.n_ctx)
         return replace(
             facts,
             max_model_len_tokens=slot_tokens or facts.max_model_len_tokens,
-            capacity_tokens=known_size((slot_tokens or 0) * props.total_slots, MAX_CAPACITY_TOKENS),
+            capacity_tokens=known_size((slot_tokens or 0) * props.total_slots),
         )
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from router.engines.adapter import (
     MAX_BLOCK_TOKENS,
-    MAX_CAPACITY_TOKENS,
     MAX_RANKS,
     MODELS_PATH,
     EngineAdapter,
@@ -84,7 +83,7 @@ class Sglang(EngineAdapter):
             facts,
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
-            capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks, MAX_CAPACITY_TOKENS),
+            capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
             kv_events=_kv_events(info, pod),
         )
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from router.engines.adapter import (
     MAX_BLOCK_TOKENS,
-    MAX_CAPACITY_TOKENS,
     MODELS_PATH,
     EngineAdapter,
     KvEventSource,
@@ -121,7 +120,7 @@ def _cache_config(caches: Sequence[Sample], dp_rank: int | None) -> tuple[int | 
         size = known_size(sizes.get("block_size"), MAX_BLOCK_TOKENS) or 0
         block_size_tokens = known_size(sizes.get("hash_block_size"), MAX_BLOCK_TOKENS) or size or None
         capacity_tokens += sizes.get("kv_cache_size_tokens") or sizes.get("num_gpu_blocks", 0) * size
-    return block_size_tokens, known_size(capacity_tokens, MAX_CAPACITY_TOKENS)
+    return block_size_tokens, known_size(capacity_tokens)
 
 
 def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:

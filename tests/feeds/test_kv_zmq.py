@@ -576,10 +576,12 @@ async def test_a_replay_is_read_up_to_its_bound(engine: Engine, monkeypatch: pyt
 
 
 @pytest.mark.net
-async def test_messages_wait_in_the_engine_while_they_are_not_applied(engine: Engine) -> None:
+async def test_messages_wait_in_the_engine_while_they_are_not_applied() -> None:
     """Not in the router: its socket takes a few of a megabyte each, and the rest stays where it is."""
     subscriber = kv_zmq._socket(zmq.SUB, LIVE_MESSAGES)
     try:
-        assert 0 < subscriber.getsockopt(zmq.RCVHWM) * subscriber.getsockopt(zmq.MAXMSGSIZE) <= 128 * 1024 * 1024
+        messages, size_bytes = subscriber.getsockopt(zmq.RCVHWM), subscriber.getsockopt(zmq.MAXMSGSIZE)
+        assert isinstance(messages, int) and isinstance(size_bytes, int)
+        assert messages > 0 and 0 < messages * size_bytes <= 128 * 1024 * 1024
     finally:
         subscriber.close(linger=0)

@@ -153,6 +153,7 @@ async def test_a_pod_that_claims_more_tokens_than_a_prompt_can_have_is_not_belie
     async with town(a=claims, b=knows) as place:
         prefix = await reader_in(place, []).read(short)
         assert prefix is not None and len(prefix.tokens) == 3
+    unread = list[UnreadReason]()
     async with town(a=claims, b=claims) as place:
-        assert await reader_in(place, unread := []).read(short) is None
+        assert await reader_in(place, unread).read(short) is None
         assert unread == [UnreadReason.NOT_TOKENIZED]
