@@ -25,9 +25,9 @@ from router.engines.engine_catalog import ENGINES, OWNERS
 from router.engines.sglang import Sglang
 from router.guards import OutOfBounds
 from router.prompt import completion
-from router.types import MAX_NAME_CHARACTERS, Pod
+from router.types import MAX_NAME_CHARACTERS
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 engines = pytest.mark.parametrize("name", ENGINES)
 
 
@@ -43,36 +43,36 @@ engines = pytest.mark.parametrize("name", ENGINES)
         *((name, "http://10.0.0.7:8000", None) for name in ("ipc:///run/kv", "ipc://*", "inproc://x:1", "*:5557", "")),
     ],
 )
-def test_a_pod_names_no_host_but_its_own(make_pod: MakePod, endpoint: str, url: str, reached: str | None) -> None:
+def test_a_pod_names_no_host_but_its_own(endpoint: str, url: str, reached: str | None) -> None:
     """The router connects to its port over TCP, on the host on which it reaches the pod."""
-    assert on_pod(endpoint, make_pod("vllm", url=url)) == reached
+    assert on_pod(endpoint, make_pod(url=url)) == reached
 
 
 @engines
-def test_a_silent_engine_has_no_facts(name: str, make_pod: MakePod) -> None:
+def test_a_silent_engine_has_no_facts(name: str) -> None:
     """Without answers, or with garbage, the result is None and never an error."""
     adapter: EngineAdapter = ENGINES[name]
     garbage = dict.fromkeys(adapter.describe_paths, b"\xff{")
-    assert adapter.describe({}, make_pod(name)) is None
-    assert adapter.describe(garbage, make_pod(name)) is None
+    assert adapter.describe({}, make_pod(engine=name)) is None
+    assert adapter.describe(garbage, make_pod(engine=name)) is None
     assert adapter.parse_load(b"\xff{", None, 0.0) is None
 
 
 @engines
-def test_the_models_alone_describe_a_pod(name: str, make_pod: MakePod) -> None:
+def test_the_models_alone_describe_a_pod(name: str) -> None:
     """All other answers may be missing or broken."""
     adapter = ENGINES[name]
     answers = dict.fromkeys(adapter.describe_paths, b"<html>") | {adapter.describe_paths[0]: b'{"data": [{"id": "m"}]}'}
-    facts = adapter.describe(answers, make_pod(name, dp_rank=0))
+    facts = adapter.describe(answers, make_pod(engine=name, dp_rank=0))
     assert facts is not None
     assert (facts.models, facts.block_size_tokens, facts.capacity_tokens) == (("m",), None, None)
     assert facts.kv_events is None
 
 
-def test_a_request_is_pinned_to_its_rank(make_pod: MakePod) -> None:
+def test_a_request_is_pinned_to_its_rank() -> None:
     """A pod without a rank gets no header."""
-    assert rank_headers(make_pod("vllm")) == {}
-    assert rank_headers(make_pod("vllm", dp_rank=3)) == {"x-data-parallel-rank": "3"}
+    assert rank_headers(make_pod()) == {}
+    assert rank_headers(make_pod(dp_rank=3)) == {"x-data-parallel-rank": "3"}
 
 
 @engines
@@ -222,7 +222,7 @@ SOURCES = "/kv_event_sources"
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/*", "ipc://\0x", "tcp://*:99999999", "udp://*:1", "\0"])
-def test_other_addresses_are_no_source_of_events(make_pod: MakePod, endpoint: str) -> None:
+def test_other_addresses_are_no_source_of_events(endpoint: str) -> None:
     """Of no engine, with or without a replay."""
     models = answer({"data": [{"id": "m"}]})
     vllm = answer({"0": {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": endpoint}})
@@ -230,7 +230,7 @@ def test_other_addresses_are_no_source_of_events(make_pod: MakePod, endpoint: st
     events = {"publisher": "zmq", "endpoint_host": f"x/../{host}", "endpoint_port_base": 1 << 40}
     info = answer({"kv_events": events})
     for name, answers in (("vllm", {SOURCES: vllm}), ("sglang", {"/server_info": info})):
-        facts = ENGINES[name].describe({"/v1/models": models, **answers}, make_pod(name))
+        facts = ENGINES[name].describe({"/v1/models": models, **answers}, make_pod(engine=name))
         assert facts is not None and facts.kv_events is None
 
 
@@ -249,11 +249,11 @@ def test_a_list_of_models_without_an_end_is_not_decoded(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["block_size", "hash_block_size"])
-def test_a_block_that_no_engine_has_is_unknown(make_pod: MakePod, name: str) -> None:
+def test_a_block_that_no_engine_has_is_unknown(name: str) -> None:
     """The self-test sends four blocks of text."""
     metrics = b'vllm:cache_config_info{%b="999999999999999",num_gpu_blocks="9"} 1\n' % name.encode()
     answers = {"/v1/models": answer({"data": [{"id": "m"}]}), "/metrics": metrics}
-    facts = ENGINES["vllm"].describe(answers, make_pod("vllm"))
+    facts = ENGINES["vllm"].describe(answers, make_pod())
     assert facts is not None and facts.block_size_tokens is None and facts.capacity_tokens is None
 
 

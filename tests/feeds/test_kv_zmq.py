@@ -27,7 +27,8 @@ from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.stores.prefix_store import LocalStore
-from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodId, PodSpeed
+from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
@@ -495,7 +496,7 @@ def streams_of(**facts: Any) -> tuple[KvStreams, LocalStore]:
     """The streams of one pod, and their store."""
     store = LocalStore()
     streams = KvStreams(Fleet(), store, KvStreamMetrics(CollectorRegistry()))
-    pod = Pod(id=POD, url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), **facts)
+    pod = make_pod(POD, **facts)
     streams.follow(pod, Generation(model="m", block_size_tokens=1), None)
     return streams, store
 
@@ -534,7 +535,7 @@ async def test_a_pod_that_sends_too_much_is_reported_and_loses_its_blocks(
     streams = KvStreams(
         Fleet(), store, KvStreamMetrics(CollectorRegistry()), lambda pod, why, _: reported.put_nowait((pod, why))
     )
-    pod = Pod(id=POD, url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0))
+    pod = make_pod(POD)
     streams.follow(pod, Generation(model="m", block_size_tokens=1), KvEventSource(engine.source.endpoint))
     await engine.subscribed()
     streams.apply(POD, stored(0, 10))
