@@ -12,7 +12,7 @@ from typing import Final
 from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.scripts import NOW
+from router.stores.scripts import MAX_ROWS, NOW
 
 _KEPT_MS = 120_000
 """Keys that nobody uses expire after this time."""
@@ -22,11 +22,16 @@ EXCHANGE_SHARES: Final = f"""{NOW}
 local ttl_ms = {int(ROW_TTL_S * 1000)}
 local function text(number) return string.format('%.0f', number) end
 local member, answer = ARGV[1], {{0}}
+for _, key in ipairs(KEYS) do
+  if redis.call('HLEN', key) > {MAX_ROWS} then redis.call('UNLINK', key) end
+end
+local function number(digits) return math.min(tonumber(digits), 1e15) end
+local function is_gone(row_ms) return not row_ms or math.abs(now_ms - number(row_ms)) > ttl_ms end
 redis.call('HSET', KEYS[1], member, text(now_ms))
 redis.call('PEXPIRE', KEYS[1], {_KEPT_MS})
 local members = redis.call('HGETALL', KEYS[1])
 for i = 1, #members, 2 do
-  if tonumber(members[i + 1]) + ttl_ms < now_ms then
+  if is_gone(string.match(members[i + 1], '^%d+$')) then
     redis.call('HDEL', KEYS[1], members[i])
   else
     answer[1] = answer[1] + 1
@@ -40,10 +45,10 @@ for meter = 2, #KEYS do
   for i = 1, #rows, 2 do
     if rows[i] ~= member then
       local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
-      if not row_ms or tonumber(row_ms) + ttl_ms < now_ms then
+      if is_gone(row_ms) then
         redis.call('HDEL', key, rows[i])
       else
-        free, others_used = free - tonumber(row_ceiling), others_used + tonumber(row_used)
+        free, others_used = free - number(row_ceiling), others_used + number(row_used)
       end
     end
   end

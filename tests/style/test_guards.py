@@ -24,7 +24,7 @@ TRUSTED = {
 }
 """Folders and files that read nothing of others."""
 _CLIENT = "a client's body, within `limits`; long ones are read in a thread or in slices"
-_STORES = "stores: read through a bound of their own once they have one"
+_STORES = "stores: Redis sends no value that exceeds a bound"
 _ARRAY = "an array of the router's own"
 EXCEPTIONS = {
     "admission/jwt_verifier.py:read_signing_keys": "an identity provider of the configuration",
@@ -36,7 +36,6 @@ EXCEPTIONS = {
     "engines/handoff/dialect.py:_small": "at most 64 bytes",
     "engines/handoff/dialect.py:_has_several_prompts": _CLIENT,
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
-    "feeds/cluster_feeds.py:SharedResponses.find": _STORES,
     "feeds/kv_zmq.py:KvFeed._replay_on_connect": "ZMQ's own monitor",
     "feeds/kv_zmq.py:receive_frames": "it is the bound: of frames; sockets bound bytes and messages",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
@@ -48,7 +47,6 @@ EXCEPTIONS = {
     "index/table.py:BlockTable.find": _ARRAY,
     "index/table.py:BlockTable.place": _ARRAY,
     "observe/recent_decisions.py:_decoded": "the router's own record",
-    "policy/calibration.py:Calibration.load": _STORES,
     "prompt/apis/conversion.py:Decoder.read": _CLIENT,
     "prompt/apis/trtllm_messages.py:": "each repetition ends with a semicolon, which it does not repeat",
     "prompt/completion.py:TokenIds.read": "slices of 64 kB",
@@ -85,7 +83,6 @@ EXCEPTIONS = {
     "stores/redis_schema.py:decode_generation": _STORES,
     "stores/redis_schema.py:decode_row": _STORES,
     "stores/redis_schema.py:decode_entry": _STORES,
-    "stores/shared_state.py:SharedRows._exchange": _STORES,
 }
 """`file:function` of readers without a bound, and why nobody outside can make them expensive."""
 
