@@ -193,6 +193,12 @@ PODS = (
     MARK.join([_event(0, _STORED), _event(1, ["BlockRemoved", [1], "GPU"]), _event(2, ["AllBlocksCleared"])]),
     MARK.join([_event(5, _STORED), REPLAY + _event(0, _STORED)[1:], REPLAY + _event(9, _STORED)[1:]]),
     _event(0, *[["BlockRemoved", [number], "GPU"] for number in range(200)]),
+    EVENT
+    + bytes(8)
+    + b"\x92\x01\xdd\x00\x00\x64\x00"
+    + REPEATED
+    + b"\x93\xacBlockRemoved\x91\x01\xa3GPU" * 100
+    + REPEATED,
     EVENT + bytes(8) + REPEATED + b"\x91" * 1000 + REPEATED,
 )
 POD_WORDS = (
