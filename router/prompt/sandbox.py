@@ -22,7 +22,7 @@ MAX_ATTRIBUTES = 4096
 """Attributes whose safety is known: a filter may look up names from a request."""
 MAX_INDENTATION = 32
 """An indented value may have this many times the characters of the compact one: deeper ones would have millions."""
-_JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\[\]|\{\}|[][{},:]')
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[\]|\{\}|[][{},:]')
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message while it is rendered; the same text as in `transformers`."""
 
