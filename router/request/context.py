@@ -145,10 +145,11 @@ class RequestContext(msgspec.Struct, eq=False):
 
 def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
     """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent."""
-    reported, request = context.reader.output_tokens, context.request
+    reader, request = context.reader, context.request
+    reported = reader.output_tokens
     if reported is None:
         return None
-    most = context.reader.size_bytes + round(elapsed_s * MAX_TOKENS_PER_S)
+    most = reader.size_bytes + int(elapsed_s * MAX_TOKENS_PER_S)
     if request.max_output_tokens is not None and request.endpoint.api.is_chat:
         most = min(most, request.max_output_tokens * request.choices)
     return min(reported, most)

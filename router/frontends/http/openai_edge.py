@@ -135,10 +135,10 @@ class OpenAiEdge(HttpEdge):
     def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
         if counted:
             self.in_flight.give_back(received.owner, 1)
-        self._endings.has_arrived(received.arriving)
-        received.refusal = received.arriving = (
-            None  # the traceback refers to the body: a cycle that would stay in memory
-        )
+        if received.arriving is not None:
+            self._endings.has_arrived(received.arriving)
+            received.arriving = None
+        received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
@@ -152,7 +152,8 @@ class OpenAiEdge(HttpEdge):
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
             if stored is not None:
                 context.concerns(stored)
-            self._endings.has_arrived(received.arriving)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -172,7 +173,8 @@ class OpenAiEdge(HttpEdge):
         try:
             model = model_in_query(received.target)
             context = self.admit(received, request_id, model=model)
-            self._endings.has_arrived(received.arriving)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward_websocket(context, client)
         except Exception as error:
             if not isinstance(error, RouterError):
