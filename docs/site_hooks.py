@@ -1,7 +1,7 @@
 """Hooks of `mkdocs`: the site also has the files outside `docs/` that a page links to, directly or by others.
 
-In the repository, links are relative paths, which GitHub follows. On the site, such a file is at `repository/PATH`: pages in
-Markdown as pages, others as they are.
+In the repository, links are relative paths, which GitHub follows. On the site, such a file is at `repository/PATH`:
+pages in Markdown as pages, others as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
     """Point links of the repository to the site, and drop what a reader of the site does not see."""
     source = _path(page.file.src_uri)
     folder = posixpath.dirname(page.file.src_uri)
@@ -56,9 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _added(path: str, config: MkDocsConfig) -> File:
-    return File.generated(
-        config, _uri(path), abs_src_path=str(ROOT / path), inclusion=InclusionLevel.INCLUDED
-    )
+    return File.generated(config, _uri(path), abs_src_path=str(ROOT / path), inclusion=InclusionLevel.INCLUDED)
 
 
 def _targets(path: str) -> Iterator[str]:
