@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = "repository"
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 FENCED = re.compile(r"^([ \t]*)```[^\n]*\n.*?^\1```[ \t]*$", re.DOTALL | re.MULTILINE)
+EMPTY_HEAD = re.compile(r"<thead>\s*<tr>(?:\s*<th[^>]*></th>)+\s*</tr>\s*</thead>")
+EMPTY_HEADING = re.compile(r"<th[^>]*></th>")
+SEARCH = 'data-md-component="search" aria-label="Search"'
 TOUR = re.compile(r"^\s*<!-- tour: .*? -->\n", re.MULTILINE)
 
 
@@ -53,6 +56,16 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> st
         return f"{link[1]}{os.path.relpath(uri, folder or '.')}{link[3]}"
 
     return LINK.sub(replaced, TOUR.sub("", markdown))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Tables without headings, which Markdown cannot write, have no row of headings."""
+    return EMPTY_HEADING.sub("<td></td>", EMPTY_HEAD.sub("", html))
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Name the dialog of the search for screen readers."""
+    return output.replace('data-md-component="search" role="dialog"', f'{SEARCH} role="dialog"')
 
 
 def _added(path: str, config: MkDocsConfig) -> File:
