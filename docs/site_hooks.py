@@ -23,6 +23,15 @@ FENCED = re.compile(r"^([ \t]*)```[^\n]*\n.*?^\1```[ \t]*$", re.DOTALL | re.MULT
 EMPTY_HEAD = re.compile(r"<thead>\s*<tr>(?:\s*<th[^>]*></th>)+\s*</tr>\s*</thead>")
 EMPTY_HEADING = re.compile(r"<th[^>]*></th>")
 SEARCH = 'data-md-component="search" aria-label="Search"'
+BOOSTS = (
+    ("questions", 6),
+    ("reference/", 2),
+    ("README", 1),
+    *((f"{OUTSIDE}/{folder}", 0.1) for folder in ("router/", "loadtest/", "tests/", "CHANGELOG", "CONTRIBUTING")),
+    *((internal, 0.5) for internal in ("apis", "architecture", "cost-model", "engines", "handoff", "simulator")),
+    (OUTSIDE, 1),
+)
+"""What counts more in the search: pages for users, and short answers most of all. The first prefix that matches."""
 TOUR = re.compile(r"^\s*<!-- tour: .*? -->\n", re.MULTILINE)
 
 
@@ -46,6 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
     """Point links of the repository to the site, and drop what a reader of the site does not see."""
     source = _path(page.file.src_uri)
+    page.meta["search"] = {
+        "boost": next((boost for prefix, boost in BOOSTS if page.file.src_uri.startswith(prefix)), 3)
+    }
     folder = posixpath.dirname(page.file.src_uri)
 
     def replaced(link: re.Match[str]) -> str:
