@@ -11,6 +11,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
+from router.index.stored_responses import StoredResponse
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
@@ -18,8 +19,8 @@ from router.policy.plans import unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
-from router.request.response_reader import ResponseReader
-from router.types import InferenceRequest, PodId, PromptPrefix
+from router.request.response_reader import ResponseReader, reader_of
+from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -36,6 +37,8 @@ class RequestContext(msgspec.Struct, eq=False):
     prompt: PromptPrefix | None = None
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
+    fetched: str = ""
+    """The id of the response in the background that its path names."""
     workload: str = ""
     """Workload class; empty until the request is decided."""
     policy: Policy | None = None
@@ -51,6 +54,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """In front of the fleet, for a place."""
     ttft_limit_ms: float | None = None
     """The latest first token that its SLO allows; None if its client has chosen a limit, or no queue asked."""
+    sent_s: float = 0.0
+    """When the latest attempt began."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
     suspects: tuple[PodId, ...] = ()
@@ -58,8 +63,8 @@ class RequestContext(msgspec.Struct, eq=False):
     result: str = INTERNAL
     error: str = ""
     """The message of the router's error."""
-    _unread_tokens: int = 0
-    """Assumed length of the prompt in a dropped body."""
+    unread_tokens: int = 0
+    """Assumed length of the prompt in a dropped body, or of what a websocket received."""
     _split_refusal: str | None = None
 
     @property
@@ -67,13 +72,25 @@ class RequestContext(msgspec.Struct, eq=False):
         """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
         if self.prompt:
             return self.prompt.token_count
-        return self._unread_tokens or unread_tokens(self.request)
+        return self.unread_tokens or unread_tokens(self.request)
+
+    def concerns(self, stored: StoredResponse) -> None:
+        """The path names this stored response."""
+        self.stored_pod = stored.pod
+        if stored.in_background:
+            self.fetched, self.reader = stored.id, reader_of(Endpoint.RESPONSES)
+
+    @property
+    def needs_place(self) -> bool:
+        """Whether a pod has to compute a prompt: not to fetch or cancel a response, or to count tokens."""
+        return self.prompt is not None or (self.prompt_tokens > 0 and not self.request.endpoint.api.is_about_tokens)
 
     def drop_prompt(self) -> None:
         """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
         hashes, which remain, take a twentieth of the memory."""
-        self._unread_tokens = self._unread_tokens or unread_tokens(self.request)
-        self.request = replace(self.request, body=b"", prompt={})
+        self.unread_tokens = self.unread_tokens or unread_tokens(self.request)
+        kept = {"background": True} if self.is_in_background else {}
+        self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
 

@@ -119,8 +119,12 @@ class TokenCountingReader(ResponseReader, gc=False):
     tokens: int = 0
 
     def feed(self, piece: bytes) -> bool:
-        self.tokens += len(_TOKENS.findall(piece))
+        self.count(piece)
         return ResponseReader.feed(self, piece)
+
+    def count(self, piece: bytes) -> None:
+        """Count the tokens of a piece, and read nothing else."""
+        self.tokens += len(_TOKENS.findall(piece))
 
 
 def reader_of(endpoint: Endpoint) -> ResponseReader:
