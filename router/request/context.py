@@ -22,6 +22,11 @@ from router.request.inbound import HeaderList, Inbound, first_values
 from router.request.response_reader import ResponseReader, reader_of
 from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
 
+MAX_TOKENS_PER_S = 2000
+"""More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
+MAX_UNREAD_PROMPT_TOKENS = 1 << 20
+"""At most counted for a prompt that the router does not read to its end."""
+
 
 class RequestContext(msgspec.Struct, eq=False):
     """One request, from its arrival to the last byte of its response."""
@@ -138,6 +143,25 @@ class RequestContext(msgspec.Struct, eq=False):
         return self._split_refusal
 
 
+def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
+    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent."""
+    reported, request = context.reader.output_tokens, context.request
+    if reported is None:
+        return None
+    most = context.reader.size_bytes + round(elapsed_s * MAX_TOKENS_PER_S)
+    if request.max_output_tokens is not None and request.endpoint.api.is_chat:
+        most = min(most, request.max_output_tokens * request.choices)
+    return min(reported, most)
+
+
+def counted_prompt_tokens(context: RequestContext) -> int | None:
+    """Prompt tokens that the pod reports; the router's own number where that cannot be true."""
+    reported, own, prompt = context.reader.prompt_tokens, context.prompt_tokens, context.prompt
+    is_read = prompt is not None and not prompt.has_media and context.request.endpoint.api.is_chat
+    most = 2 * own + 256 if is_read else MAX_UNREAD_PROMPT_TOKENS
+    return reported if reported is None or reported <= most else own
+
+
 def result_of_status(status: int) -> str:
     if status < 400:
         return "ok"
@@ -156,7 +180,7 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
 
 def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
     """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
-    request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
+    request, prompt, first_token_s = context.request, context.prompt, context.first_token_s
     elapsed_s, trace = now_s - context.phases.began_s, context.inbound.trace
     return Outcome(
         id=request.id,
@@ -166,8 +190,8 @@ def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
         model=request.model,
         endpoint=request.endpoint,
         result=context.result,
-        prompt_tokens=(len(prompt.tokens) if prompt else 0) or reader.prompt_tokens or 0,
-        output_tokens=reader.output_tokens,
+        prompt_tokens=(len(prompt.tokens) if prompt else 0) or counted_prompt_tokens(context) or 0,
+        output_tokens=counted_output_tokens(context, elapsed_s),
         cached_tokens=context.cached_tokens,
         ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,

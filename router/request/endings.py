@@ -15,7 +15,7 @@ from router.observe.receipts import CLIENT_GONE, Outcome
 from router.policy.decide import expected_ttft_ms
 from router.request.background_bills import BackgroundBills
 from router.request.clock import Clock
-from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
+from router.request.context import RequestContext, counted_prompt_tokens, outcome_of, ttft_of_one_pod
 from router.request.error_responses import response_for
 from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
@@ -204,7 +204,7 @@ def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) ->
     request, reader, estimated = context.request, context.reader, []
     prompt = cached = output = 0
     if ended.served is not None and context.status < 400 and _was_received(context):
-        reported, cached_tokens, counted = reader.prompt_tokens, ended.cached_tokens, ended.output_tokens
+        reported, cached_tokens, counted = counted_prompt_tokens(context), ended.cached_tokens, ended.output_tokens
         prompt = context.prompt_tokens if reported is None else reported
         if reported is None:
             estimated.append("prompt_tokens")
