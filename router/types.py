@@ -61,6 +61,8 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     id: str
     body: bytes
     salt: str = ""
+    choices: int = 1
+    """Number of answers that it asks for."""
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
 

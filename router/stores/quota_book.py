@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
+from router.admission.sharing import ROW_TTL_S, SILENT_S, CeilingReport, Grant, Grants
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.scripts import MAX_ROWS, NOW
@@ -19,7 +19,7 @@ _KEPT_MS = 120_000
 
 EXCHANGE_SHARES: Final = f"""{NOW}
 -- KEYS members meter...; ARGV member, then for each meter: limit used wanted
-local ttl_ms = {int(ROW_TTL_S * 1000)}
+local ttl_ms, silent_ms, alive = {int(ROW_TTL_S * 1000)}, {int(SILENT_S * 1000)}, {{}}
 local function text(number) return string.format('%.0f', number) end
 local member, answer = ARGV[1], {{0}}
 for _, key in ipairs(KEYS) do
@@ -35,6 +35,7 @@ for i = 1, #members, 2 do
     redis.call('HDEL', KEYS[1], members[i])
   else
     answer[1] = answer[1] + 1
+    alive[members[i]] = tonumber(members[i + 1]) + silent_ms >= now_ms
   end
 end
 for meter = 2, #KEYS do
@@ -48,7 +49,8 @@ for meter = 2, #KEYS do
       if is_gone(row_ms) then
         redis.call('HDEL', key, rows[i])
       else
-        free, others_used = free - number(row_ceiling), others_used + number(row_used)
+        free = free - number(alive[rows[i]] and row_ceiling or row_used)
+        others_used = others_used + number(row_used)
       end
     end
   end
@@ -83,5 +85,5 @@ class QuotaBook:
         return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
 
     async def leave(self) -> None:
-        """Be no member any more. The rows expire by themselves. Raises `redis.RedisError`."""
+        """Be no member any more: what it may use is free, what it has used expires. Raises `redis.RedisError`."""
         await self._connection.client.hdel(self._keys.quota_members, self._member)

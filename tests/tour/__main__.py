@@ -1,4 +1,4 @@
-"""Runs every fenced shell command of the READMEs in order, in a copy of the repository: `make tour`.
+"""Runs every fenced shell command of the READMEs and of `docs/` in order, in a copy of the repository: `make tour`.
 
     python -m tests.tour README.md loadtest/README.md
 
@@ -29,7 +29,8 @@ from tests.redis_servers.server import binaries
 from tests.tour.markdown import OUTPUT, SHELL, Block, blocks_of, differences
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "policies/README.md", "loadtest/README.md")
+PAGES = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = ("README.md", *PAGES, "policies/README.md", "loadtest/README.md")
 REPLACED = {
     "http://10.0.0.7:8000": "http://127.0.0.1:9000",
     "http://10.0.0.8:8000": "http://127.0.0.1:9001",
