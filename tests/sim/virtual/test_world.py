@@ -266,7 +266,7 @@ def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> N
 
 
 def test_requests_wait_while_every_pod_is_saturated_and_are_refused_past_their_deadline() -> None:
-    """By llm-d's rule. Of 60 long prompts at a rate that the pod cannot serve, the first and, when it has caught up, the
+    """By llm-d's rule. Of 60 long prompts, too many a second, the first are sent and, when the pod has caught up, the
     last are sent."""
     asked = SaturationWorld(
         fleet(1), policy("queue"), AT_ONCE, block_size_tokens=BLOCK, admission=Admission(slo=Slo(ttft_ms=2000.0))
