@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.hashing import picture_token
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerKind, LayerType, Tier
 
 U64 = (1 << 64) - 1
 
@@ -54,8 +54,17 @@ _TIERS: Mapping[str, Tier] = {
     "REMOTE": Tier.REMOTE,
 }
 
-_DENSE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
-"""Attention kinds that need every block of a prefix. Others keep windows or states."""
+_KINDS: Mapping[str | None, LayerKind] = {
+    None: LayerKind.FULL,
+    "full_attention": LayerKind.FULL,
+    "mla_attention": LayerKind.FULL,
+    "sink_full_attention": LayerKind.FULL,
+    "sliding_window": LayerKind.WINDOW,
+    "sliding_window_mla": LayerKind.WINDOW,
+    "mamba": LayerKind.STATE,
+}
+"""How groups of layers keep blocks. Others take no part in matching; that of chunked attention never shortens a hit by
+more than a chunk, whose size is not announced."""
 
 
 class UndecodableBatch(Exception):
@@ -74,15 +83,19 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 
 def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
-    """The cache changes of one scheduler step, without those that cannot be indexed: unknown types, and attention
-    groups that do not need every block of a prefix. Raises only `UndecodableBatch`."""
+    """The cache changes of one scheduler step, without those that cannot be indexed: unknown types and kinds of
+    attention. Raises only `UndecodableBatch`."""
     try:
         batch = msgspec.msgpack.decode(payload)
         raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
         decoded = [_event(_fields(raw)) for raw in raw_events]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
-    return tuple(event for event in decoded if event is not None)
+    events = [event for event in decoded if event is not None]
+    stored = [event for event in events if isinstance(event, BlocksStored)]
+    if all(event.layers for event in stored):
+        return tuple(events)  # no group has full attention
+    return tuple(_by_hash(event) if isinstance(event, BlocksStored) and event.layers else event for event in events)
 
 
 def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
@@ -141,7 +154,10 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     tokens = _tokens(fields.get("token_ids") or [])
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = fields.get("extra_keys")
-    if fields.get("kv_cache_spec_kind") not in _DENSE_KINDS or len(tokens) != block_size * len(hashes):
+    kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
+    keeps_all = kind is LayerKind.FULL
+    held = block_size * len(hashes)
+    if kind is None or (len(tokens) != held if keeps_all else not 0 < held <= len(tokens)):
         return None
     parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
@@ -157,7 +173,15 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         group=_group(fields),
         adapter=adapter,
         salt=salt,
+        layers=None
+        if keeps_all
+        else LayerType(kind, block_size, _optional(fields, "kv_cache_spec_sliding_window", int) or 0),
     )
+
+
+def _by_hash(event: BlocksStored) -> BlocksStored:
+    """The event of a group that keeps some blocks only, next to one of full attention, whose event says which."""
+    return replace(event, tokens=(), block_size_tokens=0, parent_hash=None)
 
 
 def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from router.types import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Generation,
+    KvEvent,
+    LayerKind,
+    LayerType,
+    Tier,
+)
 from tests.examples import examples
 
 STORED: dict[str, Any] = {
@@ -158,8 +168,10 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        STORED | {"kv_cache_spec_kind": "sliding_window"},
-        STORED | {"kv_cache_spec_kind": "mamba"},
+        STORED | {"kv_cache_spec_kind": "cross_attention"},
+        STORED | {"kv_cache_spec_kind": "chunked_local_attention"},
+        STORED | {"kv_cache_spec_kind": "sliding_window", "block_hashes": [], "extra_keys": None},
+        STORED | {"kv_cache_spec_kind": "mamba", "block_hashes": [11, 12, 13]},
         STORED | {"token_ids": [1, 2, 3]},
         {"type": "BlockMigrated", "block_hashes": [1]},
         {"event_type": "stored"},
@@ -167,8 +179,27 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
     ],
 )
 def test_events_that_cannot_be_indexed_are_skipped(event: Any) -> None:
-    """Windows, states, spans with holes, and unknown event types; the rest of the batch is decoded."""
+    """Other attention, spans with holes, and unknown event types; the rest of the batch is decoded."""
     assert decode(event, STORED) == (AS_VALUE,)
+
+
+WINDOW = STORED | {
+    "block_hashes": [12],
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 3,
+}
+
+
+def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
+    """Full attention in the same batch says what they are."""
+    layers = LayerType(LayerKind.WINDOW, block_tokens=2, span_tokens=3)
+    assert decode(WINDOW, STORED) == (BlocksStored(block_hashes=(12,), group=1, layers=layers), AS_VALUE)
+
+
+def test_a_window_without_full_attention_brings_its_tokens() -> None:
+    layers = LayerType(LayerKind.WINDOW, block_tokens=2, span_tokens=3)
+    assert decode(WINDOW) == (replace(AS_VALUE, block_hashes=(12,), group=1, layers=layers),)
 
 
 def test_unknown_fields_are_ignored() -> None:
