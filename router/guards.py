@@ -1,8 +1,8 @@
 """What may input from outside cost?
 
-Whoever reads bytes or numbers of a client, a pod, a publisher or Redis states a `Bound` and reads through it. The
-readers that do not are listed with their reasons in `tests/style/test_guards.py`. This file neither logs nor ejects:
-whoever reads decides what follows.
+A reader of bytes or numbers of a client, a pod, a publisher or Redis states a `Bound` and reads through it. The readers
+that do not are listed with their reasons in `tests/style/test_guards.py`. This file neither logs nor ejects: the caller
+decides what follows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OutOfBounds(ValueError):
     """Foreign input exceeds a bound. The message names the input, the bound, and what was found."""
 
 
-class Decoder(Protocol[T_co]):
+class ForeignDecoder(Protocol[T_co]):
     """A decoder of msgspec. Raises `msgspec.DecodeError`, which is a `ValueError`, `UnicodeDecodeError`, or
     `RecursionError`."""
 
@@ -44,19 +44,19 @@ class Bound:
         if items > self.max_items:
             raise OutOfBounds(f"{self.what}: {items} items, at most {self.max_items} are read")
 
-    def json(self, document: bytes, decoder: Decoder[T]) -> T:
+    def json(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
         """The decoded document. Raises `OutOfBounds`, or `ValueError` if it is something else."""
         self.check_size(len(document))
         self.check_items(document.count(b",") + document.count(b":"))  # at least as many as it has
         return _decoded(document, decoder)
 
-    def msgpack(self, document: bytes, decoder: Decoder[T]) -> T:
+    def msgpack(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
         """The same for msgpack, in which an item takes at least a byte."""
         self.check_size(len(document))
         return _decoded(document, decoder)
 
 
-def _decoded(document: bytes, decoder: Decoder[T]) -> T:
+def _decoded(document: bytes, decoder: ForeignDecoder[T]) -> T:
     try:
         return decoder.decode(document)
     except RecursionError as error:
