@@ -20,7 +20,7 @@ class Tier(IntEnum):
     REMOTE = 3
 
 
-class LayerKind(StrEnum):
+class AttentionKind(StrEnum):
     FULL = "full"
     WINDOW = "window"
     STATE = "state"
@@ -33,7 +33,7 @@ class LayerType(msgspec.Struct, frozen=True, order=True, gc=False):
     `span_tokens`: the length of the window or chunk. `drops_block`: a drafter (EAGLE, MTP) computes the last block of a
     hit again."""
 
-    kind: LayerKind
+    kind: AttentionKind
     block_tokens: int
     span_tokens: int = 0
     drops_block: bool = False
@@ -41,7 +41,7 @@ class LayerType(msgspec.Struct, frozen=True, order=True, gc=False):
     @property
     def needed_blocks(self) -> int:
         """Blocks in a row that a hit needs at its end; for full attention, all in front of it as well."""
-        return max(1, math.ceil((self.span_tokens - 1) / self.block_tokens)) if self.kind is LayerKind.WINDOW else 1
+        return max(1, math.ceil((self.span_tokens - 1) / self.block_tokens)) if self.kind is AttentionKind.WINDOW else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from router.kv_events import BlocksCleared as BlocksCleared
 from router.kv_events import BlocksRemoved as BlocksRemoved
 from router.kv_events import BlocksStored as BlocksStored
 from router.kv_events import KvEvent as KvEvent
-from router.kv_events import LayerKind as LayerKind
+from router.kv_events import AttentionKind as AttentionKind
 from router.kv_events import LayerType as LayerType
 from router.kv_events import Tier as Tier
 from router.pods import NO_TLS_FILES as NO_TLS_FILES

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.hashing import picture_token
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerKind, LayerType, Tier
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, AttentionKind, LayerType, Tier
 
 U64 = (1 << 64) - 1
 
@@ -54,14 +54,14 @@ _TIERS: Mapping[str, Tier] = {
     "REMOTE": Tier.REMOTE,
 }
 
-_KINDS: Mapping[str | None, LayerKind] = {
-    None: LayerKind.FULL,
-    "full_attention": LayerKind.FULL,
-    "mla_attention": LayerKind.FULL,
-    "sink_full_attention": LayerKind.FULL,
-    "sliding_window": LayerKind.WINDOW,
-    "sliding_window_mla": LayerKind.WINDOW,
-    "mamba": LayerKind.STATE,
+_KINDS: Mapping[str | None, AttentionKind] = {
+    None: AttentionKind.FULL,
+    "full_attention": AttentionKind.FULL,
+    "mla_attention": AttentionKind.FULL,
+    "sink_full_attention": AttentionKind.FULL,
+    "sliding_window": AttentionKind.WINDOW,
+    "sliding_window_mla": AttentionKind.WINDOW,
+    "mamba": AttentionKind.STATE,
 }
 """How groups of layers keep blocks. Others take no part in matching; that of chunked attention never shortens a hit by
 more than a chunk, whose size is not announced."""
@@ -155,7 +155,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = fields.get("extra_keys")
     kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
-    keeps_all = kind is LayerKind.FULL
+    keeps_all = kind is AttentionKind.FULL
     held = block_size * len(hashes)
     if kind is None or (len(tokens) != held if keeps_all else not 0 < held <= len(tokens)):
         return None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
-from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerKind, LayerType, Tier
+from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, AttentionKind, LayerType, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -65,7 +65,7 @@ class HolderBlocks:
         """Groups of full attention with stored blocks here."""
         self._layers: LayerGroups | None = None
         """The other groups: those that keep windows or states."""
-        self._first = LayerType(LayerKind.FULL, 0)
+        self._first = LayerType(AttentionKind.FULL, 0)
         """The layers whose events say what a block is: those of full attention, if there are any."""
         self.rule: HitRule | None = None
         """What a hit needs; None while all known groups have full attention."""
@@ -110,7 +110,7 @@ class HolderBlocks:
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
         if event.tokens and event.block_size_tokens != self._first.block_tokens:
-            self._first = event.layers or LayerType(LayerKind.FULL, event.block_size_tokens)
+            self._first = event.layers or LayerType(AttentionKind.FULL, event.block_size_tokens)
             self._learn_rule()
         added: list[BlockHash] = []
         placed: list[int] = []
@@ -256,6 +256,6 @@ class HolderBlocks:
         return BlockChange(tier, held, blocks, layer)
 
     def _learn_rule(self) -> None:
-        if self._first.block_tokens and (self._layers or self._first.kind is not LayerKind.FULL):
+        if self._first.block_tokens and (self._layers or self._first.kind is not AttentionKind.FULL):
             others, groups = (self._layers.types, self._layers.groups) if self._layers else ((), 0)
             self.rule = HitRule.of((self._first, *others), 1 + groups)

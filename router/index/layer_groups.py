@@ -15,9 +15,9 @@ from router.types import LayerType, Tier
 MAX_GROUPS = 64
 """Groups of one holder. The largest known model has 13."""
 MAX_BEFORE_JOIN = 4096
-"""Once so many blocks are stored, a new group is none of the model's."""
+"""Once this number of blocks is stored, a new group is none of the model's."""
 
-Place: TypeAlias = tuple[int, Tier]
+HashInTier: TypeAlias = tuple[int, Tier]
 """An engine hash in a tier."""
 
 
@@ -30,7 +30,7 @@ class LayerGroups:
         """By type, a bit for each of its groups."""
         self._groups: dict[int, tuple[int, int]] = {}
         """By group, its type and its bit."""
-        self._held: dict[Place, int] = {}
+        self._held: dict[HashInTier, int] = {}
         """The bits of the groups that hold a block."""
         self._more = Counter[tuple[int, int, Tier]]()
         """By group and place, the copies beyond the first."""
@@ -43,7 +43,7 @@ class LayerGroups:
         """The type of a group; 0 if it is not known."""
         return self._groups[group][0] if group in self._groups else 0
 
-    def join(self, group: int, layers: LayerType) -> tuple[int, list[Place]] | None:
+    def join(self, group: int, layers: LayerType) -> tuple[int, list[HashInTier]] | None:
         """Learn a group. Returns the type that it belongs to, and what this type does not hold any more, because the
         new group does not have it. None if the group is ignored."""
         if group in self._groups:
@@ -99,6 +99,6 @@ class LayerGroups:
                     if self._holds((engine_hash, tier), layer):
                         yield layer, tier
 
-    def _holds(self, place: Place, layer: int) -> bool:
+    def _holds(self, place: HashInTier, layer: int) -> bool:
         groups = self._all_groups[layer - 1]
         return groups > 0 and self._held.get(place, 0) & groups == groups

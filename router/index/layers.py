@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from router.kv_events import LayerKind, LayerType
+from router.kv_events import AttentionKind, LayerType
 
 Bits = NDArray[np.uint64]
 _ALL, _NONE = ~np.uint64(0), np.uint64(0)
@@ -37,15 +37,17 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_plain(self) -> bool:
         """Whether all holders can be computed at once."""
-        sparse = [one for one in self.types if one.kind is not LayerKind.FULL]
+        sparse = [one for one in self.types if one.kind is not AttentionKind.FULL]
         if any(one.drops_block for one in self.types) and (self.unit_tokens != self.step_tokens or len(sparse) > 1):
             return False
-        return all(one.kind is not LayerKind.CHUNK and self.step_tokens % one.block_tokens == 0 for one in self.types)
+        return all(
+            one.kind is not AttentionKind.CHUNK and self.step_tokens % one.block_tokens == 0 for one in self.types
+        )
 
     @classmethod
     def of(cls, types: Iterable[LayerType], groups: int) -> HitRule:
-        """The rule of a model with these types in so many groups, which matches whole blocks."""
-        ordered = tuple(sorted(types, key=lambda one: one.kind is not LayerKind.FULL))
+        """The rule of a model with these types in this number of groups, which matches whole blocks."""
+        ordered = tuple(sorted(types, key=lambda one: one.kind is not AttentionKind.FULL))
         sizes = [one.block_tokens for one in ordered]
         return cls(ordered, math.gcd(*sizes), math.lcm(*sizes), groups == 1)
 
@@ -63,7 +65,7 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
     for one, bits in zip(rule.types, held, strict=True):
         size = one.block_tokens // block_tokens
         own = _runs(one, bits[size - 1 : limit if rule.is_single else rows : size])
-        if one.drops_block and one.kind is not LayerKind.STATE:
+        if one.drops_block and one.kind is not AttentionKind.STATE:
             own = np.append(own[1:], _NONE)  # the hit ends a block earlier
         at_ends = np.zeros(limit, np.uint64)
         at_ends[size - 1 :: size] = own[: limit // size]
@@ -84,9 +86,9 @@ def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, bl
 
 def _runs(one: LayerType, bits: Bits) -> Bits:
     """The holders that have what a hit needs which ends with each of the type's blocks."""
-    if one.kind is LayerKind.FULL:
+    if one.kind is AttentionKind.FULL:
         return np.bitwise_and.accumulate(bits)
-    needed = one.needed_blocks + (one.drops_block and one.kind is LayerKind.WINDOW)
+    needed = one.needed_blocks + (one.drops_block and one.kind is AttentionKind.WINDOW)
     runs, length = bits.copy(), 1
     while length < min(needed, len(runs)):
         shift = min(length, needed - length)
@@ -103,7 +105,7 @@ def hit_tokens(rule: HitRule, held: Sequence[Held], prompt_tokens: int) -> int:
     while True:
         found = length
         for number, (one, has) in enumerate(zip(rule.types, held, strict=True)):
-            if one.kind is LayerKind.FULL and full_hit >= 0:
+            if one.kind is AttentionKind.FULL and full_hit >= 0:
                 found = min(found, full_hit)
                 continue
             drops = one.drops_block and number not in dropped
@@ -113,9 +115,9 @@ def hit_tokens(rule: HitRule, held: Sequence[Held], prompt_tokens: int) -> int:
             elif shorter < found:
                 dropped.clear()
             found = shorter
-            full_hit = found if one.kind is LayerKind.FULL else full_hit
+            full_hit = found if one.kind is AttentionKind.FULL else full_hit
         is_settled = rule.is_single or found >= length
-        if is_settled or (len(rule.types) == 2 and rule.types[0].kind is LayerKind.FULL):
+        if is_settled or (len(rule.types) == 2 and rule.types[0].kind is AttentionKind.FULL):
             return min(found, length)
         length = found
 
@@ -123,14 +125,14 @@ def hit_tokens(rule: HitRule, held: Sequence[Held], prompt_tokens: int) -> int:
 def _of_type(rule: HitRule, one: LayerType, has: Held, most: int, prompt_tokens: int, drops: bool) -> int:
     """The longest hit of one type within `most` tokens. One that drops a block may look one block further."""
     unit, step, size = rule.unit_tokens, rule.step_tokens, one.block_tokens
-    if drops and one.kind is not LayerKind.STATE and not rule.is_single:
-        further = unit if step < size and one.kind is LayerKind.FULL else size
+    if drops and one.kind is not AttentionKind.STATE and not rule.is_single:
+        further = unit if step < size and one.kind is AttentionKind.FULL else size
         most = min(most + further, prompt_tokens // unit * unit)
-    if one.kind is LayerKind.FULL:
+    if one.kind is AttentionKind.FULL:
         return _full(one, has, most, rule, drops)
-    if one.kind is LayerKind.WINDOW:
+    if one.kind is AttentionKind.WINDOW:
         return _window(one, has, most, step, drops)
-    if one.kind is LayerKind.STATE:
+    if one.kind is AttentionKind.STATE:
         return _state(has, most, unit if step < size else size, step)
     return _chunk(one, has, most)
 

@@ -20,7 +20,7 @@ from router.types import (
     BlocksStored,
     Generation,
     KvEvent,
-    LayerKind,
+    AttentionKind,
     LayerType,
     Tier,
 )
@@ -193,12 +193,12 @@ WINDOW = STORED | {
 
 def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
     """Full attention in the same batch says what they are."""
-    layers = LayerType(LayerKind.WINDOW, block_tokens=2, span_tokens=3)
+    layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
     assert decode(WINDOW, STORED) == (BlocksStored(block_hashes=(12,), group=1, layers=layers), AS_VALUE)
 
 
 def test_a_window_without_full_attention_brings_its_tokens() -> None:
-    layers = LayerType(LayerKind.WINDOW, block_tokens=2, span_tokens=3)
+    layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
     assert decode(WINDOW) == (replace(AS_VALUE, block_hashes=(12,), group=1, layers=layers),)
 
 

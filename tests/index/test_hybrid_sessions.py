@@ -1,4 +1,4 @@
-"""Sessions recorded on real engines whose layers keep windows or states: what the index promises for each request is
+"""Sessions recorded on real engines whose layers keep windows or states: what the index expects of each request is
 what the engine took from its cache."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
-from router.types import BlocksRemoved, BlocksStored, Generation, LayerKind, LayerType, PromptPrefix
+from router.types import BlocksRemoved, BlocksStored, Generation, AttentionKind, LayerType, PromptPrefix
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 POD = "pod"
@@ -46,7 +46,7 @@ def block_tokens(session: dict[str, Any]) -> int:
     return stored.block_size_tokens
 
 
-def promised(blocks: BlockMap, request: Sent, block: int) -> int:
+def expected_hit(blocks: BlockMap, request: Sent, block: int) -> int:
     generation = Generation(model="m", block_size_tokens=block, salt=request.salt)
     tokens = token_array(request.prompt)
     hashes = hash_blocks(tokens, block, generation_seed(generation))
@@ -54,17 +54,17 @@ def promised(blocks: BlockMap, request: Sent, block: int) -> int:
 
 
 @pytest.mark.parametrize("session", WITH_FULL_ATTENTION, ids=lambda session: session["name"])
-def test_every_request_hits_what_was_promised(session: dict[str, Any]) -> None:
+def test_every_request_hits_what_was_expected_hit(session: dict[str, Any]) -> None:
     block, blocks = block_tokens(session), BlockMap()
     blocks.add_holder(POD, Generation(model="m", block_size_tokens=block))
     for request in requests(session):
-        assert promised(blocks, request, block) == request.cached_tokens
+        assert expected_hit(blocks, request, block) == request.cached_tokens
         for batch in request.batches:
             for event in decode_batch(batch):
                 blocks.apply(POD, event)
 
 
-WINDOW = LayerType(LayerKind.WINDOW, 16, 33)
+WINDOW = LayerType(AttentionKind.WINDOW, 16, 33)
 PROMPT = list(range(100, 180))
 
 
@@ -80,7 +80,7 @@ def two_groups(*, order: str) -> BlockMap:
 
 
 def hit(blocks: BlockMap, tokens: int) -> int:
-    return promised(blocks, Sent((PROMPT + [7] * 16)[:tokens], "", 0, []), 16)
+    return expected_hit(blocks, Sent((PROMPT + [7] * 16)[:tokens], "", 0, []), 16)
 
 
 @pytest.mark.parametrize("order", ["window first", "full attention first"])

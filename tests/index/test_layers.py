@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index.layers import Held, HitRule, covered, hit_tokens
-from router.types import LayerKind, LayerType
+from router.types import AttentionKind, LayerType
 from tests.examples import examples
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 KINDS = {
-    "full": LayerKind.FULL,
-    "window": LayerKind.WINDOW,
-    "mamba": LayerKind.STATE,
-    "chunked": LayerKind.CHUNK,
+    "full": AttentionKind.FULL,
+    "window": AttentionKind.WINDOW,
+    "mamba": AttentionKind.STATE,
+    "chunked": AttentionKind.CHUNK,
 }
 
 
@@ -37,9 +37,9 @@ def as_rule(case: dict[str, Any]) -> tuple[HitRule, list[Held]]:
     groups: dict[LayerType, list[dict[str, Any]]] = {}
     for group, ends in zip(case["groups"], case["cached_ends"], strict=True):
         kind = KINDS[group["kind"]]
-        span = group["window"] if kind in (LayerKind.WINDOW, LayerKind.CHUNK) else 0
+        span = group["window"] if kind in (AttentionKind.WINDOW, AttentionKind.CHUNK) else 0
         groups.setdefault(LayerType(kind, group["block"], span), []).append(group | {"ends": frozenset(ends)})
-    ordered = sorted(groups, key=lambda one: one.kind is not LayerKind.FULL)
+    ordered = sorted(groups, key=lambda one: one.kind is not AttentionKind.FULL)
     unit = case["hash_block"]
     limit = case["prompt_tokens"] // unit * unit
 
@@ -51,7 +51,7 @@ def as_rule(case: dict[str, Any]) -> tuple[HitRule, list[Held]]:
     return rule, [held_by(groups[one]) for one in ordered]
 
 
-def _of(one: LayerType) -> tuple[LayerKind, int, int]:
+def _of(one: LayerType) -> tuple[AttentionKind, int, int]:
     return one.kind, one.block_tokens, one.span_tokens
 
 
@@ -70,18 +70,18 @@ UNIT = 16
 
 @st.composite
 def rules(draw: st.DrawFn) -> HitRule:
-    shapes = st.lists(st.sampled_from([*LayerKind]), min_size=1, max_size=3, unique=True)
+    shapes = st.lists(st.sampled_from([*AttentionKind]), min_size=1, max_size=3, unique=True)
     drops, kinds = draw(st.booleans()), draw(shapes)
-    if LayerKind.CHUNK in kinds:  # engines have it with full attention only, and with no drafter
-        kinds, drops = [*{*kinds, LayerKind.FULL}], False
+    if AttentionKind.CHUNK in kinds:  # engines have it with full attention only, and with no drafter
+        kinds, drops = [*{*kinds, AttentionKind.FULL}], False
     types = [LayerType(kind, UNIT * draw(st.sampled_from([1, 1, 2, 4])), draw(spans(kind)), drops) for kind in kinds]
     return HitRule.of(types, groups=len(types) + draw(st.integers(0, 1)))
 
 
-def spans(kind: LayerKind) -> st.SearchStrategy[int]:
-    if kind is LayerKind.WINDOW:
+def spans(kind: AttentionKind) -> st.SearchStrategy[int]:
+    if kind is AttentionKind.WINDOW:
         return st.sampled_from([2, 17, 33, 64, 100])
-    return st.sampled_from([64, 128]) if kind is LayerKind.CHUNK else st.just(0)
+    return st.sampled_from([64, 128]) if kind is AttentionKind.CHUNK else st.just(0)
 
 
 @given(rules(), st.integers(1, 24 * UNIT), st.randoms(use_true_random=False))
@@ -105,17 +105,19 @@ def alone(held: Sequence[np.ndarray[Any, np.dtype[np.uint64]]], lane: int, block
 
 
 def test_a_window_needs_its_last_blocks_only() -> None:
-    rule = HitRule.of([LayerType(LayerKind.FULL, 16), LayerType(LayerKind.WINDOW, 16, span_tokens=33)], groups=2)
+    rule = HitRule.of(
+        [LayerType(AttentionKind.FULL, 16), LayerType(AttentionKind.WINDOW, 16, span_tokens=33)], groups=2
+    )
     full, window = [np.full(8, 1, np.uint64), np.array([0, 0, 1, 1, 0, 0, 0, 1], np.uint64)]
     assert np.count_nonzero(covered(rule, [full, window], 200, 16)) == 4
 
 
 def test_the_last_token_is_computed_in_any_case() -> None:
-    rule = HitRule.of([LayerType(LayerKind.FULL, 16)], groups=1)
+    rule = HitRule.of([LayerType(AttentionKind.FULL, 16)], groups=1)
     assert np.count_nonzero(covered(rule, [np.full(4, 1, np.uint64)], 64, 16)) == 3
     assert hit_tokens(rule, [lambda end: True], 64) == 48
 
 
 def test_hits_are_multiples_of_all_block_sizes() -> None:
-    rule = HitRule.of([LayerType(LayerKind.FULL, 32), LayerType(LayerKind.WINDOW, 48, 40)], groups=2)
+    rule = HitRule.of([LayerType(AttentionKind.FULL, 32), LayerType(AttentionKind.WINDOW, 48, 40)], groups=2)
     assert (rule.unit_tokens, rule.step_tokens) == (16, math.lcm(32, 48))

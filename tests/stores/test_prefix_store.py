@@ -9,7 +9,17 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
-from router.types import BlocksStored, Generation, LayerKind, LayerType, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
+from router.types import (
+    BlocksStored,
+    Generation,
+    AttentionKind,
+    LayerType,
+    Pod,
+    PodSpeed,
+    PrefixMatch,
+    PromptPrefix,
+    Tier,
+)
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6)
@@ -71,7 +81,7 @@ def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> Non
 
 def test_a_pod_with_windows_hits_what_it_announces(store: LocalStore) -> None:
     """Of the prompt that it computes, a window keeps the end only: nothing is predicted before it says so."""
-    window = BlocksStored(block_hashes=(1, 2), group=1, layers=LayerType(LayerKind.WINDOW, 2, span_tokens=4))
+    window = BlocksStored(block_hashes=(1, 2), group=1, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
     store.apply("a", [window, stored(3)])
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert store.match(prompt(), 1.0).held_blocks("a") == 0
