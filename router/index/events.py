@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.hashing import picture_token
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, AttentionKind, LayerType, Tier
+from router.types import AttentionKind, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType, Tier
 
 U64 = (1 << 64) - 1
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
-from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, AttentionKind, LayerType, Tier
+from router.types import AttentionKind, BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1

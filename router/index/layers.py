@@ -19,7 +19,7 @@ from router.kv_events import AttentionKind, LayerType
 
 Bits = NDArray[np.uint64]
 _ALL, _NONE = ~np.uint64(0), np.uint64(0)
-Held = Callable[[int], bool]
+HeldEnds = Callable[[int], bool]
 """Whether all groups of a type hold the block that ends at this token."""
 
 
@@ -97,7 +97,7 @@ def _runs(one: LayerType, bits: Bits) -> Bits:
     return runs
 
 
-def hit_tokens(rule: HitRule, held: Sequence[Held], prompt_tokens: int) -> int:
+def hit_tokens(rule: HitRule, held: Sequence[HeldEnds], prompt_tokens: int) -> int:
     """Tokens of the prompt that the engine takes from its cache. `held`: of each type.
 
     Each type shortens what the others found until all agree. The last token is always computed."""
@@ -122,7 +122,7 @@ def hit_tokens(rule: HitRule, held: Sequence[Held], prompt_tokens: int) -> int:
         length = found
 
 
-def _of_type(rule: HitRule, one: LayerType, has: Held, most: int, prompt_tokens: int, drops: bool) -> int:
+def _of_type(rule: HitRule, one: LayerType, has: HeldEnds, most: int, prompt_tokens: int, drops: bool) -> int:
     """The longest hit of one type within `most` tokens. One that drops a block may look one block further."""
     unit, step, size = rule.unit_tokens, rule.step_tokens, one.block_tokens
     if drops and one.kind is not AttentionKind.STATE and not rule.is_single:
@@ -137,7 +137,7 @@ def _of_type(rule: HitRule, one: LayerType, has: Held, most: int, prompt_tokens:
     return _chunk(one, has, most)
 
 
-def _full(one: LayerType, has: Held, most: int, rule: HitRule, drops: bool) -> int:
+def _full(one: LayerType, has: HeldEnds, most: int, rule: HitRule, drops: bool) -> int:
     """All blocks from the first one; where parts of blocks match, perhaps a part of the next one."""
     size, step, unit, end = one.block_tokens, rule.step_tokens, rule.unit_tokens, 0
     while end + size <= most and has(end + size):
@@ -150,7 +150,7 @@ def _full(one: LayerType, has: Held, most: int, rule: HitRule, drops: bool) -> i
     return end - end % step
 
 
-def _window(one: LayerType, has: Held, most: int, step: int, drops: bool) -> int:
+def _window(one: LayerType, has: HeldEnds, most: int, step: int, drops: bool) -> int:
     """The last run of blocks that is as long as the window, or begins with the prompt."""
     size = one.block_tokens
     needed = math.ceil((one.span_tokens - 1) / size) + drops
@@ -170,7 +170,7 @@ def _window(one: LayerType, has: Held, most: int, step: int, drops: bool) -> int
     return _multiple(end - size, size, step) if drops and end else end
 
 
-def _state(has: Held, most: int, unit: int, step: int) -> int:
+def _state(has: HeldEnds, most: int, unit: int, step: int) -> int:
     """The last state within the limit."""
     for end in range(most // unit * unit, 0, -unit):
         if end % step == 0 and has(end):
@@ -178,7 +178,7 @@ def _state(has: Held, most: int, unit: int, step: int) -> int:
     return 0
 
 
-def _chunk(one: LayerType, has: Held, most: int) -> int:
+def _chunk(one: LayerType, has: HeldEnds, most: int) -> int:
     """The blocks of the limit's chunk; what is in front of it is not needed."""
     end = most // one.span_tokens * one.span_tokens
     while end + one.block_tokens <= most and has(end + one.block_tokens):

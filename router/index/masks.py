@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from router.index.layers import HitRule, covered
+from router.index.layers import Bits, HitRule, covered
 from router.index.table import SCATTER, BlockTable, Hashes, Rows, as_hashes
 from router.types import BlockChange, BlocksByTier, PodId, Tier
 
@@ -31,7 +30,6 @@ _LAYER = 1 << 32
 """Distance between the planes of two types of layers."""
 _ONE = np.uint64(1)
 
-Bits = NDArray[np.uint64]
 PromptTokens: TypeAlias = tuple[int, int]
 """The length of a prompt, and of its blocks."""
 

@@ -15,12 +15,12 @@ from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.types import (
+    AttentionKind,
     BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     Generation,
     KvEvent,
-    AttentionKind,
     LayerType,
     Tier,
 )

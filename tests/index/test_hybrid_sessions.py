@@ -13,7 +13,7 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
-from router.types import BlocksRemoved, BlocksStored, Generation, AttentionKind, LayerType, PromptPrefix
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 POD = "pod"

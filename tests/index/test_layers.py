@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.layers import Held, HitRule, covered, hit_tokens
+from router.index.layers import HeldEnds, HitRule, covered, hit_tokens
 from router.types import AttentionKind, LayerType
 from tests.examples import examples
 
@@ -32,7 +32,7 @@ def recorded_cases() -> list[dict[str, Any]]:
     return cases
 
 
-def as_rule(case: dict[str, Any]) -> tuple[HitRule, list[Held]]:
+def as_rule(case: dict[str, Any]) -> tuple[HitRule, list[HeldEnds]]:
     """The rule of a recorded case, and what each of its types holds: what all groups of the type hold."""
     groups: dict[LayerType, list[dict[str, Any]]] = {}
     for group, ends in zip(case["groups"], case["cached_ends"], strict=True):
@@ -43,7 +43,7 @@ def as_rule(case: dict[str, Any]) -> tuple[HitRule, list[Held]]:
     unit = case["hash_block"]
     limit = case["prompt_tokens"] // unit * unit
 
-    def held_by(members: list[dict[str, Any]]) -> Held:
+    def held_by(members: list[dict[str, Any]]) -> HeldEnds:
         return lambda end: 0 < end <= limit and all(end // unit in one["ends"] for one in members)
 
     types = (LayerType(*_of(one), any(group["eagle"] for group in groups[one])) for one in ordered)
@@ -98,7 +98,7 @@ def test_many_holders_get_the_same_hits_as_each_alone(rule: HitRule, prompt_toke
         assert int(np.count_nonzero(found & np.uint64(1 << lane))) * block == expected, lane
 
 
-def alone(held: Sequence[np.ndarray[Any, np.dtype[np.uint64]]], lane: int, block: int) -> Iterator[Held]:
+def alone(held: Sequence[np.ndarray[Any, np.dtype[np.uint64]]], lane: int, block: int) -> Iterator[HeldEnds]:
     for bits in held:
         column = (bits & np.uint64(1 << lane) != 0).tolist()
         yield lambda end, column=column: end % block == 0 and column[end // block - 1]  # type: ignore[misc]

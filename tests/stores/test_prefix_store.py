@@ -10,9 +10,9 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import (
+    AttentionKind,
     BlocksStored,
     Generation,
-    AttentionKind,
     LayerType,
     Pod,
     PodSpeed,
