@@ -50,7 +50,7 @@ class BlocksStored:
     `block_size_tokens` 0) it is a tier update of hashes that the holder announced before.
 
     `layers`: those that the group has; None for full attention. Others keep only some of the blocks that have been
-    computed: `block_hashes` are these, and `tokens` those of all."""
+    computed, and name them by hash alone."""
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None = None

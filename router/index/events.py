@@ -91,11 +91,7 @@ def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
         decoded = [_event(_fields(raw)) for raw in raw_events]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
-    events = [event for event in decoded if event is not None]
-    stored = [event for event in events if isinstance(event, BlocksStored)]
-    if all(event.layers for event in stored):
-        return tuple(events)  # no group has full attention
-    return tuple(_by_hash(event) if isinstance(event, BlocksStored) and event.layers else event for event in events)
+    return tuple(event for event in decoded if event is not None)
 
 
 def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
@@ -155,9 +151,9 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = fields.get("extra_keys")
     kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
-    keeps_all = kind is AttentionKind.FULL
-    held = block_size * len(hashes)
-    if kind is None or (len(tokens) != held if keeps_all else not 0 < held <= len(tokens)):
+    if kind is not AttentionKind.FULL:
+        return _stored_layers(fields, kind, hashes, block_size) if kind and hashes and block_size > 0 else None
+    if len(tokens) != block_size * len(hashes):
         return None
     parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
@@ -173,15 +169,17 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         group=_group(fields),
         adapter=adapter,
         salt=salt,
-        layers=None
-        if keeps_all
-        else LayerType(kind, block_size, _optional(fields, "kv_cache_spec_sliding_window", int) or 0),
     )
 
 
-def _by_hash(event: BlocksStored) -> BlocksStored:
-    """The event of a group that keeps some blocks only, next to one of full attention, whose event says which."""
-    return replace(event, tokens=(), block_size_tokens=0, parent_hash=None)
+def _stored_layers(
+    fields: Mapping[str, Any], kind: AttentionKind, hashes: tuple[int, ...], block_size: int
+) -> BlocksStored:
+    """Blocks of a group that keeps some only; the event of full attention with the same hashes says which they are."""
+    window = _optional(fields, "kv_cache_spec_sliding_window", int) or 0
+    return BlocksStored(
+        block_hashes=hashes, tier=_tier(fields), group=_group(fields), layers=LayerType(kind, block_size, window)
+    )
 
 
 def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
-from router.types import AttentionKind, BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
+from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -65,8 +65,8 @@ class HolderBlocks:
         """Groups of full attention with stored blocks here."""
         self._layers: LayerGroups | None = None
         """The other groups: those that keep windows or states."""
-        self._first = LayerType(AttentionKind.FULL, 0)
-        """The layers whose events say what a block is: those of full attention, if there are any."""
+        self._full_tokens = 0
+        """Size of an engine's block of full attention."""
         self.rule: HitRule | None = None
         """What a hit needs; None while all known groups have full attention."""
 
@@ -106,11 +106,11 @@ class HolderBlocks:
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
-        if event.layers is not None and (not event.tokens or self._groups - {event.group}):
+        if event.layers is not None:
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
-        if event.tokens and event.block_size_tokens != self._first.block_tokens:
-            self._first = event.layers or LayerType(AttentionKind.FULL, event.block_size_tokens)
+        if event.tokens and event.block_size_tokens != self._full_tokens:
+            self._full_tokens = event.block_size_tokens
             self._learn_rule()
         added: list[BlockHash] = []
         placed: list[int] = []
@@ -146,8 +146,7 @@ class HolderBlocks:
             return ()
         hashes = hash_blocks(token_array(event.tokens), block_size, parent)
         each = event.block_size_tokens // block_size
-        kept = hashes[len(hashes) - each * len(event.block_hashes) :]  # a window alone keeps the last ones
-        return zip(event.block_hashes, zip(*[iter(kept)] * each, strict=True), strict=False)
+        return zip(event.block_hashes, zip(*[iter(hashes)] * each, strict=True), strict=False)
 
     def _resolved_by_hash(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
         """For an event without tokens: blocks that were announced before are now also in this tier."""
@@ -225,6 +224,8 @@ class HolderBlocks:
 
     def _store_layers(self, event: BlocksStored, layers: LayerType) -> list[BlockChange]:
         """Their blocks count while full attention has them, too, which says what they are."""
+        if layers.block_tokens % self.generation.block_size_tokens:
+            return []
         if self._layers is None:
             self._layers = LayerGroups()
         joined = self._layers.join(event.group, layers)
@@ -256,6 +257,5 @@ class HolderBlocks:
         return BlockChange(tier, held, blocks, layer)
 
     def _learn_rule(self) -> None:
-        if self._first.block_tokens and (self._layers or self._first.kind is not AttentionKind.FULL):
-            others, groups = (self._layers.types, self._layers.groups) if self._layers else ((), 0)
-            self.rule = HitRule.of((self._first, *others), 1 + groups)
+        if self._layers and self._full_tokens:
+            self.rule = self._layers.rule(self._full_tokens)

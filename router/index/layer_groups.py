@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from router.types import LayerType, Tier
+from router.index.layers import HitRule
+from router.types import AttentionKind, LayerType, Tier
 
 MAX_GROUPS = 64
 """Groups of one holder. The largest known model has 13."""
@@ -22,10 +23,10 @@ HashInTier: TypeAlias = tuple[int, Tier]
 
 
 class LayerGroups:
-    """The groups of one holder next to the first one. Types are numbered from 1: 0 is that of the first group."""
+    """The groups of one holder next to full attention. Types are numbered from 1: 0 is full attention."""
 
     def __init__(self) -> None:
-        self.types: list[LayerType] = []
+        self._types: list[LayerType] = []
         self._all_groups: list[int] = []
         """By type, a bit for each of its groups."""
         self._groups: dict[int, tuple[int, int]] = {}
@@ -35,9 +36,10 @@ class LayerGroups:
         self._more = Counter[tuple[int, int, Tier]]()
         """By group and place, the copies beyond the first."""
 
-    @property
-    def groups(self) -> int:
-        return len(self._groups)
+    def rule(self, full_tokens: int) -> HitRule:
+        """What a hit needs where the blocks of full attention have `full_tokens`."""
+        full = LayerType(AttentionKind.FULL, full_tokens)
+        return HitRule.of((full, *self._types), groups=1 + len(self._groups))
 
     def layer_of(self, group: int) -> int:
         """The type of a group; 0 if it is not known."""
@@ -50,10 +52,10 @@ class LayerGroups:
             return self._groups[group][0], []
         if len(self._groups) >= MAX_GROUPS or len(self._held) > MAX_BEFORE_JOIN:
             return None
-        if layers not in self.types:
-            self.types.append(layers)
+        if layers not in self._types:
+            self._types.append(layers)
             self._all_groups.append(0)
-        layer = 1 + self.types.index(layers)
+        layer = 1 + self._types.index(layers)
         lost = [place for place in self._held if self._holds(place, layer)]
         self._groups[group] = layer, 1 << len(self._groups)
         self._all_groups[layer - 1] |= self._groups[group][1]
@@ -95,7 +97,7 @@ class LayerGroups:
         """The types, with the tier, that hold a block."""
         for tier in Tier:
             if (engine_hash, tier) in self._held:
-                for layer in range(1, 1 + len(self.types)):
+                for layer in range(1, 1 + len(self._types)):
                     if self._holds((engine_hash, tier), layer):
                         yield layer, tier
 

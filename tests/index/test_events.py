@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -171,7 +170,6 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
         STORED | {"kv_cache_spec_kind": "cross_attention"},
         STORED | {"kv_cache_spec_kind": "chunked_local_attention"},
         STORED | {"kv_cache_spec_kind": "sliding_window", "block_hashes": [], "extra_keys": None},
-        STORED | {"kv_cache_spec_kind": "mamba", "block_hashes": [11, 12, 13]},
         STORED | {"token_ids": [1, 2, 3]},
         {"type": "BlockMigrated", "block_hashes": [1]},
         {"event_type": "stored"},
@@ -195,11 +193,6 @@ def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
     """Full attention in the same batch says what they are."""
     layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
     assert decode(WINDOW, STORED) == (BlocksStored(block_hashes=(12,), group=1, layers=layers), AS_VALUE)
-
-
-def test_a_window_without_full_attention_brings_its_tokens() -> None:
-    layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
-    assert decode(WINDOW) == (replace(AS_VALUE, block_hashes=(12,), group=1, layers=layers),)
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -124,6 +124,15 @@ def test_a_block_that_was_stored_twice_is_gone_after_two_removals() -> None:
     assert hit(blocks, 90) == 0
 
 
+@pytest.mark.parametrize(("block_tokens", "window"), [(8, 33), (24, 33), (16, -5), (16, 1 << 40), (1 << 40, 7)])
+def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> None:
+    """They come from a pod: a window whose blocks are no multiple of the router's is ignored."""
+    blocks = two_groups(order="window first")
+    odd = LayerType(AttentionKind.WINDOW, block_tokens, window)
+    blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=2, layers=odd))
+    assert hit(blocks, 90) in (0, 80)
+
+
 def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
