@@ -11,7 +11,7 @@ from collections import deque
 from router.index.evicted import EvictedByModel
 from router.index.holder_blocks import HolderBlocks
 from router.index.masks import HolderMasks
-from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import AttentionKind, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -54,6 +54,11 @@ class BlockMap:
         """Why `pod`'s events cannot be indexed, or ""."""
         holder = self._holders.get(pod)
         return holder.rejected_reason if holder else ""
+
+    def hits(self, pod: PodId) -> str:
+        """Which layers decide what hits on `pod`, according to its events."""
+        holder = self._holders.get(pod)
+        return str(holder.rule or AttentionKind.FULL) if holder else ""
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""

@@ -44,6 +44,9 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
             one.kind is not AttentionKind.CHUNK and self.step_tokens % one.block_tokens == 0 for one in self.types
         )
 
+    def __str__(self) -> str:
+        return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+
     @classmethod
     def of(cls, types: Iterable[LayerType], groups: int) -> HitRule:
         """The rule of a model with these types in this number of groups, which matches whole blocks."""

@@ -125,6 +125,10 @@ class LocalStore:
         """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
 
+    def hits(self, pod: PodId) -> str:
+        """Which layers decide what hits on `pod`, such as "full + window 128"; "" where its cache is unknown."""
+        return self._announced.hits(pod)
+
     def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""
         return self._announced.rejected_reason(pod)

@@ -133,6 +133,12 @@ def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> 
     assert hit(blocks, 90) in (0, 80)
 
 
+def test_a_pod_says_what_decides_its_hits() -> None:
+    blocks = two_groups(order="window first")
+    blocks.add_holder("dense", Generation(model="m"))
+    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
+
+
 def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
