@@ -50,6 +50,7 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: LocalStore, kv_streams: K
             "converts": sorted(status.pod.converts),
             "reads_pictures": status.pod.reads_pictures,
             "kv_events": kv_events_state(status.pod.id, store, kv_streams),
+            "hits": store.hits(status.pod.id),
             "models": status.pod.models,
             "adapters": status.pod.adapters,
             "block_size_tokens": status.pod.block_size_tokens,
