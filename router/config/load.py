@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from ruamel.yaml import YAML
 
 from router.config.environment import with_environment
-from router.config.mistakes import UNSHOWN, explain_mistakes, yaml_mistake
+from router.config.mistakes import UNSHOWN, explain_mistakes, unshown, yaml_mistake
 from router.errors import ConfigError
 
 
@@ -73,6 +73,10 @@ def _tokenizer(value: str, info: ValidationInfo) -> str:
 
 FilePath = Annotated[str, AfterValidator(_beside_file)]
 """A file or folder; relative to the folder of the configuration file."""
+SecretPath = Annotated[FilePath, UNSHOWN]
+"""A file with a secret. By mistake, the secret may be written in its place."""
+SecretVariable = Annotated[str, UNSHOWN]
+"""An environment variable with a secret. Likewise."""
 TokenizerPlace = Annotated[str, AfterValidator(_tokenizer)]
 """A folder, relative to that of the configuration file, or another place of a tokenizer."""
 M = TypeVar("M", bound=BaseModel)
@@ -108,11 +112,14 @@ def shipped(folder: str) -> Path:
 
 
 def read_named(key: str, path: str) -> bytes:
-    """The file that the configuration names under `key`. Raises `ConfigError`."""
+    """The file that the configuration names under `key`. Raises `ConfigError`, with the name of the file if it exists:
+    else it may be a secret in the wrong place."""
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        exists = isinstance(error, PermissionError | IsADirectoryError)
+        named = path if exists else f"a file (its name: {unshown(Path(path).name)})"
+        raise ConfigError(f"{key}: cannot read {named}: {getattr(error, 'strerror', error)}") from None
 
 
 def read_document(path: Path) -> Document:
