@@ -84,6 +84,18 @@ def _stale_load() -> Expr:
     return (EACH_ROUTER.total("max", of_pods.POD_LOAD_AGE_S, "pod") > 30).and_(ready)
 
 
+def _matched(how: str) -> Expr:
+    """Ready pods whose prompts are matched like this, without those of which WarmrouteParityMismatch says why."""
+    ready = ALERT.total("max", of_pods.POD_STATE, "pod", state="ready").is_(1)
+    equal = ALERT.total("max", of_pods.POD_TRUST, "pod", trust="mismatch").is_(0)
+    return ALERT.total("max", of_pods.POD_MATCHING, "pod", matching=how).is_(1).and_(ready).and_(equal)
+
+
+def _unread() -> Expr:
+    share = ALERT.rate(of_requests.UNREAD_PROMPTS, "model") / ALERT.rate(of_requests.REQUESTS, "model")
+    return share > thresholds.UNREAD_SHARE
+
+
 def _evicted() -> Expr:
     """Of the tokens that engines could report: those of engines that report none are not counted."""
     captured = ALERT.rate(of_requests.CAPTURED_TOKENS, "model")
@@ -258,6 +270,41 @@ ALERTS = (
         means="The parity self-test of the pod failed: another tokenizer, chat template, block size or hash.",
         look="`/admin/pods`: `trust_reason` names the difference.",
         act="Give the router the tokenizer and template of the engine, or set `tokenizer: engine`.",
+    ),
+    Alert(
+        name="WarmrouteMatchingOff",
+        expr=_matched("off"),
+        lasts="5m",
+        severity="warning",
+        summary="Requests to engine {{ $labels.exported_pod }} are routed by load only: no prefix is matched.",
+        means="The router has no tokenizer or chat template of the pod's model, or its self-test did not end.",
+        look="`warmroute pods`, column matching: `off`, and the reason below the table; the line at the top of `/ui`.",
+        act="Add the model with the tokenizer and `chat_template` of the engine under `models`, or set"
+        " `unlisted_models: engine`. `warmroute config check --probe router.yaml` says whether it helps.",
+    ),
+    Alert(
+        name="WarmroutePromptsUnread",
+        expr=_unread(),
+        lasts="10m",
+        severity="warning",
+        summary="More than 5 % of the requests for {{ $labels.model }} are routed by load only.",
+        means="Their prompts could not be read: responses have `x-warmroute-match: none` with the reason.",
+        look="Dashboard router, requests without prefix matching by reason; the log line `prompt routed without prefix"
+        " matching` has details. Reasons: `no_tokenizer`, `no_chat_template`, `not_tokenized_by_pods` (a pod's"
+        " /tokenize), `not_converted`, `rewritten_by_engine`, `media`, `too_long`, `too_many_long_prompts`.",
+        act="`no_tokenizer` and `no_chat_template`: as for WarmrouteMatchingOff. `too_many_long_prompts`: more CPU or"
+        " more routers. The others are properties of the requests: they are served, and cached by the engines only.",
+    ),
+    Alert(
+        name="WarmrouteKvEventsMissing",
+        expr=_matched("no_events"),
+        lasts="15m",
+        severity="warning",
+        summary="Engine {{ $labels.exported_pod }} publishes no KV events; its cache is guessed from its prompts.",
+        means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen.",
+        look="`warmroute pods`, column matching: `no_events`, and the flag of the engine below the table.",
+        act='Start the engine with the flag and open its event port to the router, or set `kv_events: "off"` of the pod'
+        " if this is intended.",
     ),
     Alert(
         name="WarmrouteKvEventsIncomplete",

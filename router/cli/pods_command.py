@@ -18,7 +18,6 @@ from rich.console import Console
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
 from router.cli.terminal import folded_table, printable
 from router.config.load import plain, read_document
-from router.types import PrefixTrust
 
 _PodRow = dict[str, Any]
 
@@ -85,9 +84,10 @@ def _change(router: AdminClient, action: PodAction, pod_id: str) -> _PodRow:
 def _print_pods(pods: Sequence[_PodRow]) -> None:
     """A table, then why pods are unusable or serve without prefix matching."""
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-    table = folded_table("pod", "state", "role", "models", numbers=("running", "waiting", "KV"), **style)
+    table = folded_table("pod", "state", "role", "matching", "models", numbers=("running", "waiting", "KV"), **style)
     for one in pods:
-        names = one["id"], one["state"], one["role"], ", ".join((*one["models"], *one["adapters"])) or "-"
+        models = ", ".join((*one["models"], *one["adapters"])) or "-"
+        names = one["id"], one["state"], one["role"], one["matching"], models
         table.add_row(*map(printable, names), *_load(one))
     console = Console()
     console.print(table if pods else "no pods")
@@ -103,5 +103,5 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
     for one in pods:
         if reason := one.get("state_reason"):
             yield f"{one['id']}: {one['state']}: {reason}"
-        if one["trust_reason"] and one["trust"] != PrefixTrust.TRUSTED:
-            yield f"{one['id']}: {one['trust']}: {one['trust_reason']}"
+        if one["matching_reason"]:
+            yield f"{one['id']}: matching {one['matching']}: {one['matching_reason']}"

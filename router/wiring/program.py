@@ -116,7 +116,9 @@ class Program:
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         exchange, responses = self.quotas.next_exchange, self.pods.responses
-        self._steps = build_steps(self.core, self.prompts.readers, responses, self.metrics, exchange)
+        self._steps = build_steps(
+            self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
+        )
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
         self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
@@ -173,6 +175,7 @@ class Program:
             self.prompts.cache_bytes,
             HitWorth(self.records.recent, self.metrics, self.pods.gpus_of),
             self.records.recent.in_flight_tokens,
+            self.pods.matching_of,
         )
 
     def _build_page(self) -> PageSource:
@@ -205,7 +208,7 @@ class Program:
             self.policies,
             self.pods.membership,
             ExplainRoutes(self.records.recent.find, self._read_preview, self._preview),
-            partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
+            partial(describe_pods, self._metrics_page, self.pods.kv_streams),
             self._readiness,
             self._metrics_page.render,
             self._snapshots,

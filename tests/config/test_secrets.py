@@ -200,7 +200,7 @@ def test_keys_near_secrets_are_found_in_the_schema() -> None:
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("shape", SHAPES, ids=map(str, range(len(SHAPES))))
 def test_a_key_in_the_wrong_place_is_not_printed(name: str, shape: Any, tmp_path: Path) -> None:
-    """Under or next to a key that can hold or name a secret: a pod's key as its `auth`, the key in place of its file."""
+    """Under or next to a key that can hold or name a secret: a pod's key as its `auth`, or in place of its file."""
     for error in (refused(NEAR[name](shape), tmp_path, load_router), refused(NEAR[name](shape))):
         assert CANARY not in error
 
