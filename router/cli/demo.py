@@ -138,4 +138,4 @@ client = OpenAI(base_url="{url}/v1", api_key="none")
 answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello there."}}])
 print(answer.choices[0].message.content, answer.usage)
 
-Pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""
+Page: {router.admin}/ui   pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""

@@ -5,6 +5,7 @@ Changes are lost when the router restarts; the configuration file is the lasting
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, JsonOption, UrlOption, fail
 from router.cli.terminal import folded_table, printable
 from router.config.load import plain, read_document
 
@@ -41,10 +42,12 @@ def pods_command(
     ] = None,
     url: UrlOption = DEFAULT_URL,
     bearer_file: BearerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     router = AdminClient(url, bearer_file)
     if action is PodAction.LIST:
-        _print_pods(_named(router, pod) if pod else _pods(router))
+        rows = _named(router, pod) if pod else _pods(router)
+        print(json.dumps(rows, indent=2)) if as_json else _print_pods(rows)
     elif pod is None:
         raise typer.BadParameter(f"`{action.value}` needs a pod: its id or URL; `warmroute pods` lists them")
     elif action is PodAction.ADD:

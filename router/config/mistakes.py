@@ -100,9 +100,14 @@ def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorD
     return f"{dotted}: {', or '.join(messages)}{got}{_similar(problems)}"
 
 
+def place_in_data(problem: ErrorDetails) -> Location:
+    """Where pydantic or `wrong_at` found the problem."""
+    return (*problem["loc"], *problem.get("ctx", {}).get("at", ()))
+
+
 def _keys(problem: ErrorDetails, data: Any, model: type[BaseModel]) -> Location:
     """The keys that are in the file, and a missing one. pydantic's location also has the names of union members."""
-    location = (*problem["loc"], *problem.get("ctx", {}).get("at", ()))
+    location = place_in_data(problem)
     keys: list[str | int] = []
     for depth, part in enumerate(location):
         owner = _model_at(model, location[:depth])

@@ -41,7 +41,7 @@ class MistakeList:
         except ConfigError as error:
             key, message = _with_key(location, str(error))
             file, line = self._document.place_of(key) if self._document else ("command line", 0)
-            self._lines.append(f"{file}:{line}: {'.'.join(map(str, key))}: {message}")
+            self._lines.append(f"{file}:{line}: {'.'.join(map(str, key)) or '(top level)'}: {message}")
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -50,6 +50,10 @@ class MistakeList:
             yield
         except ConfigError as error:
             self._lines.append(str(error))
+
+    def add(self, lines: str) -> None:
+        """Collect mistakes that have their place already."""
+        self._lines += lines.splitlines()
 
     def report(self) -> None:
         """Raises `ConfigError` if there are mistakes."""

@@ -50,9 +50,9 @@ async def test_a_model_whose_chats_are_not_read(
                 answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://a"})
             (pod,) = (await admin.get("/admin/pods")).json()
             metrics = (await admin.get("/metrics")).text
-            previewed = await admin.post("/admin/preview", json=CHAT)
             async with admin.stream("GET", "/ui/events") as events:
                 snapshot = await anext(line async for line in events.aiter_lines() if line.startswith("data: "))
+            previewed = await admin.post("/admin/preview", json=CHAT)
     assert answer.headers[MATCH] == f"none; reason={reason}"
     assert previewed.status_code == 200
     assert MATCH in answer.headers["access-control-expose-headers"]

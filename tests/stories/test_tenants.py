@@ -65,6 +65,8 @@ async def test_a_request_needs_a_key_of_a_tenant_that_may_use_its_model(deploy: 
         }
         assert await post(deployment, "key-acme", model="lora") == (200, "")
         assert await post(deployment, "key-plain", model="lora") == (404, "model_not_found")
+        hidden = await deployment.client.post("/v1/chat/completions", json=CHAT, headers=bearer("key-other"))
+        assert "demo`" in hidden.text and "Models:" not in hidden.text
         without = await deployment.client.post("/v1/chat/completions", json=CHAT, headers={"x-tenant-id": "acme"})
         assert (without.status_code, without.headers["www-authenticate"]) == (401, "Bearer")
         unknown = await deployment.client.post(
