@@ -29,7 +29,7 @@ from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
-from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
@@ -225,8 +225,9 @@ class Program:
     async def _read_preview(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A request of an operator, on behalf of the tenant in `edge.tenant_header`."""
-        name = named.get(self._config.edge.tenant_header.lower().encode(), b"").decode("latin-1")
+        """A request of an operator, on behalf of the tenant that the call names, also in `edge.tenant_header`."""
+        header = self._config.edge.tenant_header.lower().encode()
+        name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
