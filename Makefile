@@ -15,7 +15,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install demo test tour release quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -58,6 +58,9 @@ screenshots: $(VENV)/.ready  ## the pictures of the README, of the page over moc
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour
+
+release: $(VENV)/.ready     ## what a release consists of, into dist/, built twice and installed: two minutes
+	$(BIN)/python -m tests.release
 
 mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)
