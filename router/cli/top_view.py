@@ -147,7 +147,7 @@ def _attention(pod: PodRow) -> str:
 
 
 def _decision_table(decisions: list[DecisionRow]) -> Table:
-    table = _table("time", "class", "pod")
+    table = _table("time", "workload", "pod")
     for name in ("prompt", "cached", "expected", "TTFT"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("result", no_wrap=True, overflow="ellipsis")
