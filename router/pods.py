@@ -75,6 +75,8 @@ class Pod:
     role: Role = Role.BOTH
     models: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    allowed_models: tuple[str, ...] = ()
+    """Names, with `*`, of the models and adapters that it may serve; empty: all."""
     max_model_len_tokens: int | None = None
     block_size_tokens: int | None = None
     capacity_tokens: int | None = None

@@ -83,6 +83,13 @@ two prompt caches a model, bodies, and the replica of the index. */}}
 - {name: tmp, mountPath: /tmp}
 {{- end -}}
 
+{{/* The volumes of these mounts in pods of publishers, whose user of Redis may be another one. */}}
+{{- define "warmroute.publisherVolumes" -}}
+{{- $values := deepCopy .Values -}}
+{{- with .Values.redis.publisherSecret }}{{ $_ := set $values.redis "existingSecret" . }}{{ end -}}
+{{- include "warmroute.volumes" (set (omit . "Values") "Values" $values) -}}
+{{- end -}}
+
 {{/* The volumes of these mounts. */}}
 {{- define "warmroute.volumes" -}}
 - name: config

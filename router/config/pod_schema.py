@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from router.config.load import FilePath, HttpUrl, SecretPath, SecretVariable, Strict
 from router.config.mistakes import not_one_of, wrong_at
@@ -96,8 +96,11 @@ class PodSettings(Strict):
     """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
-    dp_size: PositiveInt = 1
+    dp_size: Annotated[int, Field(ge=1, le=1024)] = 1
     """Data-parallel ranks. Default: as many as the pod reports, and 1 until then."""
+    models: tuple[str, ...] = ()
+    """Names of the models and adapters that it may serve; `*` stands for any characters. Others that it lists are
+    ignored. Default: all that it lists."""
     pool: str = ""
     """The group of pods that is scaled as one, for example its Deployment; a label of metrics."""
     hardware: str = ""

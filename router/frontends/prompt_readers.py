@@ -51,6 +51,9 @@ MAX_RENDER_BYTES = 8 * 1024 * 1024
 """Larger bodies are not decoded: one string of 32 MiB would hold the interpreter for 40 ms. They are mostly images."""
 MAX_TOKENIZE_BYTES = 8 * 1024 * 1024
 """Larger bodies are not sent to a pod's /tokenize."""
+MAX_TEMPLATE_TOKENS = 2048
+"""Each token that a pod finds takes a byte of the body, or is one of the template. A pod that claims more is not
+believed: the request would be refused as too long for every pod."""
 
 READ_THREADS = 3
 """Long prompts that are read at the same time."""
@@ -340,7 +343,7 @@ class EnginePromptReader:
 
     def _prefix(self, request: InferenceRequest, answer: bytes) -> PromptPrefix | None:
         tokens = parse_tokens(answer)
-        if tokens is None:
+        if tokens is None or len(tokens) > len(request.body) + MAX_TEMPLATE_TOKENS:
             return None
         generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
         hashes = hash_blocks(tokens, generation.block_size_tokens, generation_seed(generation))

@@ -62,6 +62,11 @@ class HolderBlocks:
         self._groups: set[int] = set()
         """Attention groups with stored blocks here; removals of other groups are ignored."""
 
+    @property
+    def size_blocks(self) -> int:
+        """Engine blocks that are known; all else here is in proportion."""
+        return sum(map(len, self._blocks))
+
     def blocks_of(self, engine_hash: int) -> Blocks | None:
         return self._blocks[engine_hash % SHARDS].get(engine_hash)
 

@@ -77,6 +77,7 @@ class RequestReader:
             session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
+            choices=max(getattr(parsed, "n", None) or 1, 1),
             prompt=prompt_fields(endpoint, parsed) if parsed else {},
         )
 

@@ -217,6 +217,18 @@ def test_redis_credentials_are_files() -> None:
     }
 
 
+def test_publishers_have_a_redis_user_of_their_own() -> None:
+    """Under the same path, so that one configuration serves both."""
+    rendered = example("mooncake-store")
+    secrets = {
+        one["metadata"]["name"]: volume["secret"]["secretName"]
+        for one in rendered.all("Deployment")
+        for volume in one["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "redis"
+    }
+    assert secrets == {"r-warmroute": "warmroute-redis", "r-warmroute-publisher": "warmroute-publisher-redis"}
+
+
 def test_valkey_keeps_nothing_and_evicts_nothing() -> None:
     [container] = example("lmcache").one("StatefulSet")["spec"]["template"]["spec"]["containers"]
     [command] = container["args"]

@@ -55,6 +55,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"valkey": {"enabled": True}, "redis": {"existingSecret": "a"}}, "the bundled Valkey has valkey.existingSecret"),
     ({"redis": {"existingSecret": "credentials"}}, "config.index.redis.url does not name a Redis"),
     (merged(REDIS, {"redis": {"usernameKey": "user"}}), "redis.existingSecret does not name a Secret"),
+    (merged(REDIS, {"redis": {"publisherSecret": "a"}}), "does not name the routers' Secret"),
     (merged(REDIS, {"redis": {"tls": {"caKey": "ca.crt"}}}), "existingSecret does not name the Secret"),
     (merged(REDIS, {"redis": {"tls": {"existingSecret": "a"}}}), "name caKey, certKey or keyKey"),
     (merged(REDIS, {"redis": {"tls": {"existingSecret": "a", "caKey": "b"}}}), "must begin with rediss://"),

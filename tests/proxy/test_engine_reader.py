@@ -21,7 +21,11 @@ pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 REQUEST = InferenceRequest(
-    id="r", endpoint=Endpoint.CHAT, model="m", body=b"", prompt={"messages": [{"role": "user", "content": "hi"}]}
+    id="r",
+    endpoint=Endpoint.CHAT,
+    model="m",
+    body=b" " * 20_000,
+    prompt={"messages": [{"role": "user", "content": "hi"}]},
 )
 
 
@@ -137,3 +141,19 @@ async def test_a_chat_with_a_picture_is_not_tokenized_on_a_pod() -> None:
         assert await reader_in(place, unread).read(asked) is UnreadReason.MEDIA
         assert unread == [UnreadReason.MEDIA]
         assert not place.made["a"].asked
+
+
+async def claims(asked: Asked) -> None:
+    await asked.answer({"tokens": [7] * 5000, "count": 5000})
+
+
+async def test_a_pod_that_claims_more_tokens_than_a_prompt_can_have_is_not_believed() -> None:
+    """The next one is asked: else its claim would make the prompt too long for every pod."""
+    short = replace(REQUEST, body=b" " * 100)
+    async with town(a=claims, b=knows) as place:
+        prefix = await reader_in(place, []).read(short)
+        assert isinstance(prefix, PromptPrefix) and len(prefix.tokens) == 3
+    unread = list[UnreadReason]()
+    async with town(a=claims, b=claims) as place:
+        assert await reader_in(place, unread).read(short) is UnreadReason.NOT_TOKENIZED
+        assert unread == [UnreadReason.NOT_TOKENIZED]

@@ -10,7 +10,8 @@ import pytest
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
-from router.types import Pod, PodSpeed
+from router.guards import Bound
+from tests.policy.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
 
@@ -99,7 +100,7 @@ async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod()
 
 async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is closed."""
-    monkeypatch.setattr(upstream, "MAX_FETCHED_BYTES", 99)
+    monkeypatch.setattr(upstream, "RESPONSE", Bound("response", 99))
 
     async def script(call: Call) -> None:
         await call.request()
@@ -107,7 +108,7 @@ async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyP
         await call.hung_up()
 
     async with serving(script) as (pod, pool):
-        with pytest.raises(UpstreamBroken, match="larger than the limit"):
+        with pytest.raises(UpstreamBroken, match="at most 99 are read"):
             await pool.fetch("/metrics", PATIENCE_S)
         await pod.wait_for_ends()
 
@@ -137,7 +138,7 @@ async def test_pools_open_on_first_use_and_close_with_their_pod() -> None:
     """One pool for each pod."""
     async with serving(answering(OK), answering(OK)) as (pod, _):
         pools = UpstreamPools(GENEROUS)
-        served = Pod(id="a", url=f"http://127.0.0.1:{pod.port}", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
+        served = make_pod(url=f"http://127.0.0.1:{pod.port}")
         assert await pools.fetch(served, "/metrics", PATIENCE_S) == b"ok"
         pool = pools.of(served)
         assert pools.of(served) is pool
@@ -172,7 +173,7 @@ async def test_a_post_is_json_for_the_rank_of_a_pod_and_a_url_needs_no_pod() -> 
 
     async with serving(script, script) as (pod, _), asyncio.timeout(PATIENCE_S):
         pools, url = UpstreamPools(GENEROUS), f"http://127.0.0.1:{pod.port}"
-        served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), dp_rank=1)
+        served = make_pod(url=url, dp_rank=1)
         assert await pools.post(served, "/tokenize", {"prompt": "é"}, PATIENCE_S) == b"ok"
         assert await pools.get_url(f"{url}/query/?a=b", PATIENCE_S) == b"ok"
         pools.close()
