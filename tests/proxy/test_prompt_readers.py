@@ -231,6 +231,61 @@ async def test_the_next_turn_of_a_long_chat_is_read_inline(tokenizer: Tokenizer)
     assert tokens == list(reading.fingerprinter.fingerprint(chat(*turns, "fourth", add_generation_prompt=True)).tokens)
 
 
+class WatchedRendering(ChatTemplate):
+    """Records the threads in which chats are rendered."""
+
+    threads: set[str]
+
+    def render(self, body: Any, *, keeps_empty_tools: bool = False) -> str:
+        self.threads.add(threading.current_thread().name)
+        return super().render(body, keeps_empty_tools=keeps_empty_tools)
+
+
+NOISE = {name: {"type": "string"} for name in map(str, range(1_000))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "inline"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": NOISE}}]}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "words " * 5_000}}]}, True),
+        ({"chat_template_kwargs": {"x": [[[]]] * 10_000}}, False),
+    ],
+    ids=["many fields", "a long text", "many lists"],
+)
+async def test_a_chat_with_many_items_is_rendered_in_a_thread(
+    tokenizer: Tokenizer, fields: dict[str, Any], inline: bool
+) -> None:
+    """However few bytes it has: a template may take microseconds for each item."""
+    reading, request = Reading(tokenizer), chat("hi", **fields)
+    template = reading.fingerprinter._template = WatchedRendering(tokenizer)
+    template.threads = set()
+    assert len(request.body) < INLINE_BYTES
+    tokens = await reading.tokens(request)
+    assert {name.startswith("long-prompt") for name in template.threads} == {not inline}
+    assert tokens == list(reading.fingerprinter.fingerprint(request).tokens)
+
+
+async def test_new_messages_with_many_items_are_rendered_in_a_thread(tokenizer: Tokenizer) -> None:
+    """Also those behind a cached prefix."""
+    reading = Reading(tokenizer)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    many = msgspec.json.encode(NOISE).decode()
+    turns = [TEXT * 4_000, *(f"turn {number}" for number in range(3))]
+    for count in (2, 3, 4):
+        await reading.tokens(chat(*turns[:count], tools=tools))
+    template = reading.fingerprinter._template = WatchedRendering(tokenizer)
+    template.threads = set()
+    await reading.tokens(chat(*turns, "next", tools=tools))
+    assert template.threads == {threading.current_thread().name}
+    template.threads.clear()
+    request = chat(*turns, "next", many, tools=tools)
+    tokens = await reading.tokens(request)
+    assert {name.startswith("long-prompt") for name in template.threads} == {True}
+    reading.fingerprinter.forget_segments()
+    assert tokens == list(reading.fingerprinter.fingerprint(request).tokens)
+
+
 async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_prefix(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from router.errors import (
 )
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
@@ -82,8 +83,9 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
-        self._large_bodies = LargeBodies(limits.max_json_items)
-        self._forms = Forms(trusted=edge.trust_engine_fields)
+        turns = FairTurns()
+        self._large_bodies = LargeBodies(limits.max_json_items, turns)
+        self._forms = Forms(turns, trusted=edge.trust_engine_fields)
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
@@ -205,13 +207,13 @@ class OpenAiEdge(HttpEdge):
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
         if not (is_form or self._large_bodies.needs_check(body)) or received.refusal is not None:
             return None
-        endpoint = endpoint_of(received.path)
+        endpoint, tenant = endpoint_of(received.path), received.tenant
         try:
             if is_form:
-                model = await self._forms.model(endpoint, body, content_type)
+                model = await self._forms.model(endpoint, body, content_type, tenant)
                 if model:
-                    return self._reader.read(endpoint, received.named, body, request_id, received.tenant, model)
-            return await self.read(endpoint, received.named, body, request_id, received.tenant)
+                    return self._reader.read(endpoint, received.named, body, request_id, tenant, model)
+            return await self.read(endpoint, received.named, body, request_id, tenant)
         except RouterError as error:
             received.refusal = error
             return None
@@ -221,8 +223,9 @@ class OpenAiEdge(HttpEdge):
     ) -> InferenceRequest:
         """The request with a body that has not been checked. Raises like `RequestReader.read`."""
         if self._large_bodies.needs_check(body):
-            await self._large_bodies.check(endpoint, body, tenant.name)
-            return await self._large_bodies.decode(body, self._reader.read, endpoint, named, body, request_id, tenant)
+            await self._large_bodies.check(endpoint, body, tenant)
+            read = self._reader.read
+            return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
         return self._reader.read(endpoint, named, body, request_id, tenant)
 
     def admit(
