@@ -28,6 +28,7 @@ from router.kv_events import Tier as Tier
 from router.pods import NO_TLS_FILES as NO_TLS_FILES
 from router.pods import FleetSnapshot as FleetSnapshot
 from router.pods import Links as Links
+from router.pods import Matching as Matching
 from router.pods import Pod as Pod
 from router.pods import PodId as PodId
 from router.pods import PodLoad as PodLoad

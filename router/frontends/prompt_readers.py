@@ -97,8 +97,22 @@ class PodFetch(Protocol):
 class PromptReader(Protocol):
     """Turns requests of one model into prefixes."""
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        """The prompt's prefix; None where it cannot be computed. Raises `MalformedRequest`."""
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
+        """The prompt's prefix, or why it cannot be computed; None where requests share none. Raises
+        `MalformedRequest`."""
+
+
+class NoPromptReader:
+    """Reads no prompt: its models have no tokenizer."""
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+
+    async def read(self, request: InferenceRequest) -> UnreadReason | None:
+        if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
+            return None
+        self._unread(request, UnreadReason.NO_TOKENIZER, "the model has no tokenizer; add one under `models`")
+        return UnreadReason.NO_TOKENIZER
 
 
 class ReadThreads:
@@ -147,11 +161,15 @@ class LocalPromptReader:
         return self._fingerprinter.advice(ours, engine)
 
     @property
+    def renders_chats(self) -> bool:
+        return self._fingerprinter.renders_chats
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of texts and chats, estimated."""
         return self._fingerprinter.cache_bytes
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
         if kind is PromptKind.TOKENIZED:
             return await self._read_tokenized(request)
@@ -175,7 +193,7 @@ class LocalPromptReader:
                 prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self.check.sample(request, pending, prefix)
         return prefix
 
@@ -188,7 +206,7 @@ class LocalPromptReader:
             return False
         return self._tokenizer.splits_words and _is_spaced(b"".join(map(str.encode, pending.cold)))
 
-    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prefix of one text to embed, which has the tokens of a completion; of others, the number of tokens."""
         text = only_text(request.prompt) if request.endpoint is Endpoint.EMBEDDINGS else None
         if text is None or len(request.body) > MAX_TEXT_BYTES:
@@ -217,7 +235,7 @@ class LocalPromptReader:
         """The number of tokens of each text, with those that the engine puts around it."""
         return [len(tokens) for tokens in self._tokenizer.encode_batch(texts, add_special_tokens=True)]
 
-    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prompt of a request to /tokenize. None where only the engine knows what it answers."""
         generating = generating_request(request)
         try:
@@ -305,21 +323,21 @@ class EnginePromptReader:
         self._unread = unread
         self._threads = threads or ReadThreads()
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
-            return None
+            return UnreadReason.TOO_LONG
         try:
             for pod in self._pods(request.adapter or request.model)[:2]:
                 if (prefix := await self._read_from(pod, request)) is not None:
                     return prefix
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self._unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
-        return None
+        return UnreadReason.NOT_TOKENIZED
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
         conversion = self._conversion(request) if request.endpoint.api.is_converted else None

@@ -20,7 +20,7 @@ from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
 from router.request.response_reader import ResponseReader, reader_of
-from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
+from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix
 
 MAX_TOKENS_PER_S = 2000
 """More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
@@ -40,6 +40,8 @@ class RequestContext(msgspec.Struct, eq=False):
     limit_headers: HeaderList = []
     """Its tenant's limits, for the response."""
     prompt: PromptPrefix | None = None
+    unread: str = ""
+    """Why the prompt could not be read."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
     fetched: str = ""
@@ -129,6 +131,17 @@ class RequestContext(msgspec.Struct, eq=False):
         """The prefill pod of a split, else ""."""
         plan = self.candidate.plan if self.candidate else None
         return plan.prefill.id if isinstance(plan, Split) else ""
+
+    @property
+    def unmatched(self) -> str:
+        """Why nothing of the prompt was matched on the pod that computes it; "" if it was, or if there is no prompt."""
+        if self.prompt is None or self.candidate is None:
+            return self.unread
+        plan = self.candidate.plan
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if pod.reads_alike(self.request.endpoint):
+            return ""
+        return "conversion_untested" if pod.trust is PrefixTrust.TRUSTED else f"self_test_{pod.trust.value}"
 
     @property
     def cached_tokens(self) -> int | None:
