@@ -180,12 +180,10 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered, found = None, opened.found
-            if found is not None and found.key and found.new_bytes <= INLINE_BYTES:  # little behind a cached prefix
-                if _has_few_new_items(found):
-                    rendered = fingerprinter.render_new(opened)
-                else:
-                    rendered = await self._threads.run(found.new_bytes, fingerprinter.render_new, opened)
+            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+                few, new = _has_few_new_items(found), fingerprinter.render_new
+                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
             if rendered is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
@@ -285,9 +283,8 @@ def _is_short(opened: OpenedPrompt) -> bool:
 
 
 def _has_few_new_items(found: FoundPrefix) -> bool:
-    if found.new_bytes <= COUNTED_BYTES:
-        return True
-    return _has_few_items(b"".join(map(bytes, found.messages[found.prefix.messages :])))
+    new = found.messages[found.prefix.messages :]
+    return found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(map(bytes, new)))
 
 
 def _has_few_items(document: bytes) -> bool:
