@@ -16,7 +16,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test docs tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install demo test docs tour release quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -64,6 +64,9 @@ docs: $(VENV)/.ready        ## docs/ as a site in site/, with search; links chec
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs and docs/, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour
+
+release: $(VENV)/.ready     ## what a release consists of, into dist/, built twice and installed: two minutes
+	$(BIN)/python -m tests.release
 
 mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)

@@ -28,7 +28,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, IncrementalPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -97,8 +97,22 @@ class PodFetch(Protocol):
 class PromptReader(Protocol):
     """Turns requests of one model into prefixes."""
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        """The prompt's prefix; None where it cannot be computed. Raises `MalformedRequest`."""
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
+        """The prompt's prefix, or why it cannot be computed; None where requests share none. Raises
+        `MalformedRequest`."""
+
+
+class NoPromptReader:
+    """Reads no prompt: its models have no tokenizer."""
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+
+    async def read(self, request: InferenceRequest) -> UnreadReason | None:
+        if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
+            return None
+        self._unread(request, UnreadReason.NO_TOKENIZER, "the model has no tokenizer; add one under `models`")
+        return UnreadReason.NO_TOKENIZER
 
 
 class ReadThreads:
@@ -147,11 +161,15 @@ class LocalPromptReader:
         return self._fingerprinter.advice(ours, engine)
 
     @property
+    def renders_chats(self) -> bool:
+        return self._fingerprinter.renders_chats
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of texts and chats, estimated."""
         return self._fingerprinter.cache_bytes
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
         if kind is PromptKind.TOKENIZED:
             return await self._read_tokenized(request)
@@ -162,7 +180,10 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered = await self._rendered_new(opened)
+            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+                few, new = _has_few_new_items(found), fingerprinter.render_new
+                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
             if rendered is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
@@ -175,7 +196,7 @@ class LocalPromptReader:
                 prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self.check.sample(request, pending, prefix)
         return prefix
 
@@ -188,7 +209,7 @@ class LocalPromptReader:
             return False
         return self._tokenizer.splits_words and _is_spaced(b"".join(map(str.encode, pending.cold)))
 
-    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prefix of one text to embed, which has the tokens of a completion; of others, the number of tokens."""
         text = only_text(request.prompt) if request.endpoint is Endpoint.EMBEDDINGS else None
         if text is None or len(request.body) > MAX_TEXT_BYTES:
@@ -217,22 +238,13 @@ class LocalPromptReader:
         """The number of tokens of each text, with those that the engine puts around it."""
         return [len(tokens) for tokens in self._tokenizer.encode_batch(texts, add_special_tokens=True)]
 
-    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prompt of a request to /tokenize. None where only the engine knows what it answers."""
         generating = generating_request(request)
         try:
             return await self.read(generating) if generating else None
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
-
-    async def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
-        """A prompt of any kind with a cached prefix and little behind it, rendered without the rest."""
-        found = opened.found
-        if found is None or not found.key or found.new_bytes > INLINE_BYTES:
-            return None
-        if _has_few_items(b"".join(map(bytes, found.messages[found.prefix.messages :]))):
-            return self._fingerprinter.render_new(opened)
-        return await self._threads.run(found.new_bytes, self._fingerprinter.render_new, opened)
 
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
@@ -270,6 +282,11 @@ def _is_short(opened: OpenedPrompt) -> bool:
     return is_short and (not request.endpoint.api.is_chat or _has_few_items(request.body))
 
 
+def _has_few_new_items(found: FoundPrefix) -> bool:
+    new = found.messages[found.prefix.messages :]
+    return found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(map(bytes, new)))
+
+
 def _has_few_items(document: bytes) -> bool:
     """Whether templates render this JSON soon. Texts count too: arguments of calls are JSON in strings."""
     if len(document) <= COUNTED_BYTES:
@@ -305,21 +322,21 @@ class EnginePromptReader:
         self._unread = unread
         self._threads = threads or ReadThreads()
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
-            return None
+            return UnreadReason.TOO_LONG
         try:
             for pod in self._pods(request.adapter or request.model)[:2]:
                 if (prefix := await self._read_from(pod, request)) is not None:
                     return prefix
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self._unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
-        return None
+        return UnreadReason.NOT_TOKENIZED
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
         conversion = self._conversion(request) if request.endpoint.api.is_converted else None

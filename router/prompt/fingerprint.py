@@ -71,6 +71,7 @@ class Fingerprinter:
         max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     ) -> None:
         self._template = template
+        self.renders_chats = template is not None
         self.pictures = template.pictures if template else None
         """What reads pictures, if the engine's way to identify them is known; None: nothing."""
         self._tokenizer, self._backend = tokenizer, tokenizer.backend

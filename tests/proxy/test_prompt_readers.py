@@ -121,7 +121,7 @@ class Reading:
         prefix = await self.reader.read(request)
         if self.reader.check.running is not None:
             await asyncio.wait([self.reader.check.running])
-        assert prefix is not None
+        assert isinstance(prefix, PromptPrefix)
         return list(prefix.tokens)
 
 
@@ -135,7 +135,7 @@ async def test_of_texts_without_a_prefix_only_the_length_is_read(
     raw = msgspec.Raw(msgspec.json.encode([text]))
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt={"input": raw})
     prefix = await Reading(tokenizer).reader.read(request)
-    assert prefix is not None
+    assert isinstance(prefix, PromptPrefix)
     count = len(tokenizer.encode(text, add_special_tokens=True))
     assert (prefix.token_count, len(prefix.tokens), len(prefix.hashes), prefix.has_media) == (count, 0, 0, True)
     long = msgspec.structs.replace(request, prompt={"input": msgspec.Raw(b'"' + b"x" * MAX_TEXT_BYTES + b'"')})
@@ -153,14 +153,14 @@ async def test_one_text_to_embed_has_the_prefix_of_a_completion(tokenizer: Token
     text = TEXT * 20
     prefix = await reading.reader.read(embeddings(input=text))
     expected = reading.fingerprinter.fingerprint(msgspec.structs.replace(completion(text), salt="s"))
-    assert prefix is not None and prefix.hashes
+    assert isinstance(prefix, PromptPrefix) and prefix.hashes
     assert (prefix.tokens, prefix.hashes, prefix.has_media) == (expected.tokens, expected.hashes, False)
 
 
 @pytest.mark.parametrize("name", CHANGING_FIELDS)
 async def test_of_texts_that_the_engine_changes_only_the_length_is_read(tokenizer: Tokenizer, name: str) -> None:
     prefix = await Reading(tokenizer).reader.read(embeddings(input=TEXT * 20, **{name: 1}))
-    assert prefix is not None
+    assert isinstance(prefix, PromptPrefix)
     assert (len(prefix.hashes), prefix.has_media) == (0, True)
 
 
@@ -294,7 +294,7 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
     watched = reading.watch(gate)
     found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))
-    assert found == [None] * count
+    assert found == [UnreadReason.BUSY] * count
     assert reading.unread == [UnreadReason.BUSY] * count
     assert (watched.most, len(watched.threads)) == (READ_THREADS, READ_THREADS)
     gate.set()
@@ -318,7 +318,7 @@ async def test_a_text_that_fits_no_pod_is_refused_before_it_is_tokenized(
     watched = reading.watch()
     request = completion(text)
     if error is None:
-        assert await reading.reader.read(request) is None
+        assert await reading.reader.read(request) is UnreadReason.TOO_LONG
         assert reading.unread == [UnreadReason.TOO_LONG]
     else:
         with pytest.raises(ContextTooLong, match=error) as caught:
@@ -358,7 +358,7 @@ async def test_a_very_large_body_is_never_decoded(tokenizer: Tokenizer, request_
     """The engine decides about it."""
     reading, request = Reading(tokenizer, context_tokens=1_000_000), request_of("a" * MAX_RENDER_BYTES)
     reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
-    assert await reading.reader.read(request) is None
+    assert await reading.reader.read(request) is UnreadReason.TOO_LONG
     assert reading.unread == [UnreadReason.TOO_LONG]
 
 
