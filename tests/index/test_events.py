@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from itertools import islice, product
 from typing import Any
 
 import msgspec
@@ -14,7 +16,16 @@ from router.guards import OutOfBounds
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from router.types import (
+    AttentionKind,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Generation,
+    KvEvent,
+    LayerType,
+    Tier,
+)
 from tests.examples import examples
 
 STORED: dict[str, Any] = {
@@ -159,8 +170,9 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        STORED | {"kv_cache_spec_kind": "sliding_window"},
-        STORED | {"kv_cache_spec_kind": "mamba"},
+        STORED | {"kv_cache_spec_kind": "cross_attention"},
+        STORED | {"kv_cache_spec_kind": "chunked_local_attention"},
+        STORED | {"kv_cache_spec_kind": "sliding_window", "block_hashes": [], "extra_keys": None},
         STORED | {"token_ids": [1, 2, 3]},
         {"type": "BlockMigrated", "block_hashes": [1]},
         {"event_type": "stored"},
@@ -168,8 +180,22 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
     ],
 )
 def test_events_that_cannot_be_indexed_are_skipped(event: Any) -> None:
-    """Windows, states, spans with holes, and unknown event types; the rest of the batch is decoded."""
+    """Other attention, spans with holes, and unknown event types; the rest of the batch is decoded."""
     assert decode(event, STORED) == (AS_VALUE,)
+
+
+WINDOW = STORED | {
+    "block_hashes": [12],
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 3,
+}
+
+
+def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
+    """Full attention in the same batch says what they are."""
+    layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
+    assert decode(WINDOW, STORED) == (BlocksStored(block_hashes=(12,), group=1, layers=layers), AS_VALUE)
 
 
 def test_unknown_fields_are_ignored() -> None:
@@ -205,6 +231,26 @@ def test_an_invalid_batch_is_undecodable(payload: bytes) -> None:
 def test_fields_of_the_wrong_type_are_undecodable(changes: dict[str, Any]) -> None:
     with pytest.raises(UndecodableBatch):
         decode(STORED | changes)
+
+
+def map_with_keys_of_one_hash(count: int) -> bytes:
+    """In Python, -1 and -2 have the same hash, and so have all tuples of them."""
+    keys = (msgspec.msgpack.encode(key) for key in islice(product((-1, -2), repeat=16), count))
+    return b"\xdf" + count.to_bytes(4, "big") + b"".join(key + b"\xc0" for key in keys)
+
+
+@pytest.mark.parametrize("name", ["anything", "extra_keys", "token_ids", "medium"])
+def test_a_map_whose_keys_have_one_hash_takes_no_time(name: str) -> None:
+    """Each would be compared with all others: seconds for one event."""
+    began_s = time.thread_time()
+    with contextlib.suppress(UndecodableBatch):
+        decode(STORED | {name: msgspec.Raw(map_with_keys_of_one_hash(10_000))})
+    assert time.thread_time() - began_s < 0.3
+
+
+def test_more_extra_keys_than_blocks_can_have_are_too_many() -> None:
+    with pytest.raises(OutOfBounds):
+        decode(STORED | {"extra_keys": [["x"] * 20_000]})
 
 
 junk = st.recursive(
