@@ -27,8 +27,7 @@ from router.index.masks import HolderMasks
 from router.index.table import SCATTER
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId, PromptPrefix, Tier
 
-
-MAX_EXPIRED = 16
+MAX_EXPIRED = 8
 """Holders that are dropped at once, each of which takes time in proportion to all others."""
 
 

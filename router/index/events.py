@@ -21,6 +21,8 @@ U64 = (1 << 64) - 1
 
 PIECE_BLOCKS = 256
 """Blocks that the index applies in about half a millisecond."""
+EVENT_COST = 4
+"""An event takes as long as this number of blocks."""
 MESSAGE = Bound("KV event message", 2 * 1024 * 1024, 16)
 EVENTS = Bound("events of a KV message", MESSAGE.max_bytes, 50_000)
 """SGLang sends one for each page, which may be a token: those of a chunk of prefill."""
@@ -127,15 +129,15 @@ def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
 
 
 def split_events(events: Iterable[KvEvent | None]) -> Iterator[tuple[KvEvent, ...]]:
-    """The events in batches of about `PIECE_BLOCKS` blocks and at most as many events. A long event is split, because
-    applying it at once would block requests for too long. An event of None costs time, too."""
+    """The events in batches of at most about `PIECE_BLOCKS` blocks, as which events count, too. A long event is split,
+    because applying it at once would block requests for too long. An event of None costs time, too."""
     batch: list[KvEvent] = []
     cost = 0
     for event in events:
         for piece in _pieces(event) if event else (None,):
             if piece is not None:
                 batch.append(piece)
-            cost += max(len(piece.block_hashes), 1) if isinstance(piece, BlocksStored | BlocksRemoved) else 1
+            cost += EVENT_COST + (len(piece.block_hashes) if isinstance(piece, BlocksStored | BlocksRemoved) else 0)
             if cost >= PIECE_BLOCKS:
                 yield tuple(batch)
                 batch, cost = [], 0
