@@ -28,7 +28,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, IncrementalPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -180,7 +180,10 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered = await self._rendered_new(opened)
+            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+                few, new = _has_few_new_items(found), fingerprinter.render_new
+                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
             if rendered is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
@@ -243,15 +246,6 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
-        """A prompt of any kind with a cached prefix and little behind it, rendered without the rest."""
-        found = opened.found
-        if found is None or not found.key or found.new_bytes > INLINE_BYTES:
-            return None
-        if _has_few_items(b"".join(map(bytes, found.messages[found.prefix.messages :]))):
-            return self._fingerprinter.render_new(opened)
-        return await self._threads.run(found.new_bytes, self._fingerprinter.render_new, opened)
-
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
         found = opened.found
@@ -286,6 +280,11 @@ def _is_short(opened: OpenedPrompt) -> bool:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
     is_short = len(request.body) <= INLINE_BYTES and len(request.prompt.get("messages", ())) <= INLINE_MESSAGES
     return is_short and (not request.endpoint.api.is_chat or _has_few_items(request.body))
+
+
+def _has_few_new_items(found: FoundPrefix) -> bool:
+    new = found.messages[found.prefix.messages :]
+    return found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(map(bytes, new)))
 
 
 def _has_few_items(document: bytes) -> bool:

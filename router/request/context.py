@@ -11,6 +11,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
+from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.index.stored_responses import StoredResponse
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.phases import Phases
@@ -157,12 +158,13 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
-    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent."""
+    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent. When it
+    began with a response that is fetched is not known here."""
     reader, request = context.reader, context.request
     reported = reader.output_tokens
     if reported is None:
         return None
-    most = reader.size_bytes + int(elapsed_s * MAX_TOKENS_PER_S)
+    most = reader.size_bytes + (MAX_ANSWER_TOKENS if context.fetched else int(elapsed_s * MAX_TOKENS_PER_S))
     if request.max_output_tokens is not None and request.endpoint.api.is_chat:
         most = min(most, request.max_output_tokens * request.choices)
     return min(reported, most)
