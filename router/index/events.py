@@ -45,7 +45,7 @@ _DECODERS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "token_ids": msgspec.msgpack.Decoder(Annotated[list[int | list[int]], msgspec.Meta(max_length=1 << 17)] | None),
     "extra_keys": msgspec.msgpack.Decoder(list[msgspec.Raw] | None),
 }
-"""Of the fields that are not plain. Without types, a field could be a map whose keys all have one hash."""
+"""Decoders of fields that are not plain. Without types, a field could be a map whose keys all have one hash."""
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "BlockStored": (
