@@ -283,8 +283,9 @@ def _is_short(opened: OpenedPrompt) -> bool:
 
 
 def _has_few_new_items(found: FoundPrefix) -> bool:
-    new = found.messages[found.prefix.messages :]
-    return found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(map(bytes, new)))
+    new = [bytes(message) for message in found.messages[found.prefix.messages :]]
+    is_plain = not any(b"[" in message or message.find(b"{", 1) > 0 for message in new)
+    return is_plain or found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(new))
 
 
 def _has_few_items(document: bytes) -> bool:
