@@ -68,6 +68,14 @@ def least_length(prompt: Any) -> tuple[int, bool]:
     return length + (-2 if is_text else 1), is_text
 
 
+def number_of_prompts(prompt: Any) -> int:
+    """Of a completion's raw prompt: at least 1. A list of token ids is not decoded."""
+    raw = memoryview(prompt if isinstance(prompt, msgspec.Raw) else b"")
+    if _starts(raw, b"[") and _second(raw) in (b'"', b"["):
+        return len(msgspec.json.decode(raw, type=list[msgspec.Raw]))
+    return 1
+
+
 def first_text(prompt: Any) -> str | None:
     """The text of a completion's prompt, raw or decoded, or of the first of several; None for anything else."""
     try:
