@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import TypeAlias
+
+import msgspec
 
 
 class Tier(IntEnum):
@@ -17,10 +20,37 @@ class Tier(IntEnum):
     REMOTE = 3
 
 
+class AttentionKind(StrEnum):
+    FULL = "full"
+    WINDOW = "window"
+    STATE = "state"
+    CHUNK = "chunk"
+
+
+class LayerType(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Groups of layers that an engine keeps in the same way: they hold a block if each of them does.
+
+    `span_tokens`: the length of the window or chunk. `drops_block`: a drafter (EAGLE, MTP) computes the last block of a
+    hit again."""
+
+    kind: AttentionKind
+    block_tokens: int
+    span_tokens: int = 0
+    drops_block: bool = False
+
+    @property
+    def needed_blocks(self) -> int:
+        """Blocks in a row that a hit needs at its end; for full attention, all in front of it as well."""
+        return max(1, math.ceil((self.span_tokens - 1) / self.block_tokens)) if self.kind is AttentionKind.WINDOW else 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksStored:
     """A holder stored these blocks. `tokens` are those of all blocks, concatenated. Without tokens (and with
-    `block_size_tokens` 0) it is a tier update of hashes that the holder announced before."""
+    `block_size_tokens` 0) it is a tier update of hashes that the holder announced before.
+
+    `layers`: those that the group has; None for full attention. Others keep only some of the blocks that have been
+    computed, and name them by hash alone."""
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None = None
@@ -30,6 +60,7 @@ class BlocksStored:
     group: int = 0
     adapter: str = ""
     salt: str = ""
+    layers: LayerType | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

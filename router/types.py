@@ -18,14 +18,17 @@ from router.apis.body_types import MAX_NAME_CHARACTERS as MAX_NAME_CHARACTERS
 from router.cost_model import Link as Link
 from router.cost_model import PodSpeed as PodSpeed
 from router.endpoints import Endpoint as Endpoint
+from router.kv_events import AttentionKind as AttentionKind
 from router.kv_events import BlocksCleared as BlocksCleared
 from router.kv_events import BlocksRemoved as BlocksRemoved
 from router.kv_events import BlocksStored as BlocksStored
 from router.kv_events import KvEvent as KvEvent
+from router.kv_events import LayerType as LayerType
 from router.kv_events import Tier as Tier
 from router.pods import NO_TLS_FILES as NO_TLS_FILES
 from router.pods import FleetSnapshot as FleetSnapshot
 from router.pods import Links as Links
+from router.pods import Matching as Matching
 from router.pods import Pod as Pod
 from router.pods import PodId as PodId
 from router.pods import PodLoad as PodLoad
@@ -119,11 +122,13 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 
 
 class BlockChange(msgspec.Struct, frozen=True, gc=False):
-    """A holder now has all of these blocks in this tier (`held`), or none of them."""
+    """A holder now has all of these blocks in this tier (`held`), or none of them. `layer`: in the layers of this type
+    of its rule."""
 
     tier: Tier
     held: bool
     blocks: Sequence[BlockHash]
+    layer: int = 0
 
 
 BlocksByTier: TypeAlias = tuple[int, int, int, int]

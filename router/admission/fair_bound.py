@@ -32,20 +32,27 @@ class FairBound:
         self._what = what
         self._key = key
         self._kept = -(-limit // KEPT_PART)
+        self._free_to = limit - self._kept
+        """Up to here, everybody takes what they like."""
         self._holdings: dict[str, _Holding] = {}
         self._weight = 0.0
 
     def take(self, owner: str, weight: float, amount: int) -> bool:
         """Take this amount, if the owner may have it now."""
-        if self.has_room(owner, weight, amount):
+        after, holding = self.used + amount, self._holdings.get(owner)
+        if after > self._free_to and not self.has_room(owner, weight, amount):
+            return False
+        if holding is None:
             self.add(owner, weight, amount)
-            return True
-        return False
+        else:
+            self.used = after
+            holding.amount += amount
+        return True
 
     def has_room(self, owner: str, weight: float, amount: int) -> bool:
         """Whether the owner may take this amount now."""
         after = self.used + amount
-        if after <= self.limit - self._kept:
+        if after <= self._free_to:
             return True
         holding = self._holdings.get(owner)
         held = holding.amount if holding is not None else 0

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from router.config.load import FilePath, HttpUrl, Strict
+from router.config.load import FilePath, HttpUrl, SecretPath, SecretVariable, Strict
 from router.config.mistakes import not_one_of, wrong_at
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.types import PodSpeed, PodTls, Role
@@ -40,10 +40,10 @@ PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
 class PodAuth(Strict):
     """The router's own credentials at a pod. Clients' are not forwarded, see `edge.forward_headers`."""
 
-    bearer_file: FilePath | None = None
+    bearer_file: SecretPath | None = None
     """A file with the pod's API key, sent as `authorization: Bearer KEY` with each request of the router to the pod.
     It is read again when it changes."""
-    bearer_env: str | None = None
+    bearer_env: SecretVariable | None = None
     """An environment variable with the key, instead of a file."""
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class PodTlsFiles(Strict):
     """The certificate of the authority that signed the pod's, in PEM. Default: the system's authorities."""
     cert_file: FilePath | None = None
     """The router's own certificate, for pods that ask for one."""
-    key_file: FilePath | None = None
+    key_file: SecretPath | None = None
     """The key of `cert_file`, without a password. Default: it is in `cert_file`."""
 
     @model_validator(mode="after")

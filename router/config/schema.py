@@ -315,7 +315,8 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _listeners_need_their_own_ports(self) -> RouterConfig:
         if self.listen.port and self.listen.port == self.admin.port and not self.admin.socket:
-            raise wrong_at(("admin", "port"), f"equals listen.port ({self.listen.port}); choose another")
+            own, other = ("admin", "listen") if "port" in self.admin.model_fields_set else ("listen", "admin")
+            raise wrong_at((own, "port"), f"equals {other}.port ({self.listen.port}); choose another")
         return self
 
     @model_validator(mode="after")

@@ -137,6 +137,8 @@ class EngineAdapter:
     gauges: LoadGauges
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
+    kv_events_flag: str = ""
+    """How its KV events are switched on; empty where it has none that the router reads."""
     returns_token_ids: bool = False
     """The engine accepts `return_token_ids` and responds with the prompt's tokens. Where False, the field must not be
     sent: some engines refuse unknown fields."""

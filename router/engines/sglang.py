@@ -51,6 +51,7 @@ class Sglang(EngineAdapter):
 
     owner = "sglang"
     image_names = ("sglang",)
+    kv_events_flag = '--kv-events-config {"publisher":"zmq"}'
     health_path = MODELS_PATH
     gauges = LoadGauges(
         running=("sglang:num_running_reqs",),

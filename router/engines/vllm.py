@@ -55,6 +55,7 @@ class Vllm(EngineAdapter):
         rank_label="engine",
     )
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
+    kv_events_flag = '--kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq"}'
     returns_token_ids = True
     # Not documents and reasoning_effort, which change the prompt and which /tokenize does not accept.
     tokenize_fields = frozenset(

@@ -11,7 +11,7 @@ from collections import deque
 from router.index.evicted import EvictedByModel
 from router.index.holder_blocks import HolderBlocks
 from router.index.masks import HolderMasks
-from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import AttentionKind, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -23,6 +23,8 @@ class BlockMap:
         self._holders: dict[PodId, HolderBlocks] = {}
         self._removed: deque[HolderBlocks] = deque()
         """Removed holders; each event and each lookup frees one more shard of the first."""
+        self.ruled: set[PodId] = set()
+        """Pods whose layers do not all need every block: what they announce says what they will hit."""
 
     @property
     def block_holders(self) -> int:
@@ -39,6 +41,7 @@ class BlockMap:
         holder = self._holders.pop(pod, None)
         if holder is not None:
             self._masks.forget(pod)
+            self.ruled.discard(pod)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -57,6 +60,11 @@ class BlockMap:
         holder = self._holders.get(pod)
         return holder.rejected_reason if holder else ""
 
+    def hits(self, pod: PodId) -> str:
+        """Which layers decide what hits on `pod`, according to its events."""
+        holder = self._holders.get(pod)
+        return str(holder.rule or AttentionKind.FULL) if holder else ""
+
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""
         self._free_next_shard()
@@ -66,15 +74,19 @@ class BlockMap:
         if isinstance(event, BlocksCleared):
             self.add_holder(pod, holder.generation)
             return
+        rule = holder.rule
         for change in holder.apply(event):
             self._masks.apply(pod, change)
-            if not change.held:
+            if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
+        if holder.rule is not rule:
+            self._masks.follow(pod, holder.rule)
+            self.ruled.add(pod)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
         self._free_next_shard()
-        return self._masks.walk(prefix.hashes)
+        return self._masks.walk(prefix.hashes, (len(prefix.tokens), prefix.block_size_tokens))
 
     def _free_next_shard(self) -> None:
         if self._removed and self._removed[0].free_next_shard():

@@ -15,7 +15,7 @@ import msgspec
 
 from router.guards import Bound, OutOfBounds, checked
 from router.hashing import picture_token
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
+from router.types import AttentionKind, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType, Tier
 
 U64 = (1 << 64) - 1
 
@@ -65,8 +65,17 @@ _TIERS: Mapping[str, Tier] = {
     "REMOTE": Tier.REMOTE,
 }
 
-_DENSE_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
-"""Attention kinds that need every block of a prefix. Others keep windows or states."""
+_KINDS: Mapping[str | None, AttentionKind] = {
+    None: AttentionKind.FULL,
+    "full_attention": AttentionKind.FULL,
+    "mla_attention": AttentionKind.FULL,
+    "sink_full_attention": AttentionKind.FULL,
+    "sliding_window": AttentionKind.WINDOW,
+    "sliding_window_mla": AttentionKind.WINDOW,
+    "mamba": AttentionKind.STATE,
+}
+"""How groups of layers keep blocks. Others take no part in matching; that of chunked attention never shortens a hit by
+more than a chunk, whose size is not announced."""
 
 
 class UndecodableBatch(Exception):
@@ -91,7 +100,7 @@ def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
 
 def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
     """The cache changes of one scheduler step, each decoded when it is asked for: None for one that cannot be indexed,
-    of an unknown type, or of an attention group that does not need every block of a prefix. Raises `OutOfBounds` for
+    of an unknown type or kind of attention. Raises `OutOfBounds` for
     more than is read of a pod, and `UndecodableBatch` for anything else."""
     try:
         batch = MESSAGE.msgpack(payload, _BATCH)
@@ -161,7 +170,10 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     tokens = _tokens(fields.get("token_ids") or [])
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = fields.get("extra_keys")
-    if fields.get("kv_cache_spec_kind") not in _DENSE_KINDS or len(tokens) != block_size * len(hashes):
+    kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
+    if kind is not AttentionKind.FULL:
+        return _stored_layers(fields, kind, hashes, block_size) if kind and hashes and block_size > 0 else None
+    if len(tokens) != block_size * len(hashes):
         return None
     parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
@@ -177,6 +189,16 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         group=_group(fields),
         adapter=adapter,
         salt=salt,
+    )
+
+
+def _stored_layers(
+    fields: Mapping[str, Any], kind: AttentionKind, hashes: tuple[int, ...], block_size: int
+) -> BlocksStored:
+    """Blocks of a group that keeps some only; the event of full attention with the same hashes says which they are."""
+    window = _optional(fields, "kv_cache_spec_sliding_window", int) or 0
+    return BlocksStored(
+        block_hashes=hashes, tier=_tier(fields), group=_group(fields), layers=LayerType(kind, block_size, window)
     )
 
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
+from router.index.layer_groups import LayerGroups
+from router.index.layers import HitRule
+from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -60,12 +62,18 @@ class HolderBlocks:
         self._unresolved: dict[tuple[int, Tier], int] = {}
         """Engine hashes and tiers that `resolve_hash` could not resolve yet, with their attention group."""
         self._groups: set[int] = set()
-        """Attention groups with stored blocks here; removals of other groups are ignored."""
+        """Groups of full attention with stored blocks here."""
+        self._layers: LayerGroups | None = None
+        """The other groups: those that keep windows or states."""
+        self._full_tokens = 0
+        """Size of an engine's block of full attention."""
+        self.rule: HitRule | None = None
+        """What a hit needs; None while all known groups have full attention."""
 
     @property
     def size_blocks(self) -> int:
         """Engine blocks that are known; all else here is in proportion."""
-        return sum(map(len, self._blocks))
+        return sum(map(len, self._blocks)) + (len(self._layers) if self._layers is not None else 0)
 
     def blocks_of(self, engine_hash: int) -> Blocks | None:
         return self._blocks[engine_hash % SHARDS].get(engine_hash)
@@ -103,12 +111,20 @@ class HolderBlocks:
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
+        if event.layers is not None:
+            return self._store_layers(event, event.layers)
         self._groups.add(event.group)
+        if event.tokens and event.block_size_tokens != self._full_tokens:
+            self._full_tokens = event.block_size_tokens
+            self._learn_rule()
         added: list[BlockHash] = []
+        placed: list[int] = []
         one = 1 << _COUNT_BITS * event.tier
         for engine_hash, blocks in self._resolved(event):
             known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
             copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
+            if not copies and self._layers is not None:
+                placed.append(engine_hash)
             # Engines that report all hits announce the same blocks again and again: the counter must not overflow.
             if copies // one & _COUNT < _COUNT and copies + one != _SINGLE_GPU_COPY:
                 counted[engine_hash] = copies + one
@@ -116,7 +132,8 @@ class HolderBlocks:
                 # A known hash keeps its blocks even if the engine announces other blocks under it (some engines do not
                 # hash everything that separates caches): a removal must remove exactly what was added.
                 self._add(known.setdefault(engine_hash, blocks), event.tier, added)
-        return [BlockChange(event.tier, True, added)] if added else []
+        changes = [BlockChange(event.tier, True, added)] if added else []
+        return changes + self._of_layers(placed, held=True) if placed else changes
 
     def _resolved(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
         """Engine hashes of a stored event with their router blocks, where these can be determined."""
@@ -170,9 +187,10 @@ class HolderBlocks:
 
     def _remove(self, event: BlocksRemoved) -> list[BlockChange]:
         if event.group not in self._groups:
-            return []
+            return self._remove_layers(event)
         shift = _COUNT_BITS * event.tier
         removed: list[BlockHash] = []
+        changes: list[BlockChange] = []
         for engine_hash in event.block_hashes:
             self._unresolved.pop((engine_hash, event.tier), None)
             known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
@@ -183,12 +201,16 @@ class HolderBlocks:
             if not copies >> shift & _COUNT:
                 self._drop(known[engine_hash], event.tier, removed)
             if not copies:
+                if self._layers is not None:
+                    changes += self._of_layers([engine_hash], held=False)
                 del known[engine_hash]
             if copies > _SINGLE_GPU_COPY:
                 counted[engine_hash] = copies
             else:
                 counted.pop(engine_hash, None)
-        return [BlockChange(event.tier, False, removed)] if removed else []
+        if removed:
+            changes.append(BlockChange(event.tier, False, removed))
+        return changes
 
     def _drop(self, blocks: Blocks, tier: Tier, removed: list[BlockHash]) -> None:
         for block in blocks:
@@ -202,3 +224,43 @@ class HolderBlocks:
                 held[block] = tiers
             else:
                 del held[block]
+
+    # --- layers that keep some blocks only ---
+
+    def _store_layers(self, event: BlocksStored, layers: LayerType) -> list[BlockChange]:
+        """Their blocks count while full attention has them, too, which says what they are."""
+        if layers.block_tokens % self.generation.block_size_tokens:
+            return []
+        if self._layers is None:
+            self._layers = LayerGroups()
+        joined = self._layers.join(event.group, layers)
+        if joined is None:
+            return []
+        layer, lost = joined
+        self._learn_rule()
+        changes = [self._change(layer, tier, [one], held=False) for one, tier in lost]
+        stored = list(self._layers.store(event.group, event.block_hashes, event.tier))
+        return [*changes, self._change(layer, event.tier, stored, held=True)]
+
+    def _remove_layers(self, event: BlocksRemoved) -> list[BlockChange]:
+        if self._layers is None or not (layer := self._layers.layer_of(event.group)):
+            return []
+        removed = list(self._layers.remove(event.group, event.block_hashes, event.tier))
+        return [self._change(layer, event.tier, removed, held=False)]
+
+    def _of_layers(self, engine_hashes: Iterable[int], *, held: bool) -> list[BlockChange]:
+        """What changes in these layers when full attention gets the blocks, or is about to lose them."""
+        assert self._layers is not None
+        by_layer: dict[tuple[int, Tier], list[int]] = {}
+        for engine_hash in engine_hashes:
+            for layer, tier in self._layers.layers_of(engine_hash):
+                by_layer.setdefault((layer, tier), []).append(engine_hash)
+        return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
+
+    def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
+        blocks = [block for one in engine_hashes for block in self.blocks_of(one) or ()]
+        return BlockChange(tier, held, blocks, layer)
+
+    def _learn_rule(self) -> None:
+        if self._layers is not None and self._full_tokens:
+            self.rule = self._layers.rule(self._full_tokens)

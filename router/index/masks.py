@@ -8,11 +8,12 @@ waits for a pass over all of it: a table of ten million rows takes about a secon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from router.index.layers import Bits, HitRule, covered
 from router.index.table import SCATTER, BlockTable, Hashes, Rows, as_hashes
 from router.types import BlockChange, BlocksByTier, PodId, Tier
 
@@ -25,9 +26,12 @@ _MAX_INITIAL_LOAD = 0.3
 """Maximum share of a new table's rows that are in use when it starts."""
 _LANES = 64
 _TIERS = len(Tier)
+_LAYER = 1 << 32
+"""Distance between the planes of two types of layers."""
 _ONE = np.uint64(1)
 
-Bits = NDArray[np.uint64]
+PromptTokens: TypeAlias = tuple[int, int]
+"""The length of a prompt, and of its blocks."""
 
 
 class HolderMasks:
@@ -50,6 +54,10 @@ class HolderMasks:
         self._held: list[int] = []
         self._lanes: list[int] = []
         """Bits of the used slots, per word of 64 slots."""
+        self._rules: dict[int, HitRule] = {}
+        """By slot, the rule of a holder whose layers do not all need every block."""
+        self._by_rule: dict[int, dict[HitRule, int]] = {}
+        """The lanes of each rule, by word. Made from `_rules`."""
         self._unswept: dict[int, int] = {}
         """Slots of removed holders, with the first row whose bit is not cleared yet."""
         self.dropped_blocks = 0
@@ -76,28 +84,45 @@ class HolderMasks:
             self._assign(slot, new)
 
     def apply(self, holder: PodId, change: BlockChange) -> None:
-        (self.add if change.held else self.remove)(holder, change.blocks, change.tier)
+        (self.add if change.held else self.remove)(holder, change.blocks, change.tier, change.layer)
 
-    def add(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU) -> None:
-        """Add `blocks` in `tier` to the holder, which is created on first use."""
+    def follow(self, holder: PodId, rule: HitRule | None) -> None:
+        """A hit on the holder is what this rule says; None: as long as it has every block."""
+        self._set_rule(self._slot(holder), rule)
+
+    def _set_rule(self, slot: int, rule: HitRule | None) -> None:
+        if self._rules.pop(slot, None) is None and rule is None:
+            return
+        if rule is not None:
+            self._rules[slot] = rule
+        self._by_rule = {}
+        for one, followed in self._rules.items():
+            lanes = self._by_rule.setdefault(one // _LANES, {})
+            lanes[followed] = lanes.get(followed, 0) | 1 << one % _LANES
+
+    def add(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU, layer: int = 0) -> None:
+        """Add `blocks` in `tier` to the holder, which is created on first use. `layer`: the type of layers that has
+        them, in the order of the holder's rule."""
         slot, hashes = self._slot(holder), as_hashes(blocks)
         if not len(hashes) or not self._make_room(len(hashes)):
             return
         rows = self._table.place(hashes)
-        plane, bit = self._table.plane(_plane(slot, tier)), _bit(slot)
+        plane, bit = self._table.plane(_plane(slot, tier, layer)), _bit(slot)
         if self._previous is not None:
-            self._held[slot] -= _clear(self._previous, slot, hashes, tier)
+            cleared = _clear(self._previous, slot, hashes, tier, layer)
+            self._held[slot] -= 0 if layer else cleared
         added = rows[plane.take(rows) & bit == 0]
         plane[added] |= bit
-        self._held[slot] += len(added)
+        self._held[slot] += 0 if layer else len(added)
 
-    def remove(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU) -> None:
+    def remove(self, holder: PodId, blocks: object, tier: Tier = Tier.GPU, layer: int = 0) -> None:
         slot, hashes = self._slot(holder), as_hashes(blocks)
         if not len(hashes):
             return
         self._renew(len(hashes))
         for table in self._tables():
-            self._held[slot] -= _clear(table, slot, hashes, tier)
+            cleared = _clear(table, slot, hashes, tier, layer)
+            self._held[slot] -= 0 if layer else cleared
 
     def forget(self, holder: PodId) -> None:
         """Remove the holder and its blocks. O(1): its bits are cleared later, slice by slice."""
@@ -107,9 +132,11 @@ class HolderMasks:
             self._held[slot] = 0
             self._lanes[slot // _LANES] &= ~(1 << slot % _LANES)
             self._unswept[slot] = 0
+            self._set_rule(slot, None)
 
-    def walk(self, blocks: object) -> dict[PodId, BlocksByTier]:
-        """Leading blocks of each holder of the first block; a block counts in its nearest tier."""
+    def walk(self, blocks: object, tokens: PromptTokens = (0, 1)) -> dict[PodId, BlocksByTier]:
+        """Leading blocks of each holder of the first block; a block counts in its nearest tier. `tokens` matter to
+        holders with a rule."""
         found: dict[PodId, BlocksByTier] = {}
         if not self._table.used and self._previous is None:
             return found
@@ -118,14 +145,18 @@ class HolderMasks:
             return found
         rows = [(table, table.find(hashes)) for table in self._tables()]
         for word, lanes in enumerate(self._lanes):
-            tiers = [_gather(rows, word * _TIERS + tier, lanes) for tier in Tier] if lanes else []
+            first = word * _TIERS
+            ruled = self._by_rule.get(word)
+            runs = (
+                _runs(_tiers(rows, first, lanes)) if ruled is None else _ruled_runs(rows, first, lanes, ruled, tokens)
+            )
             holders = self._holders[word * _LANES : (word + 1) * _LANES]
-            for ending, counts in _runs(tiers):
+            for ending, counts in runs:
                 while ending:
                     lane = ending & -ending
                     ending ^= lane
                     holder = holders[lane.bit_length() - 1]
-                    assert holder is not None  # `_gather` masks unused slots
+                    assert holder is not None  # unused slots are masked
                     found[holder] = counts
         return found
 
@@ -219,31 +250,30 @@ class HolderMasks:
 
     def _used_lanes(self, number: int) -> np.uint64:
         """The lanes of a plane whose slots are used."""
-        return np.uint64(self._lanes[number // _TIERS])
+        return np.uint64(self._lanes[number % _LAYER // _TIERS])
 
     def _sweep(self, count: int) -> None:
         """Clear the bits of one removed holder in the next rows."""
         slot, start = next(iter(self._unswept.items()))
-        for tier in Tier:
-            plane = self._table.planes.get(_plane(slot, tier))
-            if plane is not None:
+        for number, plane in self._table.planes.items():
+            if number % _LAYER // _TIERS == slot // _LANES:
                 plane[start : start + count] &= ~_bit(slot)
         self._unswept[slot] = start + count
         if self._unswept[slot] >= self._table.capacity:
             del self._unswept[slot]
 
 
-def _plane(slot: int, tier: Tier) -> int:
-    return slot // _LANES * _TIERS + tier
+def _plane(slot: int, tier: Tier, layer: int = 0) -> int:
+    return layer * _LAYER + slot // _LANES * _TIERS + tier
 
 
 def _bit(slot: int) -> np.uint64:
     return _ONE << np.uint64(slot % _LANES)
 
 
-def _clear(table: BlockTable, slot: int, hashes: Hashes, tier: Tier) -> int:
+def _clear(table: BlockTable, slot: int, hashes: Hashes, tier: Tier, layer: int) -> int:
     """Clear the slot's bits of these blocks in one table. Returns the number of bits that were set."""
-    plane = table.planes.get(_plane(slot, tier))
+    plane = table.planes.get(_plane(slot, tier, layer))
     if plane is None:
         return 0
     rows = table.find(hashes)
@@ -274,16 +304,42 @@ def _gather(found: list[tuple[BlockTable, Rows]], number: int, lanes: int) -> Bi
     return gathered
 
 
+def _tiers(found: list[tuple[BlockTable, Rows]], first: int, lanes: int) -> list[Bits | None]:
+    """The same for the planes of all tiers."""
+    return [_gather(found, first + tier, lanes) for tier in Tier] if lanes else []
+
+
+def _in_any(tiers: list[Bits | None]) -> Bits | None:
+    present = [bits for bits in tiers if bits is not None]
+    return np.bitwise_or.reduce(present) if len(present) > 1 else next(iter(present), None)
+
+
 def _runs(tiers: list[Bits | None]) -> Iterator[tuple[int, BlocksByTier]]:
     """(lanes, their leading blocks by tier), for all lanes that have the first block."""
-    present = [bits for bits in tiers if bits is not None]
-    if not present:
-        return
-    alive = np.bitwise_and.accumulate(present[0] if len(present) == 1 else np.bitwise_or.reduce(present))
+    held = _in_any(tiers)
+    if held is not None:
+        yield from _counted(tiers, np.bitwise_and.accumulate(held))
+
+
+def _ruled_runs(
+    found: list[tuple[BlockTable, Rows]], first: int, lanes: int, ruled: Mapping[HitRule, int], tokens: PromptTokens
+) -> Iterator[tuple[int, BlocksByTier]]:
+    """The same where some lanes have a rule."""
+    for rule, followers in ruled.items():
+        lanes &= ~followers
+        layers = [_tiers(found, layer * _LAYER + first, followers) for layer in range(len(rule.types))]
+        held = [bits for bits in map(_in_any, layers) if bits is not None]
+        if len(held) == len(layers):
+            yield from _counted(layers[0], covered(rule, held, *tokens))
+    yield from _runs(_tiers(found, first, lanes))
+
+
+def _counted(tiers: list[Bits | None], alive: Bits) -> Iterator[tuple[int, BlocksByTier]]:
+    """(lanes, their leading blocks by tier), where `alive` has those that each block of the prompt counts for."""
     alive = alive[: np.count_nonzero(alive)]
     if not len(alive):
         return
-    if present[0] is tiers[0] and len(present) == 1:
+    if tiers[0] is not None and not any(bits is not None for bits in tiers[1:]):
         yield from ((lanes, (depth, 0, 0, 0)) for depth, lanes in _ends(alive))
     else:
         yield from _runs_by_tier(tiers, alive)

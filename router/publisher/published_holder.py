@@ -107,7 +107,8 @@ class PublishedHolder:
                 self.restarted()
                 continue
             for change in self.blocks.apply(event):
-                self._pending.add(change)
+                if not change.layer:  # the index in Redis has full attention alone
+                    self._pending.add(change)
         self._changed.set()
 
     def restarted(self) -> None:

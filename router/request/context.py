@@ -11,6 +11,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
+from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.index.stored_responses import StoredResponse
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.phases import Phases
@@ -20,7 +21,7 @@ from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
 from router.request.response_reader import ResponseReader, reader_of
-from router.types import Endpoint, InferenceRequest, PodId, PromptPrefix
+from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix
 
 MAX_TOKENS_PER_S = 2000
 """More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
@@ -40,6 +41,8 @@ class RequestContext(msgspec.Struct, eq=False):
     limit_headers: HeaderList = []
     """Its tenant's limits, for the response."""
     prompt: PromptPrefix | None = None
+    unread: str = ""
+    """Why the prompt could not be read."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
     fetched: str = ""
@@ -132,6 +135,17 @@ class RequestContext(msgspec.Struct, eq=False):
         return plan.prefill.id if isinstance(plan, Split) else ""
 
     @property
+    def unmatched(self) -> str:
+        """Why nothing of the prompt was matched on the pod that computes it; "" if it was, or if there is no prompt."""
+        if self.prompt is None or self.candidate is None:
+            return self.unread
+        plan = self.candidate.plan
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if pod.reads_alike(self.request.endpoint):
+            return ""
+        return "conversion_untested" if pod.trust is PrefixTrust.TRUSTED else f"self_test_{pod.trust.value}"
+
+    @property
     def cached_tokens(self) -> int | None:
         """Cached tokens as reported by the pod that computed the prompt; None where it did not report them."""
         split = self.candidate is not None and isinstance(self.candidate.plan, Split)
@@ -145,11 +159,13 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
-    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent."""
-    reported, request = context.reader.output_tokens, context.request
+    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent. When it
+    began with a response that is fetched is not known here."""
+    reader, request = context.reader, context.request
+    reported = reader.output_tokens
     if reported is None:
         return None
-    most = context.reader.size_bytes + round(elapsed_s * MAX_TOKENS_PER_S)
+    most = reader.size_bytes + (MAX_ANSWER_TOKENS if context.fetched else int(elapsed_s * MAX_TOKENS_PER_S))
     if request.max_output_tokens is not None and request.endpoint.api.is_chat:
         most = min(most, request.max_output_tokens * request.choices)
     return min(reported, most)

@@ -59,7 +59,8 @@ class Preparation:
             context.stored_pod = (yield Locate(previous, "previous_response_id", context.tenant.name)).pod
         context.phases.enter("fingerprint", self._clock.now_s())
         if request.prompt:
-            context.prompt = yield Tokens(request)
+            found = yield Tokens(request)
+            context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
         if request.endpoint.api.is_about_tokens:
             answer, context.prompt = token_answer(request, context.prompt, self._fleet.snapshot), None
             if answer is not None:

@@ -372,6 +372,8 @@ class Tracker:
         ]
         if isinstance(plan, Split):
             headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        if reason := context.unmatched:
+            headers.append((b"x-warmroute-match", b"none; reason=" + reason.encode()))
         return headers
 
 

@@ -100,15 +100,22 @@ class LocalStore:
     def blocks(
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
+        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks. What a pod with windows or
+        states will hit is what it announces: of a prompt that it computes, it keeps only the end."""
         announced, predicted = self._announced.match(prefix), self.predicted.match(prefix.hashes, now_s)
-        if not announced and not known:
+        ruled = self._announced.ruled
+        if not announced and not known and not ruled:
             return predicted
         blocks = dict(known or announced)
         for more in (announced, predicted) if known else (predicted,):
             for pod, found in more.items():
                 if sum(found) > sum(blocks.get(pod, (0,))):
                     blocks[pod] = found
+        for pod in ruled & blocks.keys():
+            if (held := announced.get(pod)) is None:
+                del blocks[pod]
+            else:
+                blocks[pod] = held
         return blocks
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
@@ -123,6 +130,10 @@ class LocalStore:
     def is_published(self, pod: PodId, now_s: float) -> bool:
         """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
+
+    def hits(self, pod: PodId) -> str:
+        """Which layers decide what hits on `pod`, such as "full + window 128"; "" where its cache is unknown."""
+        return self._announced.hits(pod)
 
     def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""

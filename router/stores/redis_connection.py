@@ -54,10 +54,11 @@ class Secret:
             if self.file is not None:
                 return Path(self.file).read_text("utf-8").strip()
             return os.environ[self.variable] if self.variable is not None else self.value
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"Redis credentials: {error}") from error
-        except KeyError as error:
-            raise ConfigError(f"Redis credentials: environment variable {error} is not set") from error
+        except (OSError, ValueError) as error:  # the name may be the secret itself
+            reason = getattr(error, "strerror", "not UTF-8 text")
+            raise ConfigError(f"Redis credentials: the file that is named cannot be read: {reason}") from None
+        except KeyError:
+            raise ConfigError("Redis credentials: the environment variable that is named is not set") from None
 
 
 class _Credentials(CredentialProvider):

@@ -35,7 +35,7 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Pod, PodId, PodState, PrefixTrust
+from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 
@@ -148,6 +148,19 @@ class FleetParts:
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
+
+    def matching_of(self, pod: Pod) -> tuple[Matching, str]:
+        """How prompts are matched on a pod, and why not by its KV events."""
+        if why := next(filter(None, map(self._prompts.unread_reason, pod.models)), ""):
+            return Matching.OFF, why
+        if pod.trust is not PrefixTrust.TRUSTED:
+            return Matching.OFF, f"self-test {pod.trust.value}: {self.fleet.trust_reason(pod.id)}"
+        if self.publishes_events(pod.id):
+            return Matching.EVENTS, ""
+        flag, config = ENGINES[pod.engine].kv_events_flag, self.membership.config_of(pod)
+        if flag and not (config and config.kv_events == "off"):
+            return Matching.NO_EVENTS, f"no KV events: its cache is guessed from its prompts; start it with {flag}"
+        return Matching.PREDICTED, ""
 
     def senders(self) -> int:
         return 1 + (self.cluster.other_routers if self.cluster else 0)

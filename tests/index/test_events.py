@@ -14,7 +14,16 @@ from router.guards import OutOfBounds
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from router.types import (
+    AttentionKind,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Generation,
+    KvEvent,
+    LayerType,
+    Tier,
+)
 from tests.examples import examples
 
 STORED: dict[str, Any] = {
@@ -159,8 +168,9 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        STORED | {"kv_cache_spec_kind": "sliding_window"},
-        STORED | {"kv_cache_spec_kind": "mamba"},
+        STORED | {"kv_cache_spec_kind": "cross_attention"},
+        STORED | {"kv_cache_spec_kind": "chunked_local_attention"},
+        STORED | {"kv_cache_spec_kind": "sliding_window", "block_hashes": [], "extra_keys": None},
         STORED | {"token_ids": [1, 2, 3]},
         {"type": "BlockMigrated", "block_hashes": [1]},
         {"event_type": "stored"},
@@ -168,8 +178,22 @@ def test_attention_to_the_whole_prefix_is_indexed(kind: str | None) -> None:
     ],
 )
 def test_events_that_cannot_be_indexed_are_skipped(event: Any) -> None:
-    """Windows, states, spans with holes, and unknown event types; the rest of the batch is decoded."""
+    """Other attention, spans with holes, and unknown event types; the rest of the batch is decoded."""
     assert decode(event, STORED) == (AS_VALUE,)
+
+
+WINDOW = STORED | {
+    "block_hashes": [12],
+    "group_idx": 1,
+    "kv_cache_spec_kind": "sliding_window",
+    "kv_cache_spec_sliding_window": 3,
+}
+
+
+def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
+    """Full attention in the same batch says what they are."""
+    layers = LayerType(AttentionKind.WINDOW, block_tokens=2, span_tokens=3)
+    assert decode(WINDOW, STORED) == (BlocksStored(block_hashes=(12,), group=1, layers=layers), AS_VALUE)
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -101,8 +101,11 @@ def start_vllm(
     installed: str = "vllm",
     environment: Mapping[str, str] = {},
     folder: Path | None = None,
+    block_tokens: int | None = BLOCK_TOKENS,
 ) -> EngineProcess:
     """A healthy vLLM that publishes KV events on `kv_port` and replays them on `kv_port + REPLAY_PORT_OFFSET`.
+
+    Without `block_tokens`, it chooses its block size.
 
     `installed` is the Python environment under the live home; the engine runs in `folder`. Takes about half a
     minute and 2 GiB. Raises `EngineFailed` with the end of its log.
@@ -119,7 +122,8 @@ def start_vllm(
         *(str(HOME / installed / "bin/python"), "-m", "vllm.entrypoints.cli.main", "serve", str(model_dir)),
         *("--served-model-name", served_name),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192", "--max-num-seqs", "16"),
-        *("--block-size", str(BLOCK_TOKENS), "--enforce-eager", "--enable-prefix-caching"),
+        *(() if block_tokens is None else ("--block-size", str(block_tokens))),
+        *("--enforce-eager", "--enable-prefix-caching"),
         *("--enable-prompt-tokens-details", "--num-gpu-blocks-override", "2048"),
         *("--kv-events-config", json.dumps(events), *extra_args),
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
-from router.types import BlocksStored, Generation, PrefixMatch, PromptPrefix, Tier
+from router.types import AttentionKind, BlocksStored, Generation, LayerType, PrefixMatch, PromptPrefix, Tier
 from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
@@ -67,6 +68,16 @@ def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> Non
     """Up to their capacity."""
     store.confirm(store.predict("silent", prompt(), ttl_s=600.0, capacity_blocks=2), 0.0)
     assert store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
+
+
+def test_a_pod_with_windows_hits_what_it_announces(store: LocalStore) -> None:
+    """Of the prompt that it computes, a window keeps the end only: nothing is predicted before it says so."""
+    window = BlocksStored(block_hashes=(1, 2), group=1, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
+    store.apply("a", [window, stored(3)])
+    store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
+    assert store.match(prompt(), 1.0).held_blocks("a") == 0
+    longer = msgspec.structs.replace(prompt(), tokens=token_array((*TOKENS, 7)))
+    assert store.match(longer, 1.0).held_blocks("a") == 3
 
 
 @pytest.mark.parametrize("forgotten", [True, False])

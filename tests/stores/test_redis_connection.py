@@ -132,8 +132,8 @@ def test_secrets_are_never_printed() -> None:
 
 
 @pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
-def test_a_missing_secret_names_its_file_or_variable(secret: Secret) -> None:
-    with pytest.raises(ConfigError, match=r"no/such/file|NO_SUCH_VARIABLE"):
+def test_a_missing_secret_says_whether_a_file_or_a_variable_was_named(secret: Secret) -> None:
+    with pytest.raises(ConfigError, match=r"Redis credentials: the (file|environment variable) that is named"):
         secret.read()
 
 
@@ -304,7 +304,7 @@ class TestUsers:
         address = replace(address_of("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
             connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
-            with pytest.raises(AuthenticationError, match="gone"):
+            with pytest.raises(AuthenticationError, match="the file that is named cannot be read: No such file"):
                 await connection.client.ping()
             await connection.close()
 

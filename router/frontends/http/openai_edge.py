@@ -30,6 +30,7 @@ from router.errors import (
 )
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
@@ -82,8 +83,9 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
-        self._large_bodies = LargeBodies(limits.max_json_items)
-        self._forms = Forms(trusted=edge.trust_engine_fields)
+        turns = FairTurns()
+        self._large_bodies = LargeBodies(limits.max_json_items, turns)
+        self._forms = Forms(turns, trusted=edge.trust_engine_fields)
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
@@ -133,10 +135,10 @@ class OpenAiEdge(HttpEdge):
     def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
         if counted:
             self.in_flight.give_back(received.owner, 1)
-        self._endings.has_arrived(received.arriving)
-        received.refusal = received.arriving = (
-            None  # the traceback refers to the body: a cycle that would stay in memory
-        )
+        if received.arriving is not None:
+            self._endings.has_arrived(received.arriving)
+            received.arriving = None
+        received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
@@ -150,7 +152,8 @@ class OpenAiEdge(HttpEdge):
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
             if stored is not None:
                 context.concerns(stored)
-            self._endings.has_arrived(received.arriving)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -170,7 +173,8 @@ class OpenAiEdge(HttpEdge):
         try:
             model = model_in_query(received.target)
             context = self.admit(received, request_id, model=model)
-            self._endings.has_arrived(received.arriving)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward_websocket(context, client)
         except Exception as error:
             if not isinstance(error, RouterError):
@@ -205,13 +209,13 @@ class OpenAiEdge(HttpEdge):
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
         if not (is_form or self._large_bodies.needs_check(body)) or received.refusal is not None:
             return None
-        endpoint = endpoint_of(received.path)
+        endpoint, tenant = endpoint_of(received.path), received.tenant
         try:
             if is_form:
-                model = await self._forms.model(endpoint, body, content_type)
+                model = await self._forms.model(endpoint, body, content_type, tenant)
                 if model:
-                    return self._reader.read(endpoint, received.named, body, request_id, received.tenant, model)
-            return await self.read(endpoint, received.named, body, request_id, received.tenant)
+                    return self._reader.read(endpoint, received.named, body, request_id, tenant, model)
+            return await self.read(endpoint, received.named, body, request_id, tenant)
         except RouterError as error:
             received.refusal = error
             return None
@@ -221,8 +225,9 @@ class OpenAiEdge(HttpEdge):
     ) -> InferenceRequest:
         """The request with a body that has not been checked. Raises like `RequestReader.read`."""
         if self._large_bodies.needs_check(body):
-            await self._large_bodies.check(endpoint, body, tenant.name)
-            return await self._large_bodies.decode(body, self._reader.read, endpoint, named, body, request_id, tenant)
+            await self._large_bodies.check(endpoint, body, tenant)
+            read = self._reader.read
+            return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
         return self._reader.read(endpoint, named, body, request_id, tenant)
 
     def admit(

@@ -1,0 +1,155 @@
+"""Sessions recorded on real engines whose layers keep windows or states: what the index expects of each request is
+what the engine took from its cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.blockmap import BlockMap
+from router.index.events import decode_batch
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix
+
+VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
+POD = "pod"
+SESSIONS: list[dict[str, Any]] = json.loads(VECTORS.read_text())["events"] if VECTORS.exists() else []
+WITH_FULL_ATTENTION = [session for session in SESSIONS if "no full" not in session["name"]]
+
+
+class Sent(NamedTuple):
+    """One recorded request, with the batches that it caused."""
+
+    prompt: list[int]
+    salt: str
+    cached_tokens: int
+    batches: list[bytes]
+
+
+def requests(session: dict[str, Any]) -> Iterator[Sent]:
+    before: list[list[int]] = []
+    for step in session["steps"]:
+        source = step["prompt"]
+        start = before[source["from_request"]][: source["keep"]] if source["from_request"] is not None else []
+        prompt = start + source["then"]
+        before.append(prompt + step["output"])
+        yield Sent(prompt, step["cache_salt"] or "", step["cached_tokens"], [*map(bytes.fromhex, step["batches"])])
+
+
+def block_tokens(session: dict[str, Any]) -> int:
+    stored = decode_batch(bytes.fromhex(session["steps"][0]["batches"][0]))[-1]
+    assert isinstance(stored, BlocksStored)
+    return stored.block_size_tokens
+
+
+def expected_hit(blocks: BlockMap, request: Sent, block: int) -> int:
+    generation = Generation(model="m", block_size_tokens=block, salt=request.salt)
+    tokens = token_array(request.prompt)
+    hashes = hash_blocks(tokens, block, generation_seed(generation))
+    return block * sum(blocks.match(PromptPrefix(generation, tokens, hashes)).get(POD, (0,)))
+
+
+@pytest.mark.parametrize("session", WITH_FULL_ATTENTION, ids=lambda session: session["name"])
+def test_every_request_hits_what_was_expected_hit(session: dict[str, Any]) -> None:
+    block, blocks = block_tokens(session), BlockMap()
+    blocks.add_holder(POD, Generation(model="m", block_size_tokens=block))
+    for request in requests(session):
+        assert expected_hit(blocks, request, block) == request.cached_tokens
+        for batch in request.batches:
+            for event in decode_batch(batch):
+                blocks.apply(POD, event)
+
+
+WINDOW = LayerType(AttentionKind.WINDOW, 16, 33)
+PROMPT = list(range(100, 180))
+
+
+def two_groups(*, order: str) -> BlockMap:
+    """Five blocks of full attention, and the last two of a window, in this order of events."""
+    blocks = BlockMap()
+    blocks.add_holder(POD, Generation(model="m"))
+    full = BlocksStored(block_hashes=(1, 2, 3, 4, 5), tokens=token_array(PROMPT), block_size_tokens=16)
+    window = BlocksStored(block_hashes=(4, 5), group=1, layers=WINDOW)
+    for event in (window, full) if order == "window first" else (full, window):
+        blocks.apply(POD, event)
+    return blocks
+
+
+def hit(blocks: BlockMap, tokens: int) -> int:
+    return expected_hit(blocks, Sent((PROMPT + [7] * 16)[:tokens], "", 0, []), 16)
+
+
+@pytest.mark.parametrize("order", ["window first", "full attention first"])
+def test_a_window_is_hit_at_its_end_alone(order: str) -> None:
+    blocks = two_groups(order=order)
+    assert hit(blocks, 90) == 80
+    assert hit(blocks, 70) == 0
+
+
+def test_removing_a_block_of_the_window_leaves_full_attention() -> None:
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), group=1))
+    assert hit(blocks, 90) == 0
+    blocks.apply(POD, BlocksStored(block_hashes=(5,), group=1, layers=WINDOW))
+    assert hit(blocks, 90) == 80
+
+
+def test_a_window_counts_while_full_attention_has_the_block() -> None:
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), group=0))
+    assert hit(blocks, 90) == 0
+    tail = BlocksStored(block_hashes=(5,), parent_hash=4, tokens=token_array(PROMPT[64:]), block_size_tokens=16)
+    blocks.apply(POD, tail)
+    assert hit(blocks, 90) == 80
+
+
+def test_groups_of_one_type_must_all_hold_a_block() -> None:
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksStored(block_hashes=(4,), group=2, layers=WINDOW))
+    assert hit(blocks, 90) == 0
+    blocks.apply(POD, BlocksStored(block_hashes=(5,), group=2, layers=WINDOW))
+    assert hit(blocks, 90) == 80
+
+
+def test_a_block_that_was_stored_twice_is_gone_after_two_removals() -> None:
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksStored(block_hashes=(5,), group=1, layers=WINDOW))
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), group=1))
+    assert hit(blocks, 90) == 80
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), group=1))
+    assert hit(blocks, 90) == 0
+
+
+@pytest.mark.parametrize(("block_tokens", "window"), [(8, 33), (24, 33), (16, -5), (16, 1 << 40), (1 << 40, 7)])
+def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> None:
+    """They come from a pod: a window whose blocks are no multiple of the router's is ignored."""
+    blocks = two_groups(order="window first")
+    odd = LayerType(AttentionKind.WINDOW, block_tokens, window)
+    blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=2, layers=odd))
+    assert hit(blocks, 90) in (0, 80)
+
+
+def test_a_pod_says_what_decides_its_hits() -> None:
+    blocks = two_groups(order="window first")
+    blocks.add_holder("dense", Generation(model="m"))
+    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
+
+
+def test_blocks_of_windows_count_as_blocks_of_the_pod() -> None:
+    """Also those that full attention never has: what a pod may announce is bounded."""
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksStored(block_hashes=tuple(range(100, 200)), group=1, layers=WINDOW))
+    assert blocks.size_blocks(POD) == 5 + 2 + 100
+
+
+def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
+    blocks = two_groups(order="window first")
+    blocks.add_holder("dense", Generation(model="m"))
+    blocks.apply("dense", BlocksStored(block_hashes=(1, 2, 3), tokens=token_array(PROMPT[:48]), block_size_tokens=16))
+    generation, tokens = Generation(model="m"), token_array(PROMPT)
+    hashes = hash_blocks(tokens, 16, generation_seed(generation))
+    assert blocks.match(PromptPrefix(generation, tokens, hashes)) == {"dense": (3, 0, 0, 0)}
