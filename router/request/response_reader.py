@@ -115,7 +115,7 @@ class ResponseReader(msgspec.Struct, gc=False):
 
 _TOKENS = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|arguments|thinking|partial_json|delta)": ?"[^"]'
-    rb'|"delta": ?\{"content": ?""|"index": ?\d+, ?"text": ?""'
+    rb'|"delta": ?\{"content": ?""|\{(?:"index": ?\d+, ?)?"text": ?""'
 )
 
 
