@@ -139,6 +139,19 @@ def test_each_answer_of_a_batch_costs_its_tokens(fields: dict[str, Any]) -> None
     assert billed.used() == 10 * 100
 
 
+def test_a_batch_teaches_the_length_of_one_answer() -> None:
+    """Else the next one would be charged for the square of its answers."""
+    billed = Billed()
+    for _ in range(100):
+        served = billed.complete(prompt=["a"] * 10)
+        served.head(is_stream=False)
+        served.piece(
+            b'{"choices":[],"padding":"%b","usage":{"prompt_tokens":10,"completion_tokens":3000}}' % (b" " * 3000)
+        )
+        served.end()
+    assert billed.known.output_lengths.expected_tokens(served.context.request, TENANT.name) <= 310
+
+
 def test_all_prompts_of_a_batch_cost_their_tokens() -> None:
     """Also where the router reads the first one, which is short."""
     billed = Billed()
