@@ -149,6 +149,7 @@ def test_a_batch_teaches_the_length_of_one_answer() -> None:
             b'{"choices":[],"padding":"%b","usage":{"prompt_tokens":10,"completion_tokens":3000}}' % (b" " * 3000)
         )
         served.end()
+    assert served.context is not None
     assert billed.known.output_lengths.expected_tokens(served.context.request, TENANT.name) <= 310
 
 
