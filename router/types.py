@@ -66,6 +66,8 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     salt: str = ""
     choices: int = 1
     """Number of answers that it asks for."""
+    prompts: int = 1
+    """Number of prompts, of which only the first is read."""
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
 

@@ -21,6 +21,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     model: str
     stream: bool | None = None
     n: Number = msgspec.UNSET
+    best_of: Number = msgspec.UNSET
+    n_predict: Number = msgspec.UNSET
+    """What llama.cpp prefers to `max_tokens`; others ignore it."""
     temperature: Number = msgspec.UNSET
     top_p: Number = msgspec.UNSET
     stop: str | list[str] | None = None

@@ -68,6 +68,19 @@ def least_length(prompt: Any) -> tuple[int, bool]:
     return length + (-2 if is_text else 1), is_text
 
 
+def number_of_prompts(prompt: msgspec.Raw) -> int:
+    """How many prompts there are in the raw prompt of a completion. Nothing is decoded: a list of token ids is one, in
+    a list of lists each begins with a bracket, and in one of texts each has two quotes that are not escaped."""
+    raw = memoryview(prompt)
+    second = _second(raw) if _starts(raw, b"[") else b""
+    if second == b"[":
+        return raw.tobytes().count(b"[") - 1
+    if second == b'"':
+        text = raw.tobytes().replace(b"\\\\", b"")
+        return (text.count(b'"') - text.count(b'\\"')) // 2
+    return 1
+
+
 def first_text(prompt: Any) -> str | None:
     """The text of a completion's prompt, raw or decoded, or of the first of several; None for anything else."""
     try:

@@ -77,10 +77,11 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
-        if self.prompt:
-            return self.prompt.token_count
-        return self.unread_tokens or unread_tokens(self.request)
+        """Number of prompt tokens; estimated from the body where not all of the prompt was tokenized."""
+        read_tokens = self.prompt.token_count if self.prompt else 0
+        if read_tokens and self.request.prompts == 1:
+            return read_tokens
+        return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
 
     def concerns(self, stored: StoredResponse) -> None:
         """The path names this stored response."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -191,7 +192,7 @@ class Endings:
         if context.result != "ok":
             return
         pieces = context.reader.pieces if context.request.stream else 0  # about one a token
-        if tokens := ended.output_tokens or pieces:
+        if tokens := ceil((ended.output_tokens or pieces) / context.request.choices):
             state.output_lengths.answered(context.request.adapter or context.request.model, tokens, context.tenant.name)
         if self._queues is not None and not was_slow:
             self._queues.answered(context, now_s)

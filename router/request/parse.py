@@ -63,7 +63,9 @@ _FLOAT = msgspec.json.Decoder(float | None, strict=False)
 _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     "temperature": _FLOAT,
     "top_p": _FLOAT,
-    **dict.fromkeys(("n", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER),
+    **dict.fromkeys(
+        ("n", "best_of", "n_predict", "seed", "truncate_prompt_tokens", "max_tokens", "max_completion_tokens"), _INTEGER
+    ),
     "max_output_tokens": _INTEGER,
 }
 _NUMBERS_IN = {

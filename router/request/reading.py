@@ -16,6 +16,7 @@ from router.config.edge_schema import Edge
 from router.engines.engine_catalog import accepts_salt
 from router.errors import MalformedRequest, NoReadyPod, UnknownModel, shortened
 from router.fleet.fleet import Fleet
+from router.prompt.completion import number_of_prompts
 from router.request.parse import (
     has_engine_fields,
     may_be_json_object,
@@ -66,6 +67,7 @@ class RequestReader:
                 body = appended_salt(body, salt)
             elif parsed or may_be_json_object(body):
                 body = replaced_salt(body, salt)
+        prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
             id=request_id,
             endpoint=endpoint,
@@ -77,7 +79,8 @@ class RequestReader:
             session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
-            choices=max(getattr(parsed, "n", None) or 1, 1),
+            choices=_choices(parsed) * prompts,
+            prompts=prompts,
             prompt=prompt_fields(endpoint, parsed) if parsed else {},
         )
 
@@ -132,9 +135,17 @@ def _name(named: Mapping[bytes, bytes], header: bytes) -> str:
     return value.decode("latin-1")
 
 
+def _choices(parsed: Any) -> int:
+    """Answers that are computed for each prompt."""
+    return max(getattr(parsed, "n", None) or 1, getattr(parsed, "best_of", None) or 1, 1)
+
+
 def _max_output_tokens(parsed: Any) -> int | None:
+    """The largest number of tokens that some engine would allow."""
     names = ("max_completion_tokens", "max_tokens", "max_output_tokens")
     limit = next((found for name in names if (found := getattr(parsed, name, None))), None)
+    if limit and (preferred := getattr(parsed, "n_predict", None)):
+        limit = max(limit, preferred) if preferred > 0 else None
     return limit if limit and limit > 0 else None
 
 

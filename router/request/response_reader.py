@@ -113,12 +113,16 @@ class ResponseReader(msgspec.Struct, gc=False):
         return int(found[1]) if found else None
 
 
-_TOKENS = re.compile(rb'"(?:content|reasoning_content|reasoning|text|arguments|thinking|partial_json|delta)": ?"[^"]')
+_TOKENS = re.compile(
+    rb'"(?:content|reasoning_content|reasoning|text|arguments|thinking|partial_json|delta)": ?"[^"]'
+    rb'|"delta": ?\{"content": ?""|\{(?:"index": ?\d+, ?)?"text": ?""'
+)
 
 
 class TokenCountingReader(ResponseReader, gc=False):
-    """Also counts the events of a stream that have text. Engines send one for each token, but for tokens that end
-    within a character, and where several become ready at once."""
+    """Also counts the events of a stream that have text, or an empty one: that is how vLLM sends tokens which it holds
+    back, because they may begin a stop string or end within a character. Engines send one event for each token, but
+    where several become ready at once."""
 
     tokens: int = 0
 

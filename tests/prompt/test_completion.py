@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
 from router.prompt import completion
-from router.prompt.completion import CompletionPrompts, least_length
+from router.prompt.completion import CompletionPrompts, least_length, number_of_prompts
 
 PROMPTS = CompletionPrompts(130_000)
 
@@ -81,3 +82,10 @@ def test_a_text_has_at_least_the_characters_that_are_counted_undecoded(
 @pytest.mark.parametrize("raw", [b"[1,2,3]", b"[[1, 2, 3], [4]]"])
 def test_token_ids_are_counted_undecoded(raw: bytes) -> None:
     assert least_length(msgspec.Raw(raw)) == (3, False)
+
+
+@given(st.lists(st.text('a"\\\\[]{},: \u00e9\n'), min_size=1) | st.lists(st.lists(st.integers(0, 9)), min_size=1))
+def test_prompts_of_a_batch_are_counted_without_being_decoded(prompts: list[Any]) -> None:
+    raw = msgspec.Raw(json.dumps(prompts).encode())
+    assert number_of_prompts(raw) == len(prompts)
+    assert number_of_prompts(msgspec.Raw(json.dumps(prompts[0]).encode())) == 1

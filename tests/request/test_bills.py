@@ -25,7 +25,7 @@ LIMITS = (
     ),
 )
 TENANT = Tenant(name="t", quotas=LIMITS)
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+MESSAGES, RESPONSES, COMPLETIONS = "/v1/messages", "/v1/responses", "/v1/completions"
 STEP_MS = 8.0
 START = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":50,"output_tokens":0}}}\n\n'
 TEXT = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"a"}}\n\n'
@@ -42,6 +42,9 @@ class Billed(Rig):
         name = "input" if path == RESPONSES else "messages"
         body = {"model": "m", name: [{"role": "user", "content": "hi"}], **fields}
         return self.front.receive(path, json.dumps(body).encode(), tenant)
+
+    def complete(self, **fields: Any) -> MemoryExchange:
+        return self.front.receive(COMPLETIONS, json.dumps({"model": "m", **fields}).encode(), TENANT)
 
     def fetch(self, number: int, method: str = "GET") -> MemoryExchange:
         """Fetch or cancel a stored response."""
@@ -121,6 +124,66 @@ def test_short_answers_make_no_place_for_a_burst_of_long_ones(choices: int) -> N
         billed.known.output_lengths.answered("m", 1, "burst")
     admitted = sum(billed.post(tenant=tenant, n=choices).status != 429 for _ in range(100))
     assert admitted <= max(2000 // PRIOR_OUTPUT_TOKENS // choices, 1)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompt": ["a"] * 10}, {"prompt": [[1]] * 5, "n": 2}, {"prompt": "a", "best_of": 10}]
+)
+def test_each_answer_of_a_batch_costs_its_tokens(fields: dict[str, Any]) -> None:
+    """When the request is admitted, and when its client leaves before an unstreamed response."""
+    billed = Billed()
+    served = billed.complete(max_tokens=100, **fields)
+    assert billed.used() == 10 * 100
+    billed.now_s += 40.0
+    served.leave()
+    assert billed.used() == 10 * 100
+
+
+def test_a_batch_teaches_the_length_of_one_answer() -> None:
+    """Else the next one would be charged for the square of its answers."""
+    billed = Billed()
+    for _ in range(100):
+        served = billed.complete(prompt=["a"] * 10)
+        served.head(is_stream=False)
+        served.piece(
+            b'{"choices":[],"padding":"%b","usage":{"prompt_tokens":10,"completion_tokens":3000}}' % (b" " * 3000)
+        )
+        served.end()
+    assert served.context is not None
+    assert billed.known.output_lengths.expected_tokens(served.context.request, TENANT.name) <= 310
+
+
+def test_all_prompts_of_a_batch_cost_their_tokens() -> None:
+    """Also where the router reads the first one, which is short."""
+    billed = Billed()
+    billed.complete(prompt=["a", *["b" * 4000] * 10], max_tokens=1)
+    assert billed.used("prompt") >= 10_000
+
+
+@pytest.mark.parametrize("preferred", [200, -1])
+def test_a_second_limit_hides_no_tokens(preferred: int) -> None:
+    """llama.cpp prefers `n_predict`."""
+    billed = Billed()
+    served = billed.post(max_tokens=1, n_predict=preferred)
+    billed.now_s += 1.0
+    served.head(is_stream=False)
+    served.piece(b'{"choices":[{"message":{"content":"a"}}],"usage":{"prompt_tokens":50,"completion_tokens":200}}')
+    served.end()
+    assert billed.used() == 200
+
+
+HELD_BACK = b'data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":null}]}\n\n'
+HELD_BACK_TEXT = b'data: {"choices":[{"index":0,"text":"","finish_reason":null}]}\n\n'
+
+
+@pytest.mark.parametrize("event", [HELD_BACK, HELD_BACK_TEXT])
+def test_tokens_that_an_engine_holds_back_cost_as_others(event: bytes) -> None:
+    """A long stop string makes vLLM send many tokens in one event, after empty ones."""
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+    billed = Billed()
+    stream(served := billed.post(stream=True), [role, *[event] * 39, TOKEN])
+    served.leave()
+    assert billed.used() == 40
 
 
 def response(served: MemoryExchange, tokens: int | None, number: int = 1) -> None:
