@@ -8,10 +8,11 @@ import pytest
 
 from router.admission.places import FULL_SHARE, place_of
 from router.decision import Candidate, Cost, Direct, Split
-from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodSpeed, Role
+from router.types import PRIOR_OUTPUT_TOKENS, InFlight, PodSpeed, Role
+from tests.policy.scenes import make_pod
 
 SPEED = PodSpeed(10.0, 0.1, 0.0, 20.0, 0.1, 0.0)
-PREFILL = Pod(id="p", url="http://p", engine="vllm", speed=SPEED, role=Role.PREFILL)
+PREFILL = make_pod("p", speed=SPEED, role=Role.PREFILL)
 DECODE = replace(PREFILL, id="d", role=Role.DECODE, capacity_tokens=10_000)
 COST = Cost(("queue",), (200.0,), 200.0)
 SPLIT = Candidate(Split(PREFILL, DECODE, 1000), COST, 0)

@@ -31,8 +31,9 @@ from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
-from router.types import Endpoint, InferenceRequest, Pod, PodSpeed
+from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
+from tests.policy.scenes import make_pod
 from tests.request.cores import CoreOfPods
 
 DEADLINE_S = 20.0
@@ -144,7 +145,7 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
 
     async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(pod.serve, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
-        served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",))
+        served = make_pod(url=url, models=("m",))
         pools = UpstreamPools(UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5))
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)

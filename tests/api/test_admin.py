@@ -34,13 +34,13 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodLoad, PodSpeed, PodState
+from router.types import Endpoint, InferenceRequest, Links, PodId, PodLoad, PodState
 from tests.observe.test_receipts import kept
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
-SPEED = PodSpeed(1, 1, 0)
-POD = Pod(id="a", url="http://a", engine="vllm", speed=SPEED, models=("m",), adapters=("lora",), max_model_len_tokens=9)
-SMALL = Pod(id="b", url="http://b", engine="sglang", speed=SPEED, models=("m", "n"), max_model_len_tokens=7)
+POD = make_pod("a", models=("m",), adapters=("lora",), max_model_len_tokens=9)
+SMALL = make_pod("b", engine="sglang", models=("m", "n"), max_model_len_tokens=7)
 BASE = "name: mine\nabout: x\npicker:\n  lowest_cost: {}\n"
 
 

@@ -18,8 +18,8 @@ from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, Unknow
 from router.fleet.fleet import Fleet
 from router.frontends.http.app import App, public_app
 from router.frontends.http.http_edge import HttpEdge
-from router.types import Pod
-from tests.api.test_admin import POD, SMALL, SPEED, error_of
+from tests.api.test_admin import POD, SMALL, error_of
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
@@ -99,7 +99,7 @@ async def test_models_are_merged_over_all_pods(router: PublicEndpoints) -> None:
 
 async def test_a_model_without_a_known_length_has_none(router: PublicEndpoints) -> None:
     """Until its engine was asked."""
-    router.fleet.sync([Pod(id="c", url="http://c", engine="vllm", speed=SPEED, models=("m",))])
+    router.fleet.sync([make_pod("c", models=("m",))])
     assert (await router.call("GET", "/v1/models/m")).json()["max_model_len"] is None
 
 

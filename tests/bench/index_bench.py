@@ -39,7 +39,8 @@ from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.types import BlockChange, BlocksStored, Generation, Pod, PodSpeed, PromptPrefix, Tier
+from router.types import BlockChange, BlocksStored, Generation, PromptPrefix, Tier
+from tests.policy.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 GENERATION = Generation(model="bench", block_size_tokens=16)
@@ -202,8 +203,7 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
 def bind_all(store: ReplicaStore) -> None:
     """The router's pods are the holders."""
     for number in range(HOLDERS):
-        pod = Pod(id=f"pod{number}", url=f"http://pod{number}", engine="vllm", speed=PodSpeed(1, 1, 1))
-        store.add_holder(pod, GENERATION)
+        store.add_holder(make_pod(f"pod{number}"), GENERATION)
 
 
 async def timed(lookup: Callable[[array[int]], Awaitable[Any]], prompts: list[array[int]]) -> tuple[float, float]:

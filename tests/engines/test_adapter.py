@@ -23,9 +23,9 @@ from router.engines.adapter import (
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.engines.sglang import Sglang
 from router.prompt import completion
-from router.types import MAX_NAME_CHARACTERS, Pod
+from router.types import MAX_NAME_CHARACTERS
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 engines = pytest.mark.parametrize("name", ENGINES)
 
 
@@ -39,38 +39,36 @@ engines = pytest.mark.parametrize("name", ENGINES)
         ("ipc:///run/kv", "http://10.0.0.7:8000", "ipc:///run/kv"),
     ],
 )
-def test_a_wildcard_is_the_host_that_the_pod_is_reached_on(
-    make_pod: MakePod, endpoint: str, url: str, reached: str
-) -> None:
+def test_a_wildcard_is_the_host_that_the_pod_is_reached_on(endpoint: str, url: str, reached: str) -> None:
     """Other addresses stay."""
-    assert on_pod(endpoint, make_pod("vllm", url=url)) == reached
+    assert on_pod(endpoint, make_pod(url=url)) == reached
 
 
 @engines
-def test_a_silent_engine_has_no_facts(name: str, make_pod: MakePod) -> None:
+def test_a_silent_engine_has_no_facts(name: str) -> None:
     """Without answers, or with garbage, the result is None and never an error."""
     adapter: EngineAdapter = ENGINES[name]
     garbage = dict.fromkeys(adapter.describe_paths, b"\xff{")
-    assert adapter.describe({}, make_pod(name)) is None
-    assert adapter.describe(garbage, make_pod(name)) is None
+    assert adapter.describe({}, make_pod(engine=name)) is None
+    assert adapter.describe(garbage, make_pod(engine=name)) is None
     assert adapter.parse_load(b"\xff{", None, 0.0) is None
 
 
 @engines
-def test_the_models_alone_describe_a_pod(name: str, make_pod: MakePod) -> None:
+def test_the_models_alone_describe_a_pod(name: str) -> None:
     """All other answers may be missing or broken."""
     adapter = ENGINES[name]
     answers = dict.fromkeys(adapter.describe_paths, b"<html>") | {adapter.describe_paths[0]: b'{"data": [{"id": "m"}]}'}
-    facts = adapter.describe(answers, make_pod(name, dp_rank=0))
+    facts = adapter.describe(answers, make_pod(engine=name, dp_rank=0))
     assert facts is not None
     assert (facts.models, facts.block_size_tokens, facts.capacity_tokens) == (("m",), None, None)
     assert facts.kv_events is None
 
 
-def test_a_request_is_pinned_to_its_rank(make_pod: MakePod) -> None:
+def test_a_request_is_pinned_to_its_rank() -> None:
     """A pod without a rank gets no header."""
-    assert rank_headers(make_pod("vllm")) == {}
-    assert rank_headers(make_pod("vllm", dp_rank=3)) == {"x-data-parallel-rank": "3"}
+    assert rank_headers(make_pod()) == {}
+    assert rank_headers(make_pod(dp_rank=3)) == {"x-data-parallel-rank": "3"}
 
 
 @engines

@@ -6,32 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from router.cost_model import PodSpeed
 from router.engines.adapter import parse_models
 from router.engines.engine_catalog import picture_identities
 from router.prompt.pictures.vllm_identifier import identify
-from router.types import FleetSnapshot, Pod, PodState, PodStatus
+from router.types import Pod
+from tests.policy.scenes import make_pod, snapshot_of
 
-POD = Pod(
-    id="a",
-    url="http://a",
-    engine="vllm",
-    speed=PodSpeed(1, 1, 0, 1, 1),
-    models=("m",),
-    adapters=("l",),
-    weights="./w",
-    reads_pictures=True,
-)
-
-
-def fleet(*pods: Pod) -> FleetSnapshot:
-    return FleetSnapshot(1, tuple(PodStatus(pod, PodState.READY) for pod in pods))
+POD = make_pod(models=("m",), adapters=("l",), weights="./w", reads_pictures=True)
 
 
 @pytest.mark.parametrize("model", ["m", "l"])
 def test_pods_with_the_same_weights_identify_pictures_alike(model: str) -> None:
     found = picture_identities(
-        fleet(POD, replace(POD, id="b"), replace(POD, id="c", models=("x",), adapters=())), model
+        snapshot_of(POD, replace(POD, id="b"), replace(POD, id="c", models=("x",), adapters=())), model
     )
     assert found == (identify, "./w")
 
@@ -47,15 +34,15 @@ def test_pods_with_the_same_weights_identify_pictures_alike(model: str) -> None:
     ],
 )
 def test_where_pods_differ_or_do_not_say_pictures_are_not_identified(pods: tuple[Pod, ...]) -> None:
-    assert picture_identities(fleet(*pods), "m") is None
+    assert picture_identities(snapshot_of(*pods), "m") is None
 
 
 def test_a_pod_that_has_not_passed_its_test_does_not_count() -> None:
     """Except for the test itself."""
     untested = replace(POD, id="b", weights="/other/w", reads_pictures=False)
-    assert picture_identities(fleet(POD, untested), "m") == (identify, "./w")
-    assert picture_identities(fleet(untested), "m") is None
-    assert picture_identities(fleet(untested), "m", proven=False) == (identify, "/other/w")
+    assert picture_identities(snapshot_of(POD, untested), "m") == (identify, "./w")
+    assert picture_identities(snapshot_of(untested), "m") is None
+    assert picture_identities(snapshot_of(untested), "m", proven=False) == (identify, "/other/w")
 
 
 def test_the_weights_are_the_root_of_the_base_model() -> None:

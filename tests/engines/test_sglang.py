@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 SGLANG = ENGINES["sglang"]
 METRICS = b"""\
 sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",tp_rank="0"} 3.0
@@ -46,35 +45,37 @@ def test_load_is_of_all_ranks_or_of_one() -> None:
     assert SGLANG.parse_load(METRICS, 0, 1.0) == PodLoad(3, 2, 0.5, 1.0)
 
 
-def test_a_rank_publishes_on_the_base_port_and_its_number(make_pod: MakePod) -> None:
+def test_a_rank_publishes_on_the_base_port_and_its_number() -> None:
     """Events and replay, on the pod's host."""
-    facts = describe(make_pod("sglang", dp_rank=1), dp_size=2, max_total_num_tokens=1000, page_size=64, kv_events=KV)
-    assert facts.kv_events == KvEventSource("tcp://10.0.0.7:5558", "tcp://10.0.0.7:5562")
+    facts = describe(
+        make_pod(engine="sglang", dp_rank=1), dp_size=2, max_total_num_tokens=1000, page_size=64, kv_events=KV
+    )
+    assert facts.kv_events == KvEventSource("tcp://a:5558", "tcp://a:5562")
     assert (facts.block_size_tokens, facts.capacity_tokens) == (64, 1000)
 
 
-def test_a_pod_of_one_rank_is_rank_zero(make_pod: MakePod) -> None:
+def test_a_pod_of_one_rank_is_rank_zero() -> None:
     """Without a replay port there is no replay endpoint."""
     kv = KV | {"replay_endpoint_port_base": None, "dp_size": 1}
-    facts = describe(make_pod("sglang"), kv_events=kv)
-    assert facts.kv_events == KvEventSource("tcp://10.0.0.7:5557", None)
+    facts = describe(make_pod(engine="sglang"), kv_events=kv)
+    assert facts.kv_events == KvEventSource("tcp://a:5557", None)
 
 
 @pytest.mark.parametrize("info", [{"dp_size": 2, "kv_events": KV}, {"kv_events": None}, {"kv_events": {}}])
-def test_ambiguous_or_disabled_events_are_none(info: dict[str, Any], make_pod: MakePod) -> None:
+def test_ambiguous_or_disabled_events_are_none(info: dict[str, Any]) -> None:
     """Ambiguous ranks, or no publisher."""
-    assert describe(make_pod("sglang"), **info).kv_events is None
+    assert describe(make_pod(engine="sglang"), **info).kv_events is None
 
 
-def test_without_events_the_page_is_the_block_and_ranks_are_summed(make_pod: MakePod) -> None:
+def test_without_events_the_page_is_the_block_and_ranks_are_summed() -> None:
     """SGLang's default is one token per page."""
-    facts = describe(make_pod("sglang"), page_size=1, max_total_num_tokens=1000, dp_size=2)
+    facts = describe(make_pod(engine="sglang"), page_size=1, max_total_num_tokens=1000, dp_size=2)
     assert (facts.block_size_tokens, facts.capacity_tokens, facts.max_model_len_tokens) == (1, 2000, 32768)
 
 
-def test_invalid_sizes_are_unknown(make_pod: MakePod) -> None:
+def test_invalid_sizes_are_unknown() -> None:
     """Also for SGLang's own -1."""
-    facts = describe(make_pod("sglang"), page_size=-1, max_total_num_tokens=-5, kv_events={"block_size": 0})
+    facts = describe(make_pod(engine="sglang"), page_size=-1, max_total_num_tokens=-5, kv_events={"block_size": 0})
     assert (facts.block_size_tokens, facts.capacity_tokens) == (None, None)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from router.engines.engine_catalog import ENGINES
-from router.types import Pod, PodLoad
+from router.types import PodLoad
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 TRTLLM = ENGINES["trtllm"]
 METRICS = b"""\
 trtllm_num_requests_running{model_name="m",engine_type="trtllm"} 6.0
@@ -30,8 +28,8 @@ def test_nothing_is_sent_that_it_would_refuse() -> None:
     assert not TRTLLM.returns_token_ids
 
 
-def test_its_models_have_no_context(make_pod: MakePod) -> None:
+def test_its_models_have_no_context() -> None:
     """The longest prompt is then unknown."""
-    facts = TRTLLM.describe({"/v1/models": b'{"data": [{"id": "m", "object": "model"}]}'}, make_pod("trtllm"))
+    facts = TRTLLM.describe({"/v1/models": b'{"data": [{"id": "m", "object": "model"}]}'}, make_pod(engine="trtllm"))
     assert facts is not None
     assert (facts.models, facts.max_model_len_tokens) == (("m",), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ import pytest
 from router.engines.adapter import KvEventSource, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 VLLM = ENGINES["vllm"]
 MODELS = json.dumps({"data": [{"id": "tiny", "root": "/m", "parent": None, "max_model_len": 8192}]}).encode()
 RANKS = b"""\
@@ -61,16 +60,16 @@ def test_old_releases_are_read() -> None:
     assert VLLM.parse_load(OLD, None, 1.0) == PodLoad(3, 1, 0.125, 1.0)
 
 
-def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
+def test_a_pod_describes_its_cache() -> None:
     """Prefixes are hashed in hash_block_size; the capacity is that of the pod's ranks."""
-    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod("vllm"))
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod())
     assert facts is not None
     assert (facts.models, facts.max_model_len_tokens) == (("tiny",), 8192)
     assert (facts.block_size_tokens, facts.capacity_tokens) == (32, 65536 + 32768)
-    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod("vllm", dp_rank=1))
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": RANKS}, make_pod(dp_rank=1))
     assert facts is not None
     assert facts.capacity_tokens == 32768
-    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": OLD}, make_pod("vllm", dp_rank=0))
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": OLD}, make_pod(dp_rank=0))
     assert facts is not None
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, 1600)
 
@@ -85,9 +84,7 @@ def test_a_pod_describes_its_cache(make_pod: MakePod) -> None:
         ({}, "", 1),
     ],
 )
-def test_ranks_are_those_with_events_else_those_with_metrics(
-    sources: dict[str, Any], engines: str, ranks: int, make_pod: MakePod
-) -> None:
+def test_ranks_are_those_with_events_else_those_with_metrics(sources: dict[str, Any], engines: str, ranks: int) -> None:
     """One rank where no other can be selected."""
     lines = [f'vllm:cache_config_info{{engine="{rank}",block_size="16"}} 1.0' for rank in engines]
     responses = {
@@ -95,32 +92,32 @@ def test_ranks_are_those_with_events_else_those_with_metrics(
         "/metrics": "\n".join(lines).encode(),
         "/kv_event_sources": json.dumps(sources).encode(),
     }
-    facts = ENGINES["vllm"].describe(responses, make_pod("a"))
+    facts = ENGINES["vllm"].describe(responses, make_pod())
     assert facts is not None and facts.dp_size == ranks
 
 
-def test_too_long_numbers_are_ignored(make_pod: MakePod) -> None:
+def test_too_long_numbers_are_ignored() -> None:
     """Python does not parse them."""
     metrics = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="%b"} 1.0\n' % (b"9" * 5000)
-    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": metrics}, make_pod("vllm"))
+    facts = VLLM.describe({"/v1/models": MODELS, "/metrics": metrics}, make_pod())
     assert facts is not None
     assert (facts.block_size_tokens, facts.capacity_tokens) == (16, None)
 
 
-def test_a_pod_reports_its_release(make_pod: MakePod) -> None:
+def test_a_pod_reports_its_release() -> None:
     """KV passes only between equal releases; a pod without a version has none."""
     for answer, version in ((b'{"version":"0.32.0"}', "0.32.0"), (b"<html>", ""), (b"{}", ""), (LONG, "")):
-        facts = VLLM.describe({"/v1/models": MODELS, "/version": answer}, make_pod("vllm"))
+        facts = VLLM.describe({"/v1/models": MODELS, "/version": answer}, make_pod())
         assert facts is not None
         assert facts.version == version
     assert "/version" in VLLM.describe_paths
 
 
-def test_events_are_found_by_rank(make_pod: MakePod) -> None:
+def test_events_are_found_by_rank() -> None:
     """The only source for a pod without a rank, else the one of its rank."""
     two = {"0": source(), "1": source(endpoint="tcp://*:5558", replay_endpoint=None)}
-    assert kv_events({"0": source()}, make_pod("vllm")) == KvEventSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:6557")
-    assert kv_events(two, make_pod("vllm", dp_rank=1)) == KvEventSource("tcp://10.0.0.7:5558", None)
+    assert kv_events({"0": source()}, make_pod()) == KvEventSource("tcp://a:5557", "tcp://a:6557")
+    assert kv_events(two, make_pod(dp_rank=1)) == KvEventSource("tcp://a:5558", None)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +130,9 @@ def test_events_are_found_by_rank(make_pod: MakePod) -> None:
         ({}, None),
     ],
 )
-def test_ambiguous_or_disabled_events_are_none(sources: dict[str, Any], dp_rank: int | None, make_pod: MakePod) -> None:
+def test_ambiguous_or_disabled_events_are_none(sources: dict[str, Any], dp_rank: int | None) -> None:
     """Disabled, without an address, of several ranks, of another rank."""
-    assert kv_events(sources, make_pod("vllm", dp_rank=dp_rank)) is None
+    assert kv_events(sources, make_pod(dp_rank=dp_rank)) is None
 
 
 def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from router.config.pod_keys import key_headers
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout, unexpected_status
-from router.types import Pod, PodSpeed
+from router.types import Pod
 
-MakePod = Callable[..., Pod]
 DEADLINE_S = 30.0
 
 
@@ -94,17 +93,6 @@ class Network:
 def network() -> Network:
     """An empty network."""
     return Network()
-
-
-@pytest.fixture(scope="session")
-def make_pod() -> MakePod:
-    """A vLLM pod whose id is its host name."""
-
-    def make(pod_id: str, **facts: Any) -> Pod:
-        usual: dict[str, Any] = {"url": f"http://{pod_id}", "engine": "vllm", "speed": PodSpeed(1.0, 0.02, 0.0)}
-        return Pod(id=pod_id, **(usual | facts))
-
-    return make
 
 
 @pytest.fixture(scope="session")

@@ -9,20 +9,17 @@ from collections.abc import Sequence
 import pytest
 
 from router.feeds.cache_costs import TURN_STEPS, CacheCosts
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.fleet import PodEvent
 from router.fleet.ledger import Ledger
 from router.index.recent_prompts import RecentPrompts
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix
+from router.types import Generation, PodSpeed, PrefixMatch, PromptPrefix
+from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 GENERATION = Generation(model="m", block_size_tokens=16)
 SPEED = PodSpeed(c0_ms=0.0, c1_ms_per_token=1.0, c2_ms_per_token2=0.0)
 BLOCK_MS = 16
-
-
-def pod_of(name: str, uid: str = "") -> Pod:
-    return Pod(id=name, url=f"http://{name}", uid=uid, engine="vllm", speed=SPEED)
 
 
 class Routed:
@@ -31,14 +28,8 @@ class Routed:
     def __init__(self, *pods: str) -> None:
         self.recent = RecentPrompts()
         self.store = LocalStore()
-        self.fleet = Fleet()
         self.ledger = Ledger()
-        self.fleet.sync(
-            [Pod(id=pod, url=f"http://{pod}", uid=f"uid-{pod}", engine="vllm", speed=SPEED) for pod in pods]
-        )
-        for pod in pods:
-            self.fleet.event(pod, PodEvent.PROBE_OK)
-            self.fleet.describe(pod, models=("m",))
+        self.fleet = fleet_of(*(make_pod(pod, uid=f"uid-{pod}", speed=SPEED, models=("m",)) for pod in pods))
         self.costs = CacheCosts(
             self.recent, self.store, self.fleet, self.ledger, lambda pod: GENERATION if "m" in pod.models else None
         )
@@ -76,7 +67,7 @@ async def test_what_an_ejected_pod_holds_counts_nothing() -> None:
 
 async def test_pods_outside_of_kubernetes_hold_blocks_and_have_no_cost() -> None:
     routed = Routed("a")
-    routed.fleet.sync([*(status.pod for status in routed.fleet.snapshot.pods), pod_of("static")])
+    routed.fleet.sync([*(status.pod for status in routed.fleet.snapshot.pods), make_pod("static")])
     routed.fleet.event("static", PodEvent.PROBE_OK)
     routed.fleet.describe("static", models=("m",))
     routed.send("a", range(1, 11))

@@ -14,12 +14,13 @@ from router.policy.calibration import Calibration, class_key
 from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation, TransferObservation
 from router.types import Link, Links, Pod, PodSpeed
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)
 LINK = Link(1.0, 1e6, "rdma")
-POD = Pod(id="a", url="http://a", engine="vllm", speed=PRIOR)
+POD = make_pod(speed=PRIOR)
 
 
 def taught() -> tuple[Fleet, Calibrator, CalibrationFeed]:

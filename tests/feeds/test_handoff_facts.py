@@ -13,9 +13,9 @@ import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.handoff_facts import HandoffFacts
-from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, Role
-from tests.feeds.conftest import MakePod, Network
+from tests.feeds.conftest import Network
+from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 
@@ -32,10 +32,7 @@ class FactsWorld:
     """The feed over ready pods."""
 
     def __init__(self, network: Network, *pods: Pod) -> None:
-        self.fleet = Fleet()
-        self.fleet.sync(pods)
-        for pod in pods:
-            self.fleet.event(pod.id, PodEvent.PROBE_OK)
+        self.fleet = fleet_of(*pods)
         dialects = {"mooncake": Mooncake(), "nixl": Nixl()}
         self.feed = HandoffFacts(self.fleet, network.get_url, timeout_s=1.0, dialects=dialects, retry_s=0.001)
 
@@ -44,16 +41,14 @@ class FactsWorld:
         return self.feed.of(status.pod, dialect) if status else None
 
 
-async def test_a_dialect_without_facts_needs_no_request(network: Network, make_pod: MakePod) -> None:
+async def test_a_dialect_without_facts_needs_no_request(network: Network) -> None:
     """The facts are empty at once."""
     learning = FactsWorld(network, make_pod("p", handoff="nixl"))
     assert learning.of("p", "nixl") == {}
     assert not network.pods
 
 
-async def test_a_bootstrap_server_is_polled_until_it_answers(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_a_bootstrap_server_is_polled_until_it_answers(network: Network, running: Running, until: Until) -> None:
     """The facts are unknown until then."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     async with running(learning.feed.run()):
@@ -67,9 +62,7 @@ async def test_a_bootstrap_server_is_polled_until_it_answers(
         assert learning.of("p") == {"engine_id": "one"}
 
 
-async def test_facts_of_an_earlier_epoch_are_unknown(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_facts_of_an_earlier_epoch_are_unknown(network: Network, running: Running, until: Until) -> None:
     """Until the restarted pod has answered."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
@@ -82,7 +75,7 @@ async def test_facts_of_an_earlier_epoch_are_unknown(
         assert learning.of("p") == {"engine_id": "two"}
 
 
-async def test_decode_pods_are_not_polled(network: Network, make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_decode_pods_are_not_polled(network: Network, running: Running, until: Until) -> None:
     """They have no bootstrap server."""
     pods = make_pod("d", handoff="mooncake", role=Role.DECODE), make_pod("p", handoff="mooncake")
     learning = FactsWorld(network, *pods)
@@ -92,9 +85,7 @@ async def test_decode_pods_are_not_polled(network: Network, make_pod: MakePod, r
         assert "d" not in network.pods
 
 
-async def test_the_facts_of_a_removed_pod_are_dropped(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_the_facts_of_a_removed_pod_are_dropped(network: Network, running: Running, until: Until) -> None:
     """The table does not grow with the number of pods that ever existed."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
@@ -106,7 +97,7 @@ async def test_the_facts_of_a_removed_pod_are_dropped(
 
 @pytest.mark.parametrize(("url", "expected"), [("http://p", "Bearer k"), ("https://p", None)])
 async def test_a_bootstrap_server_gets_the_pods_credentials(
-    network: Network, make_pod: MakePod, running: Running, tmp_path: Path, url: str, expected: str | None
+    network: Network, running: Running, tmp_path: Path, url: str, expected: str | None
 ) -> None:
     """Not without TLS if the pod has TLS."""
     key, seen, asked = tmp_path / "key", list[str | None](), asyncio.Event()

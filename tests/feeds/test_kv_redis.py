@@ -22,7 +22,8 @@ from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import FRESH_S, ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
-from router.types import BlockChange, BlockHash, Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Tier
+from router.types import BlockChange, BlockHash, Generation, PrefixMatch, PromptPrefix, Tier
+from tests.policy.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -86,7 +87,7 @@ class Scene:
         self, pod: str, blocks: Sequence[BlockHash], generation: Generation = GENERATION
     ) -> HolderPublisher:
         """A publisher with these blocks, whose pod the router knows."""
-        self.store.add_holder(Pod(id=pod, url=f"http://{pod}", engine="vllm", speed=PodSpeed(0, 0, 0)), generation)
+        self.store.add_holder(make_pod(pod), generation)
         publisher = HolderPublisher(HolderWriter(self.wire, KEYS, generation, pod, holder_ttl_s=10.0), pod)
         await publisher.begin()
         await publisher.store(blocks)

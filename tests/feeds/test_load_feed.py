@@ -15,10 +15,10 @@ from router.feeds.load_feed import LoadFeed
 from router.feeds.pod_problems import Fetch
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.types import Pod, PodLoad, PodState
+from router.types import PodLoad, PodState
+from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
-MakePod = Callable[..., Pod]
 Network = Any
 Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -34,23 +34,13 @@ def fetching(network: Network) -> Fetch:
     return fetch
 
 
-def fleet_of(*pods: Pod) -> Fleet:
-    fleet = Fleet()
-    fleet.sync(pods)
-    for pod in pods:
-        fleet.event(pod.id, PodEvent.PROBE_OK)
-    return fleet
-
-
 def load(fleet: Fleet, pod_id: str) -> PodLoad:
     status = fleet.status(pod_id)
     assert status is not None
     return status.load
 
 
-async def test_slow_pods_do_not_delay_others(
-    network: Network, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_slow_pods_do_not_delay_others(network: Network, running: Running, until: Until) -> None:
     """A pod has at most one scrape in progress."""
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
@@ -65,7 +55,7 @@ async def test_slow_pods_do_not_delay_others(
     assert load(fleet, "slow") == PodLoad()
 
 
-async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: MakePod) -> None:
+async def test_an_idle_pod_is_scraped_half_as_often(network: Network) -> None:
     """Idle by its own metrics and by the ledger."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
@@ -81,7 +71,7 @@ async def test_an_idle_pod_is_scraped_half_as_often(network: Network, make_pod: 
     assert feed.interval_s("a") == 0.5
 
 
-async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakePod) -> None:
+async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     """The last load stays with its age, and the pod is not ejected."""
     fleet = fleet_of(make_pod("a"))
     feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
@@ -100,7 +90,7 @@ async def test_a_failed_scrape_changes_nothing(network: Network, make_pod: MakeP
     assert fleet.snapshot.pods[0].state is PodState.READY
 
 
-async def test_only_ready_and_draining_pods_are_scraped(network: Network, make_pod: MakePod) -> None:
+async def test_only_ready_and_draining_pods_are_scraped(network: Network) -> None:
     """Others cannot have work."""
     fleet = fleet_of(make_pod("ready"), make_pod("draining"), make_pod("ejected"))
     fleet.event("draining", PodEvent.DRAIN)
@@ -112,7 +102,7 @@ async def test_only_ready_and_draining_pods_are_scraped(network: Network, make_p
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
 
 
-async def test_each_rank_of_a_port_has_its_own_load(network: Network, make_pod: MakePod) -> None:
+async def test_each_rank_of_a_port_has_its_own_load(network: Network) -> None:
     """Each reads its own lines of the same page."""
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
@@ -129,9 +119,7 @@ def queue_of(waiting: int) -> bytes:
 
 @pytest.mark.parametrize("booked", ["before the question", "after the question"])
 @pytest.mark.parametrize("ends", ["before the answer", "after the answer"])
-async def test_prompts_of_this_router_do_not_count_as_foreign(
-    network: Network, make_pod: MakePod, booked: str, ends: str
-) -> None:
+async def test_prompts_of_this_router_do_not_count_as_foreign(network: Network, booked: str, ends: str) -> None:
     """Two of three waiting prompts are foreign, whether ours was sent before or during the scrape or got its first
     token meanwhile. A prompt that is sent later does not count."""
     pod, ledger, ours = make_pod("a"), Ledger(), list[Lease]()
@@ -156,7 +144,7 @@ async def test_prompts_of_this_router_do_not_count_as_foreign(
     assert load(fleet, "a").foreign_waiting == 2
 
 
-async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network, make_pod: MakePod) -> None:
+async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network) -> None:
     """The waiting prompts are then foreign."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)

@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from router.feeds.picture_learner import MAX_ANSWER_BYTES, PictureLearner
-from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.learnt import LearntPictures, Wanted
 from router.prompt.pictures.picture_reader import PictureReader
 from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
-from tests.feeds.conftest import MakePod, Network
+from tests.feeds.conftest import Network
+from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 Running: TypeAlias = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
@@ -30,11 +30,9 @@ TOKENIZE = "/tokenize"
 class World:
     """One pod, and a picture that is wanted once."""
 
-    def __init__(self, network: Network, make_pod: MakePod, weights: str = "./weights", engine: str = "vllm") -> None:
-        self.fleet, self.engine = Fleet(), network["a"]
-        self.fleet.sync([make_pod("a", engine=engine)])
-        self.fleet.describe("a", models=("m",), weights=weights)
-        self.fleet.event("a", PodEvent.PROBE_OK)
+    def __init__(self, network: Network, weights: str = "./weights", engine: str = "vllm") -> None:
+        self.engine = network["a"]
+        self.fleet = fleet_of(make_pod("a", engine=engine, models=("m",), weights=weights))
         self.fleet.trust("a", PrefixTrust.TRUSTED, "tested")
         self.reader = PictureReader(LearntPictures(), MARK, "<image>")
         self.ours: PromptPrefix | None = OURS
@@ -66,8 +64,8 @@ class World:
 
 
 @pytest.fixture
-def world(network: Network, make_pod: MakePod) -> World:
-    return World(network, make_pod)
+def world(network: Network) -> World:
+    return World(network)
 
 
 async def test_a_pod_is_asked_for_a_prompt_with_the_picture_alone(world: World, running: Running, until: Until) -> None:
@@ -129,10 +127,10 @@ async def test_a_refused_picture_is_not_asked_for_again(
 
 @pytest.mark.parametrize("facts", [{"weights": "./others"}, {"engine": "llamacpp"}])
 async def test_other_pods_are_not_asked(
-    network: Network, make_pod: MakePod, running: Running, until: Until, facts: dict[str, str]
+    network: Network, running: Running, until: Until, facts: dict[str, str]
 ) -> None:
     """Neither those that name other weights, nor engines without the endpoint."""
-    world = World(network, make_pod, **facts)
+    world = World(network, **facts)
     async with running(world.feed.run()):
         await until(lambda: world.rounds > 2)
     assert (world.learnt, world.engine.asked[TOKENIZE]) == (None, 0)

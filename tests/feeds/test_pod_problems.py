@@ -11,16 +11,13 @@ from structlog.testing import capture_logs
 from router.feeds.pod_problems import log_changes
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod
+from tests.policy.scenes import fleet_of, make_pod
 
 
 @pytest.fixture
-def fleet(make_pod: Callable[..., Pod]) -> Fleet:
+def fleet() -> Fleet:
     """One ready pod, whose changes are logged from now on."""
-    fleet = Fleet()
-    fleet.sync([make_pod("a"), make_pod("b")])
-    for name in ("a", "b"):
-        fleet.event(name, PodEvent.PROBE_OK)
+    fleet = fleet_of(make_pod("a"), make_pod("b"))
     fleet.listen(log_changes(fleet))
     return fleet
 

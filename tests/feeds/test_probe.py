@@ -18,9 +18,9 @@ from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodState, PrefixTrust
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
-MakePod = Callable[..., Pod]
 Network = Any
 Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -60,7 +60,7 @@ class Probing:
 
 
 @pytest.fixture
-def world(network: Network, make_pod: MakePod) -> Probing:
+def world(network: Network) -> Probing:
     """Pod `a`, healthy."""
     network["a"].answers |= WELL
     return Probing(network, make_pod("a"))
@@ -252,9 +252,7 @@ async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
     assert world.described[1][0] == world.now.epoch
 
 
-async def test_another_process_under_the_same_id_is_described(
-    world: Probing, make_pod: MakePod, running: Running, until: Until
-) -> None:
+async def test_another_process_under_the_same_id_is_described(world: Probing, running: Running, until: Until) -> None:
     """Discovery assigned the id to another URL between two probes."""
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
@@ -265,7 +263,7 @@ async def test_another_process_under_the_same_id_is_described(
 
 
 async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
-    network: Network, make_pod: MakePod, running: Running, until: Until
+    network: Network, running: Running, until: Until
 ) -> None:
     """A passed probe must not readmit a pod that fails every request."""
     network["a"].answers |= WELL

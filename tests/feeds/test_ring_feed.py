@@ -15,11 +15,9 @@ from router.fleet.fleet import Fleet
 from router.policy.policy_set import PolicySet
 from router.policy.ring import PodRing, pod_points
 from router.policy.spec import Policy, Shadow
-from router.types import Pod
-from tests.policy.scenes import POLICIES
+from tests.policy.scenes import POLICIES, make_pod
 
 pytestmark = pytest.mark.anyio
-MakePod = Callable[..., Pod]
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 RING = PolicySet(POLICIES["ring_bounded_load"])
@@ -31,7 +29,7 @@ def no_points() -> None:
     pod_points.cache_clear()
 
 
-async def test_the_first_ring_of_a_fleet_needs_no_new_points(make_pod: MakePod) -> None:
+async def test_the_first_ring_of_a_fleet_needs_no_new_points() -> None:
     """One pod is computed in each turn of the loop."""
     fleet, turns = Fleet(), 0
     fleet.sync([make_pod(f"p{number}") for number in range(50)])
@@ -46,7 +44,7 @@ async def test_the_first_ring_of_a_fleet_needs_no_new_points(make_pod: MakePod) 
     assert pod_points.cache_info().misses == 50
 
 
-async def test_a_pod_that_joins_is_computed_at_once(make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_a_pod_that_joins_is_computed_at_once(running: Running, until: Until) -> None:
     """Pods of the fleet before, and pods that join later."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])

@@ -27,11 +27,12 @@ from router.feeds.self_test import (
     compare_tokens,
     expected_blocks,
 )
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.fleet import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
 from tests.examples import examples
+from tests.policy.scenes import fleet_of, make_pod
 
 TOKENS = list(range(100, 200))
 AGREED = ParityReport(Parity.OK, Parity.UNKNOWN, "tokens agree")
@@ -144,7 +145,6 @@ def test_trust_requires_proof(tokens: Parity, hashes: Parity, trust: PrefixTrust
 
 
 pytestmark = pytest.mark.anyio
-MakePod = Callable[..., Pod]
 Network = Any
 Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -163,10 +163,8 @@ class SelfTestWorld:
     """Pod `a`, a configurable engine, and the feed that tests it."""
 
     def __init__(self, network: Network, pod: Pod, events_timeout_s: float = 0.05) -> None:
-        self.fleet, self.store, self.engine = Fleet(), LocalStore(), network["a"]
-        self.fleet.sync([pod])
+        self.fleet, self.store, self.engine = fleet_of(pod), LocalStore(), network["a"]
         self.fleet.describe("a", models=("m",), block_size_tokens=32)
-        self.fleet.event("a", PodEvent.PROBE_OK)
         self.store.add_holder(pod, GENERATION)
         self.engine.answers |= {CHAT: self.generate, COMPLETIONS: self.generate}
         self.engine.answers |= dict.fromkeys((MESSAGES, RESPONSES), self.generate_message)
@@ -242,7 +240,7 @@ class SelfTestWorld:
 
 
 @pytest.fixture
-def world(network: Network, make_pod: MakePod) -> SelfTestWorld:
+def world(network: Network) -> SelfTestWorld:
     """An engine with the tokens and hashes of the router and blocks twice as large."""
     return SelfTestWorld(network, make_pod("a"))
 
@@ -280,7 +278,7 @@ async def test_tokens_are_fetched_from_tokenize_if_the_answer_has_none(world: Se
     assert await world.outcome() == ("mismatch", "unknown", PrefixTrust.MISMATCH)
 
 
-async def test_the_number_of_tokens_is_enough_without_tokens(network: Network, make_pod: MakePod) -> None:
+async def test_the_number_of_tokens_is_enough_without_tokens(network: Network) -> None:
     """No field is sent that TensorRT-LLM rejects; without events and number nothing is proven."""
     world = SelfTestWorld(network, make_pod("a", engine="trtllm"))
     world.publishes = False
@@ -290,7 +288,7 @@ async def test_the_number_of_tokens_is_enough_without_tokens(network: Network, m
     assert await world.outcome() == ("unknown", "no_events", PrefixTrust.UNTESTED)
 
 
-async def test_events_alone_prove_parity(network: Network, make_pod: MakePod) -> None:
+async def test_events_alone_prove_parity(network: Network) -> None:
     """They carry the engine's tokens."""
     world = SelfTestWorld(network, make_pod("a", engine="trtllm"))
     world.counts = False
@@ -304,7 +302,7 @@ async def test_missing_events_are_a_mismatch(world: SelfTestWorld, announced: in
     assert await world.outcome() == ("ok", "mismatch", PrefixTrust.MISMATCH)
 
 
-async def test_rejected_events_are_a_mismatch_at_once(network: Network, make_pod: MakePod) -> None:
+async def test_rejected_events_are_a_mismatch_at_once(network: Network) -> None:
     """The report contains the reason of the index."""
     world = SelfTestWorld(network, make_pod("a"), events_timeout_s=3600.0)
     world.engine_block = 24
@@ -381,7 +379,7 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
 
 
 async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(
-    network: Network, make_pod: MakePod, running: Running, until: Until
+    network: Network, running: Running, until: Until
 ) -> None:
     """A difference is in the log once, and chats stay trusted."""
     world = SelfTestWorld(network, make_pod("a", engine="sglang"))

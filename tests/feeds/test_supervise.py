@@ -12,11 +12,10 @@ from structlog.testing import capture_logs
 
 from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, each_pod, pause, supervise
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
-MakePod = Callable[..., Pod]
 Running = Callable[[Any], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
 
@@ -135,7 +134,7 @@ class RunningTasks:
             self.pods.discard(pod_id)
 
 
-async def test_each_pod_has_a_task_while_it_exists(make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_each_pod_has_a_task_while_it_exists(running: Running, until: Until) -> None:
     """Pods that exist at the start and pods that join later; the task of a removed pod ends."""
     fleet, tasks = Fleet(), RunningTasks()
     fleet.sync([make_pod("a")])
@@ -147,7 +146,7 @@ async def test_each_pod_has_a_task_while_it_exists(make_pod: MakePod, running: R
         await until(lambda: tasks.pods == {"b"})
 
 
-async def test_a_task_is_notified_of_changes_of_its_own_pod(make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_a_task_is_notified_of_changes_of_its_own_pod(running: Running, until: Until) -> None:
     """Changes of state and of epoch; not of another pod."""
     fleet, tasks = Fleet(), RunningTasks()
     fleet.sync([make_pod("a"), make_pod("b")])
@@ -159,7 +158,7 @@ async def test_a_task_is_notified_of_changes_of_its_own_pod(make_pod: MakePod, r
         await until(lambda: tasks.changes == ["a", "b"])
 
 
-async def test_a_pod_that_returns_gets_a_new_task(make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_a_pod_that_returns_gets_a_new_task(running: Running, until: Until) -> None:
     """Nothing of the first task is left."""
     fleet, tasks = Fleet(), RunningTasks()
     fleet.sync([make_pod("a")])
@@ -172,7 +171,7 @@ async def test_a_pod_that_returns_gets_a_new_task(make_pod: MakePod, running: Ru
         assert tasks.changes == []
 
 
-async def test_cancellation_ends_all_tasks_and_the_listener(make_pod: MakePod, running: Running, until: Until) -> None:
+async def test_cancellation_ends_all_tasks_and_the_listener(running: Running, until: Until) -> None:
     """No task and no listener is left."""
     fleet, tasks = Fleet(), RunningTasks()
     fleet.sync([make_pod("a"), make_pod("b")])

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.breaker import Breaker, EjectionRules, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod, PodSpeed, PodState, Role
-
-MakePod = Callable[..., Pod]
+from router.types import Pod, PodState, Role
+from tests.policy.scenes import fleet_of, make_pod
 
 
 @pytest.fixture
-def fleet(make_pod: MakePod) -> Fleet:
+def fleet() -> Fleet:
     """Two ready pods of one model."""
-    return ready(make_pod("a", models=("m",)), make_pod("b", models=("m",)))
-
-
-def ready(*pods: Pod) -> Fleet:
-    """A fleet of ready pods."""
-    fleet = Fleet()
-    fleet.sync(pods)
-    for pod in pods:
-        fleet.event(pod.id, PodEvent.PROBE_OK)
-    return fleet
+    return fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("m",)))
 
 
 def state(fleet: Fleet, pod_id: str) -> PodState:
@@ -130,7 +118,7 @@ def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
     assert state(fleet, "a") is PodState.READY
 
 
-def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet, make_pod: MakePod) -> None:
+def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet) -> None:
     """A new pod under an old id starts clean, and unknown pods may always be probed."""
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, first_backoff_s=1e9))
     breaker.failure("a", 0.0)
@@ -217,7 +205,7 @@ HOSTILE = st.lists(st.tuples(st.floats(0.0, 1.9), st.sampled_from(["doubt", "lat
 @given(steps=HOSTILE)
 def test_no_sequence_of_clients_ejects_a_pod_that_serves_others(steps: list[tuple[float, str, int]]) -> None:
     """Bodies that fail or are late, for made-up tenants, while the pod serves a request in each window."""
-    fleet = ready(*map(pod, "0123"))
+    fleet = fleet_of(*map(serving, "0123"))
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
     now_s = served_s = 0.0
     for pause_s, what, client in steps:
@@ -245,17 +233,9 @@ def test_the_clients_in_a_record_are_few_and_short(fleet: Fleet) -> None:
 # --- enough pods stay ready ---
 
 
-def pod(pod_id: str, models: str = "m", adapters: str = "", role: Role = Role.BOTH) -> Pod:
+def serving(pod_id: str, models: str = "m", adapters: str = "", role: Role = Role.BOTH) -> Pod:
     """Models and adapters of one letter each."""
-    return Pod(
-        id=pod_id,
-        url=f"http://{pod_id}:8000",
-        engine="vllm",
-        speed=PodSpeed(1.0, 0.02, 1e-6),
-        role=role,
-        models=tuple(models),
-        adapters=tuple(adapters),
-    )
+    return make_pod(pod_id, role=role, models=tuple(models), adapters=tuple(adapters))
 
 
 def ready_ids(fleet: Fleet) -> str:
@@ -268,7 +248,7 @@ def ready_ids(fleet: Fleet) -> str:
 )
 def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, left: int) -> None:
     """However many fail: at least one."""
-    fleet = ready(*map(pod, pods))
+    fleet = fleet_of(*map(serving, pods))
     breaker = Breaker(fleet, EjectionRules(min_ready_share=min_ready_share, doubt_window_s=0.0))
     for _ in range(10):
         for pod_id in pods:
@@ -281,7 +261,7 @@ def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, lef
 
 def test_failed_probes_eject_the_last_pod() -> None:
     """It is dead: a 503 at once is better than waiting for it."""
-    fleet = ready(pod("a"))
+    fleet = fleet_of(serving("a"))
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
     for _ in range(3):
         breaker.probe_failed("a", 0.0)
@@ -290,12 +270,12 @@ def test_failed_probes_eject_the_last_pod() -> None:
 
 def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> None:
     """When another pod returns, this one is ejected after as many failures as any."""
-    fleet = ready(pod("a"))
+    fleet = fleet_of(serving("a"))
     breaker, refused = Breaker(fleet, EjectionRules(failures_to_eject=3)), list[str]()
     breaker.on_refused = refused.append
     eject(breaker, 0.0)
     assert refused == ["a"]
-    fleet.sync([pod("a"), pod("b")])
+    fleet.sync([serving("a"), serving("b")])
     fleet.event("b", PodEvent.PROBE_OK)
     breaker.failure("a", 0.0)
     breaker.failure("a", 0.0)
@@ -307,38 +287,38 @@ def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> 
 @pytest.mark.parametrize(
     ("others", "enough"),
     [
-        ([pod("b")], False),
-        ([pod("b", adapters="s")], True),
-        ([pod("b", models="n", adapters="s")], False),
-        ([pod("b", adapters="s", role=Role.PREFILL)], False),
-        ([pod("b", adapters="s", role=Role.DECODE)], False),
-        ([pod("b", adapters="s", role=Role.DECODE), pod("c", adapters="s", role=Role.PREFILL)], True),
-        ([pod("b", adapters="s"), pod("c"), pod("d")], True),
+        ([serving("b")], False),
+        ([serving("b", adapters="s")], True),
+        ([serving("b", models="n", adapters="s")], False),
+        ([serving("b", adapters="s", role=Role.PREFILL)], False),
+        ([serving("b", adapters="s", role=Role.DECODE)], False),
+        ([serving("b", adapters="s", role=Role.DECODE), serving("c", adapters="s", role=Role.PREFILL)], True),
+        ([serving("b", adapters="s"), serving("c"), serving("d")], True),
     ],
 )
 def test_each_model_and_adapter_needs_a_pod_for_prefill_and_decode(others: list[Pod], enough: bool) -> None:
     """Pod `a` serves model `m` with adapter `s` in both roles."""
-    leaving = pod("a", adapters="s")
-    assert leaves_enough_ready(ready(leaving, *others).snapshot, leaving, 0.5) is enough
+    leaving = serving("a", adapters="s")
+    assert leaves_enough_ready(fleet_of(leaving, *others).snapshot, leaving, 0.5) is enough
 
 
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_the_last_prefill_or_decode_pod_stays(role: Role) -> None:
     """The other role cannot replace it."""
     other = Role.DECODE if role is Role.PREFILL else Role.PREFILL
-    leaving = pod("a", role=role)
-    fleet = ready(leaving, pod("b", role=other), pod("c", role=other))
+    leaving = serving("a", role=role)
+    fleet = fleet_of(leaving, serving("b", role=other), serving("c", role=other))
     assert not leaves_enough_ready(fleet.snapshot, leaving, 0.5)
 
 
 def test_pods_that_drain_or_join_do_not_count() -> None:
     """Neither as ready nor as missing."""
-    fleet = ready(*map(pod, "abc"))
+    fleet = fleet_of(*map(serving, "abc"))
     fleet.event("b", PodEvent.DRAIN)
-    fleet.sync([*map(pod, "abcd")])
-    assert leaves_enough_ready(fleet.snapshot, pod("a"), 0.5)
+    fleet.sync([*map(serving, "abcd")])
+    assert leaves_enough_ready(fleet.snapshot, serving("a"), 0.5)
     fleet.event("c", PodEvent.DRAIN)
-    assert not leaves_enough_ready(fleet.snapshot, pod("a"), 0.0)
+    assert not leaves_enough_ready(fleet.snapshot, serving("a"), 0.0)
 
 
 PODS = st.lists(
@@ -378,8 +358,8 @@ def test_no_sequence_of_results_takes_a_model_out(
     facts: list[tuple[str, str, Role]], steps: list[tuple[int, str, str]], share: float
 ) -> None:
     """Every model and adapter that had a ready pod for a role keeps one, and the share."""
-    pods = [pod(str(n), *each) for n, each in enumerate(facts)]
-    fleet = ready(*pods)
+    pods = [serving(str(n), *each) for n, each in enumerate(facts)]
+    fleet = fleet_of(*pods)
     breaker = Breaker(
         fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=share, doubt_window_s=0.0)
     )
@@ -395,7 +375,7 @@ def test_no_sequence_of_results_takes_a_model_out(
 @given(steps=STEPS)
 def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, str]]) -> None:
     """Among its served requests and late first tokens."""
-    fleet = ready(*map(pod, "012345"))
+    fleet = fleet_of(*map(serving, "012345"))
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
     for at, what, _ in steps:
         if what != "failure":
@@ -406,7 +386,7 @@ def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, st
 @given(steps=STEPS)
 def test_a_pod_is_ejected_exactly_by_the_failures_in_a_row(steps: list[tuple[int, str, str]]) -> None:
     """Against a naive count, in a fleet where enough pods stay ready."""
-    fleet = ready(*map(pod, "0123456789"))
+    fleet = fleet_of(*map(serving, "0123456789"))
     breaker = Breaker(fleet, EjectionRules(failures_to_eject=3, min_ready_share=0.0, doubt_window_s=0.0))
     since_success: dict[str, list[str]] = {str(n): [] for n in range(6)}
     for at, what, client in steps:
@@ -457,17 +437,14 @@ def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, ac
     assert state(fleet, "a") is PodState.READY
 
 
-def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet, make_pod: MakePod) -> None:
+def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet) -> None:
     """A price that is ten times too low may not empty a fleet; pods of other models are no witnesses."""
     breaker = Breaker(fleet, EjectionRules(late_to_eject=8, doubt_window_s=0.0))
     for _ in range(100):
         late(breaker, "a", 1)
         late(breaker, "b", 1)
     assert {state(fleet, "a"), state(fleet, "b")} == {PodState.READY}
-    alone = Fleet()
-    alone.sync([make_pod("a", models=("m",)), make_pod("b", models=("other",))])
-    for pod in ("a", "b"):
-        alone.event(pod, PodEvent.PROBE_OK)
+    alone = fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("other",)))
     late(Breaker(alone, EjectionRules(late_to_eject=8, doubt_window_s=0.0)), "a", 100)
     assert state(alone, "a") is PodState.READY
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from router.fleet.fleet import TRANSITIONS, Fleet, PodEvent, transition
 from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
 from tests.examples import examples
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 Change = tuple[str, PodState, PodState]
 
 
@@ -28,7 +27,7 @@ def listening(fleet: Fleet) -> list[Change]:
     return changes
 
 
-def test_a_complete_set_adds_and_removes(make_pod: MakePod) -> None:
+def test_a_complete_set_adds_and_removes() -> None:
     """New pods join, missing ones are gone, the order is by id."""
     fleet = Fleet()
     changes = listening(fleet)
@@ -50,7 +49,7 @@ class CountedId(str):
         return str.__lt__(self, other)
 
 
-def test_many_pods_are_added_at_once(make_pod: MakePod) -> None:
+def test_many_pods_are_added_at_once() -> None:
     """Sorted once, not once for each."""
     CountedId.compared, many = 0, 512
     fleet = Fleet()
@@ -59,7 +58,7 @@ def test_many_pods_are_added_at_once(make_pod: MakePod) -> None:
     assert CountedId.compared <= 10 * many
 
 
-def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
+def test_what_is_learnt_survives_discovery() -> None:
     """State, load, facts, trust and epoch stay; what discovery owns follows it."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -78,7 +77,7 @@ def test_what_is_learnt_survives_discovery(make_pod: MakePod) -> None:
     assert fleet.trust_reason("a") == "tokens agree"
 
 
-def test_links_are_in_every_snapshot(make_pod: MakePod) -> None:
+def test_links_are_in_every_snapshot() -> None:
     """Also after pods are added."""
     links = Links(elsewhere=Link(1.0, 10.0))
     fleet = Fleet(links)
@@ -88,7 +87,7 @@ def test_links_are_in_every_snapshot(make_pod: MakePod) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"url": "http://elsewhere:1"}, {"socket": "/s"}, {"bearer_file": "/key"}])
-def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod, changed: dict[str, str]) -> None:
+def test_another_process_under_the_same_id_is_another_pod(changed: dict[str, str]) -> None:
     """Nothing of the old one holds: no block, no connection."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -102,7 +101,7 @@ def test_another_process_under_the_same_id_is_another_pod(make_pod: MakePod, cha
     assert new.pod.epoch > old.epoch
 
 
-def test_no_two_lives_share_an_epoch(make_pod: MakePod) -> None:
+def test_no_two_lives_share_an_epoch() -> None:
     """Lost and found again, or restarted: the epoch only grows."""
     fleet = Fleet()
     epochs = []
@@ -115,7 +114,7 @@ def test_no_two_lives_share_an_epoch(make_pod: MakePod) -> None:
     assert all(epoch > 0 for epoch in epochs)
 
 
-def test_a_restart_resets_trust_and_load_but_not_the_models(make_pod: MakePod) -> None:
+def test_a_restart_resets_trust_and_load_but_not_the_models() -> None:
     """It goes on serving, untested and with no load; listeners see the new epoch."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -138,7 +137,7 @@ def test_a_restart_resets_trust_and_load_but_not_the_models(make_pod: MakePod) -
     assert status.pod.epoch > epoch
 
 
-def test_the_snapshot_is_rebuilt_on_change_only(make_pod: MakePod) -> None:
+def test_the_snapshot_is_rebuilt_on_change_only() -> None:
     """The same object until something is different; then a higher version."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -152,7 +151,7 @@ def test_the_snapshot_is_rebuilt_on_change_only(make_pod: MakePod) -> None:
     assert first.pods[0].load == PodLoad()
 
 
-def test_late_updates_of_a_removed_pod_are_ignored(make_pod: MakePod) -> None:
+def test_late_updates_of_a_removed_pod_are_ignored() -> None:
     """Answers may arrive after the pod was removed."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -166,7 +165,7 @@ def test_late_updates_of_a_removed_pod_are_ignored(make_pod: MakePod) -> None:
     assert (fleet.snapshot.pods, changes, fleet.resolve("m")) == ((), [], None)
 
 
-def test_listeners_are_called_once_per_change_until_they_are_removed(make_pod: MakePod) -> None:
+def test_listeners_are_called_once_per_change_until_they_are_removed() -> None:
     """A listener that has been removed is not called."""
     fleet = Fleet()
     changes: list[PodState] = []
@@ -179,7 +178,7 @@ def test_listeners_are_called_once_per_change_until_they_are_removed(make_pod: M
     assert changes == [PodState.READY]
 
 
-def test_a_name_resolves_to_a_base_model_and_an_adapter(make_pod: MakePod) -> None:
+def test_a_name_resolves_to_a_base_model_and_an_adapter() -> None:
     """Base names stand for themselves, adapters for their pod's base; unknown and forgotten names for nothing."""
     fleet = Fleet()
     fleet.sync([make_pod("a"), make_pod("b")])
@@ -205,7 +204,7 @@ events = st.lists(
 
 @examples(60)
 @given(history=events)
-def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[tuple[str, str]]) -> None:
+def test_listeners_alone_can_rebuild_the_fleet(history: list[tuple[str, str]]) -> None:
     """A mirror built from the notifications alone always equals the snapshot."""
     fleet = Fleet()
     mirror: dict[str, tuple[int, PodState]] = {}
@@ -228,7 +227,7 @@ def test_listeners_alone_can_rebuild_the_fleet(make_pod: MakePod, history: list[
         assert snapshot == sorted(mirror.items())
 
 
-def test_the_time_of_becoming_ready_is_recorded(make_pod: MakePod) -> None:
+def test_the_time_of_becoming_ready_is_recorded() -> None:
     """Each time that it becomes ready; later configuration does not change it."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -244,7 +243,7 @@ def test_the_time_of_becoming_ready_is_recorded(make_pod: MakePod) -> None:
     assert seen == [5.0, 8.0]
 
 
-def test_a_learnt_speed_is_in_the_next_snapshot(make_pod: MakePod) -> None:
+def test_a_learnt_speed_is_in_the_next_snapshot() -> None:
     """Other pods, and everything else of this pod, stay as they are."""
     fleet = Fleet()
     fleet.sync([make_pod("a"), make_pod("b")])
@@ -260,9 +259,7 @@ def test_a_learnt_speed_is_in_the_next_snapshot(make_pod: MakePod) -> None:
 
 @pytest.mark.parametrize(("factor", "renewed"), [(1.0, False), (1.0019, False), (0.9981, False), (1.003, True)])
 @pytest.mark.parametrize("coefficient", ["c0_ms", "c1_ms_per_token"])
-def test_a_speed_that_hardly_changes_makes_no_new_snapshot(
-    make_pod: MakePod, coefficient: str, factor: float, renewed: bool
-) -> None:
+def test_a_speed_that_hardly_changes_makes_no_new_snapshot(coefficient: str, factor: float, renewed: bool) -> None:
     """Less than 0.2 % of each coefficient."""
     fleet = Fleet()
     speed = PodSpeed(10.0, 0.5, 0.0)
@@ -272,7 +269,7 @@ def test_a_speed_that_hardly_changes_makes_no_new_snapshot(
     assert (fleet.snapshot is not before) is renewed
 
 
-def test_learnt_links_are_in_the_next_snapshot(make_pod: MakePod) -> None:
+def test_learnt_links_are_in_the_next_snapshot() -> None:
     """The same links make no new one."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])

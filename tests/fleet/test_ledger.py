@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -12,10 +12,9 @@ from msgspec import structs
 
 from router.decision import Lease
 from router.fleet.ledger import Ledger
-from router.types import InFlight, Pod, StepBegan
+from router.types import InFlight, StepBegan
 from tests.examples import examples
-
-MakePod = Callable[..., Pod]
+from tests.policy.scenes import make_pod
 
 
 def counts(rows: Mapping[str, InFlight]) -> dict[str, InFlight]:
@@ -23,7 +22,7 @@ def counts(rows: Mapping[str, InFlight]) -> dict[str, InFlight]:
     return {pod: structs.replace(work, prompts_per_s=0.0) for pod, work in rows.items()}
 
 
-def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
+def test_a_lease_counts_from_booking_to_release() -> None:
     """Its uncached tokens stand in the queue until the first token, its context until the end."""
     ledger, pod = Ledger(), make_pod("a")
     lease = ledger.book(pod, 1000, 600, 0.0)
@@ -35,7 +34,7 @@ def test_a_lease_counts_from_booking_to_release(make_pod: MakePod) -> None:
     assert ledger.inflight() == {}
 
 
-def test_a_request_that_ends_before_its_first_token_leaves_nothing(make_pod: MakePod) -> None:
+def test_a_request_that_ends_before_its_first_token_leaves_nothing() -> None:
     """Failed and cancelled ones take their prefill with them, and only theirs."""
     ledger, pod = Ledger(), make_pod("a")
     kept = ledger.book(pod, 100, 0, 0.0)
@@ -45,7 +44,7 @@ def test_a_request_that_ends_before_its_first_token_leaves_nothing(make_pod: Mak
     assert ledger.inflight()["a"].prefill_ms == pytest.approx(kept.prefill_ms)
 
 
-def test_an_empty_queue_is_exactly_empty(make_pod: MakePod) -> None:
+def test_an_empty_queue_is_exactly_empty() -> None:
     """Sums of floats that are taken apart again leave a rest, which would grow for as long as the pod is busy."""
     ledger, pod = Ledger(), make_pod("a")
     leases = [ledger.book(pod, tokens, 0, 0.0) for tokens in (100, 333, 777)]
@@ -56,7 +55,7 @@ def test_an_empty_queue_is_exactly_empty(make_pod: MakePod) -> None:
     assert ledger.inflight()["a"].prefill_ms == 0.0
 
 
-def test_releasing_twice_is_idempotent(make_pod: MakePod) -> None:
+def test_releasing_twice_is_idempotent() -> None:
     """First tokens and releases that come again, or late, change nothing."""
     ledger, pod = Ledger(), make_pod("a")
     other = ledger.book(pod, 10, 0, 0.0)
@@ -70,7 +69,7 @@ def test_releasing_twice_is_idempotent(make_pod: MakePod) -> None:
     assert ledger.inflight()["a"].prefill_tokens == other.prefill_tokens
 
 
-def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
+def test_a_reading_does_not_change_under_its_reader() -> None:
     """A decision sees one moment."""
     ledger, pod = Ledger(), make_pod("a")
     before = ledger.inflight()
@@ -80,7 +79,7 @@ def test_a_reading_does_not_change_under_its_reader(make_pod: MakePod) -> None:
     assert (before, during["a"].requests) == ({}, 1)
 
 
-def test_sums_are_built_once_per_change(make_pod: MakePod) -> None:
+def test_sums_are_built_once_per_change() -> None:
     """Only those of the pods that changed; the same for steps."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 1.0)
@@ -94,7 +93,7 @@ def test_sums_are_built_once_per_change(make_pod: MakePod) -> None:
     assert counts(ledger.inflight())["a"] == counts({"a": first})["a"]
 
 
-def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
+def test_what_other_replicas_have_in_flight_is_added() -> None:
     """Theirs to one another's and to our own, pod by pod; `own` is without them."""
     ledger = Ledger()
     lease = ledger.book(make_pod("a"), 1000, 600, 0.0)
@@ -111,7 +110,7 @@ def test_what_other_replicas_have_in_flight_is_added(make_pod: MakePod) -> None:
     assert ledger.own() == {}
 
 
-def test_rows_of_replicas_are_replaced_as_a_whole(make_pod: MakePod) -> None:
+def test_rows_of_replicas_are_replaced_as_a_whole() -> None:
     """A replica that is not mentioned has nothing in flight any longer."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 100, 0, 0.0)
@@ -122,7 +121,7 @@ def test_rows_of_replicas_are_replaced_as_a_whole(make_pod: MakePod) -> None:
     assert ledger.inflight() == ledger.own()
 
 
-def test_rows_of_replicas_are_not_modified(make_pod: MakePod) -> None:
+def test_rows_of_replicas_are_not_modified() -> None:
     """Neither their report nor an earlier reading changes with our own leases."""
     ledger, report = Ledger(), {"a": InFlight(1, 0, 0, 0.0, 10)}
     ledger.apply_replicas([report], 0.0)
@@ -136,7 +135,7 @@ def test_rows_of_replicas_are_not_modified(make_pod: MakePod) -> None:
 # --- the head of the queue ---
 
 
-def test_the_queue_shrinks_while_its_head_is_computed(make_pod: MakePod) -> None:
+def test_the_queue_shrinks_while_its_head_is_computed() -> None:
     """At the pace of the clock, down to nothing and not below; who comes behind it changes nothing of that."""
     ledger, pod = Ledger(), make_pod("a")
     head, behind = ledger.book(pod, 1000, 0, now_s=5.0), ledger.book(pod, 500, 0, now_s=5.01)
@@ -145,7 +144,7 @@ def test_the_queue_shrinks_while_its_head_is_computed(make_pod: MakePod) -> None
         assert ledger.inflight()["a"].queue_ms(now_s) == pytest.approx(left_ms)
 
 
-def test_when_the_head_is_done_the_next_prompt_becomes_the_head(make_pod: MakePod) -> None:
+def test_when_the_head_is_done_the_next_prompt_becomes_the_head() -> None:
     """From that moment, whether it has its first token or was given up."""
     for leaves in (Ledger.first_token, Ledger.release):
         ledger, pod = Ledger(), make_pod("a")
@@ -155,7 +154,7 @@ def test_when_the_head_is_done_the_next_prompt_becomes_the_head(make_pod: MakePo
         assert ledger.inflight()["a"].queue_ms(5.045) == pytest.approx(following.prefill_ms - 5.0)
 
 
-def test_a_prompt_that_leaves_behind_the_head_does_not_change_the_head(make_pod: MakePod) -> None:
+def test_a_prompt_that_leaves_behind_the_head_does_not_change_the_head() -> None:
     """The first is still being worked on since it was first."""
     for leaves in (Ledger.first_token, Ledger.release):
         ledger, pod = Ledger(), make_pod("a")
@@ -164,7 +163,7 @@ def test_a_prompt_that_leaves_behind_the_head_does_not_change_the_head(make_pod:
         assert ledger.inflight()["a"].queue_ms(5.01) == pytest.approx(head.prefill_ms - 10.0)
 
 
-def test_the_first_prompt_of_an_empty_queue_is_its_head(make_pod: MakePod) -> None:
+def test_the_first_prompt_of_an_empty_queue_is_its_head() -> None:
     """What was first before it has no part in it."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.first_token(ledger.book(pod, 1000, 0, 1.0), 2.0)
@@ -173,7 +172,7 @@ def test_the_first_prompt_of_an_empty_queue_is_its_head(make_pod: MakePod) -> No
     assert ledger.inflight()["a"].queue_ms(7.01) == pytest.approx(later.prefill_ms - 10.0)
 
 
-def test_rows_of_replicas_have_no_head(make_pod: MakePod) -> None:
+def test_rows_of_replicas_have_no_head() -> None:
     """Their queues count in full, by their report, however their clocks go."""
     theirs = InFlight(1, 1, 100, 80.0, 100, head_ms=80.0, head_since_s=1.0)
     alone, with_others = Ledger(), Ledger()
@@ -188,7 +187,7 @@ def test_rows_of_replicas_have_no_head(make_pod: MakePod) -> None:
 # --- what is not a whole request ---
 
 
-def test_a_pod_that_only_decodes_has_nothing_to_compute(make_pod: MakePod) -> None:
+def test_a_pod_that_only_decodes_has_nothing_to_compute() -> None:
     """The request and its context count, no prefill does, and nobody waits behind it."""
     ledger, pod = Ledger(), make_pod("a")
     lease = ledger.book(pod, 1000, 0, 5.0, prefills=False)
@@ -201,7 +200,7 @@ def test_a_pod_that_only_decodes_has_nothing_to_compute(make_pod: MakePod) -> No
     assert ledger.inflight() == {}
 
 
-def test_a_holder_counts_what_it_is_sending(make_pod: MakePod) -> None:
+def test_a_holder_counts_what_it_is_sending() -> None:
     """Also one that serves nothing; and it is forgotten when the last transfer and the last request are over."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.pull_began("a")
@@ -225,9 +224,7 @@ steps = st.lists(
 
 @examples(80)
 @given(steps=steps, prompts=st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
-def test_sums_are_those_of_the_open_leases_and_return_to_zero(
-    make_pod: MakePod, steps: list[tuple[str, int]], prompts: list[int]
-) -> None:
+def test_sums_are_those_of_the_open_leases_and_return_to_zero(steps: list[tuple[str, int]], prompts: list[int]) -> None:
     """Under any interleaving of finish, cancel and fail."""
     ledger, pods = Ledger(), [make_pod(name) for name in "ab"]
     booked: list[Lease] = []
@@ -269,9 +266,7 @@ _CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "p
 
 @examples(150)
 @given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 2)), max_size=30), st.integers(1, 30))
-def test_sums_do_not_depend_on_when_they_are_read(
-    make_pod: MakePod, changes: list[tuple[str, int]], every: int
-) -> None:
+def test_sums_do_not_depend_on_when_they_are_read(changes: list[tuple[str, int]], every: int) -> None:
     """In the same order of pods too, since they are written down."""
     often, seldom = Ledger(), Ledger()
     leases: list[tuple[Lease, Lease]] = []
@@ -305,7 +300,7 @@ def _read(ledger: Ledger) -> list[object]:
     return [list(ledger.inflight().items()), list(ledger.own().items()), list(ledger.steps().items()), alone]
 
 
-def test_decoding_counts_the_same_requests_as_the_sums(make_pod: MakePod) -> None:
+def test_decoding_counts_the_same_requests_as_the_sums() -> None:
     """Of this process and of the others; nobody on a pod that nobody uses."""
     ledger = Ledger()
     ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
@@ -319,7 +314,7 @@ def test_decoding_counts_the_same_requests_as_the_sums(make_pod: MakePod) -> Non
 # --- steps ---
 
 
-def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
+def test_a_step_begins_when_tokens_came_out_last() -> None:
     """With what waited then; nobody knows before, nor once the pod is idle."""
     ledger, pod = Ledger(), make_pod("a")
     assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
@@ -336,7 +331,7 @@ def test_a_step_begins_when_tokens_came_out_last(make_pod: MakePod) -> None:
     assert (ledger.steps(), ledger.decoding("a")) == ({}, (0, 0, -math.inf))
 
 
-def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) -> None:
+def test_a_prompt_of_several_steps_keeps_the_first_of_them() -> None:
     """Its end is reckoned from there; the next prompt's from when that becomes first in line."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.first_token(ledger.book(pod, 10, 0, 4.0), 5.0)
@@ -350,7 +345,7 @@ def test_a_prompt_of_several_steps_keeps_the_first_of_them(make_pod: MakePod) ->
     assert ledger.steps()["a"].prefill_ms == pytest.approx(behind.prefill_ms)
 
 
-def test_a_pod_without_requests_has_no_step(make_pod: MakePod) -> None:
+def test_a_pod_without_requests_has_no_step() -> None:
     """A late piece of an answer leaves nothing behind."""
     ledger = Ledger()
     ledger.release(ledger.book(make_pod("a"), 10, 0, 1.0), 2.0)
@@ -358,7 +353,7 @@ def test_a_pod_without_requests_has_no_step(make_pod: MakePod) -> None:
     assert ledger.steps() == {}
 
 
-def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
+def test_the_sums_of_one_pod_can_be_read() -> None:
     """As the sums of all pods have it."""
     ledger = Ledger()
     ledger.book(make_pod("a"), 1000, 600, 5.0)
@@ -368,7 +363,7 @@ def test_the_sums_of_one_pod_can_be_read(make_pod: MakePod) -> None:
     assert ledger.on("c") == InFlight()
 
 
-def test_own_changes_are_added_to_the_work_of_others(make_pod: MakePod) -> None:
+def test_own_changes_are_added_to_the_work_of_others() -> None:
     """A lease that is booked or released while others work there changes the sum at once."""
     ledger, pod = Ledger(), make_pod("a")
     ledger.apply_replicas([{"a": InFlight(2, 0, 0, 0.0, 20)}], 0.0)
@@ -388,7 +383,7 @@ _HAPPENS = st.lists(
 
 @given(_HAPPENS, _HAPPENS)
 def test_a_watch_records_the_maximum_number_of_prompts(
-    make_pod: MakePod, before: list[tuple[str, int]], during: list[tuple[str, int]]
+    before: list[tuple[str, int]], during: list[tuple[str, int]]
 ) -> None:
     """From its beginning to its end, of this router and the others together."""
     ledger, pod, leases = Ledger(), make_pod("a"), list[Lease]()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -25,12 +26,12 @@ from router.fleet.scaling import (
     pool_of,
     signals_by_pool,
 )
-from router.types import InFlight, Pod, PodLoad, PodSpeed, PodState, PodStatus, Role
+from router.types import InFlight, PodLoad, PodSpeed, PodState, PodStatus, Role
+from tests.policy.scenes import make_pod
 
-MakePod = Callable[..., Pod]
 NOW_S = 1000.0
-SPEED = PodSpeed(1.0, 0.02, 1e-6, 10.0, 0.1, 1e-4)
 TARGETS = ScalingTargets()
+pod = partial(make_pod, speed=PodSpeed(1.0, 0.02, 1e-6, 10.0, 0.1, 1e-4), models=("m",))
 KEY = PoolKey("", "m", "both")
 
 works = st.builds(
@@ -49,11 +50,6 @@ loads = st.builds(
     scraped_at_s=st.floats(NOW_S - 2 * TARGETS.max_load_age_s, NOW_S),
 )
 fleets = st.lists(st.tuples(works, loads), min_size=1, max_size=8)
-
-
-def pod(name: str, **facts: Any) -> Pod:
-    usual: dict[str, Any] = {"url": f"http://{name}", "engine": "vllm", "speed": SPEED, "models": ("m",)}
-    return Pod(id=name, **(usual | facts))
 
 
 def status(name: str, load: PodLoad | None = None, **facts: Any) -> PodStatus:
@@ -329,7 +325,7 @@ def test_a_pod_that_comes_again_under_its_id_starts_again() -> None:
 # --- from fleet and ledger ---
 
 
-def test_signals_follow_bookings(make_pod: MakePod) -> None:
+def test_signals_follow_bookings() -> None:
     """Of this router only; the prefill of requests that have ended counts as arrived."""
     fleet, ledger = Fleet(), Ledger()
     one = make_pod("a")

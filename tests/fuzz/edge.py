@@ -35,15 +35,15 @@ from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields
 from router.request.reading import RequestReader
-from router.types import Pod, PodSpeed
 from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.by_h11 import ReadRequest, read_connection
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
+from tests.policy.scenes import make_pod
 from tests.request.cores import CoreOfPods
 
 LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
-POD = Pod(id="pod", url="http://pod:8000/base", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), dp_rank=3)
+POD = make_pod("pod", url="http://pod:8000/base", models=("m",), dp_rank=3)
 TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
 MOST_LOOP_S = 0.02

@@ -20,8 +20,9 @@ from router.engines.prometheus import samples
 from router.hashing import hash_array, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import U64, UndecodableBatch, decode_batch, parse_frames
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
 from tests.fuzz.bodies import JSON
+from tests.policy.scenes import make_pod
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 GENERATION = Generation(model="m", block_size_tokens=2)
@@ -97,7 +98,7 @@ def facts(data: bytes) -> None:
 def _facts(answers: dict[str, bytes]) -> None:
     for name, engine in ENGINES.items():
         for rank in RANKS:
-            pod = Pod(id="a", url="http://[::1]:8000", engine=name, speed=PodSpeed(1, 1, 0), dp_rank=rank)
+            pod = make_pod(url="http://[::1]:8000", engine=name, dp_rank=rank)
             fields = engine.describe(answers, pod)
             if fields is not None:
                 sizes = fields.max_model_len_tokens, fields.block_size_tokens, fields.capacity_tokens

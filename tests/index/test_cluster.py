@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts, HolderId, KnownHolder, holder_name
-from router.types import BlockChange, BlockHash, BlocksByTier, Generation, Pod, PodSpeed, PromptPrefix, Tier
+from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PromptPrefix, Tier
 from tests.examples import examples
+from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m")
 HOLDER_TTL_S = 10.0
@@ -40,9 +41,7 @@ def make_index() -> ClusterIndex:
     """An index with two pods, `a` and `b`."""
     index = ClusterIndex(holder_ttl_s=HOLDER_TTL_S)
     for pod_id in "ab":
-        index.holders.bind(
-            Pod(id=pod_id, url=f"http://{pod_id}", engine="vllm", speed=PodSpeed(1.0, 0.1, 0.0)), GENERATION
-        )
+        index.holders.bind(make_pod(pod_id), GENERATION)
     return index
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holders import ALL_PODS, HolderFacts, Holders, KnownHolder, hashes_by_generation, holder_name
-from router.types import BlocksByTier, Generation, Pod, PodSpeed, PromptPrefix
+from router.types import BlocksByTier, Generation, Pod, PromptPrefix
 from tests.examples import examples
+from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", block_size_tokens=2)
 NEXT = replace(GENERATION, revision="2")
@@ -24,12 +25,6 @@ OTHER_GENERATIONS = [
     {"kv_dtype": "fp8"},
     {"block_size_tokens": 4},
 ]
-
-
-def make_pod(pod_id: str, **facts: Any) -> Pod:
-    """A pod by id, on a host with the same name."""
-    usual: dict[str, Any] = {"url": f"http://{pod_id}:8000", "engine": "vllm", "speed": PodSpeed(1.0, 0.1, 0.0)}
-    return Pod(id=pod_id, **(usual | facts))
 
 
 def holder(holder_id: str, generation: Generation = GENERATION, **facts: Any) -> KnownHolder:

@@ -8,18 +8,15 @@ import pytest
 
 from router.index import seen_pictures
 from router.index.seen_pictures import SeenPictures
-from router.types import FleetSnapshot, Pod, PodSpeed, PodState, PodStatus, PromptPicture
+from router.types import Pod, PromptPicture
+from tests.policy.scenes import make_pod, snapshot_of
 
-PODS = tuple(Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1, 1, 0), epoch=1) for name in "abc")
+PODS = tuple(make_pod(name, epoch=1) for name in "abc")
 CAT, DOG = PromptPicture(1, 40, 30), PromptPicture(2, None, 1024)
 
 
-def fleet(*pods: Pod) -> FleetSnapshot:
-    return FleetSnapshot(1, tuple(PodStatus(pod, PodState.READY) for pod in pods))
-
-
 def pods_of(seen: SeenPictures, picture: PromptPicture, *pods: Pod) -> tuple[str, ...]:
-    (found,) = seen.seen([picture], fleet(*(pods or PODS)))
+    (found,) = seen.seen([picture], snapshot_of(*(pods or PODS)))
     assert (found.end_token, found.token_count) == (picture.end_token, picture.token_count)
     return found.pods
 

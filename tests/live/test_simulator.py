@@ -25,11 +25,12 @@ from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.sim.virtual.world import World
-from router.types import Endpoint, Pod, PrefixTrust
+from router.types import Endpoint, PrefixTrust
 from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
 from tests.live.engines import BLOCK_TOKENS, EngineProcess
 from tests.live.router_process import router
 from tests.live.slow_pods import KV_BLOCKS, MODEL, STEP_TOKENS, slow_pods, speed_of
+from tests.policy.scenes import make_pod
 
 __all__ = ["slow_pods"]
 
@@ -172,10 +173,8 @@ def simulated(
 
 def simulated_pod(number: int, known: Calibration, true: Calibration) -> SimulatedPod:
     """As configured in the router, and as vLLM was started; vLLM never allocates one of its blocks."""
-    pod = Pod(
-        id=f"pod-{number}",
-        url=f"http://pod-{number}",
-        engine="vllm",
+    pod = make_pod(
+        f"pod-{number}",
         speed=known.speed,
         models=("tiny",),
         block_size_tokens=BLOCK_TOKENS,

@@ -40,7 +40,7 @@ def run_with(name: str, rate_per_s: float, rows: list[Row]) -> Run:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     """A record of these runs, or of two policies at two rates."""
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from router.observe import fast_metrics as ours
 from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
-from router.types import FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus
+from router.types import InFlight
+from tests.policy.scenes import make_pod, snapshot_of
 
 BOUNDS = (0, 0.5, 1, 10)
 
@@ -76,9 +77,7 @@ def test_values_that_are_added_at_once_count_the_same(values: list[float]) -> No
 
 # --- the text ---
 
-FLEET = FleetSnapshot(
-    1, (PodStatus(Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 1.0, 0.0)), PodState.READY),)
-)
+FLEET = snapshot_of(make_pod())
 
 
 def test_the_text_is_that_of_prometheus_client() -> None:

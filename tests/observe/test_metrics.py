@@ -11,7 +11,7 @@ from router.observe.exposition import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render
-from tests.policy.scenes import pod
+from tests.policy.scenes import pod, snapshot_of
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ def test_metrics_of_a_large_router_are_bounded() -> None:
 def test_the_series_of_a_pod_leave_with_it() -> None:
     """Also those of results that arrive late."""
     metrics = Metrics()
-    fleet = FleetSnapshot(1, tuple(PodStatus(pod(name), PodState.READY) for name in ("stays", "joins")))
+    fleet = snapshot_of(pod("stays"), pod("joins"))
     for name in ("stays", "gone"):
         metrics.sent.labels(name, "ok").inc()
         metrics.kv.events.labels(name).inc()

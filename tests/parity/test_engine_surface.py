@@ -14,18 +14,14 @@ import pytest
 from router.engines.adapter import KvEventSource, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.request.response_reader import ResponseReader
-from router.types import Pod, PodId, PodLoad, PodSpeed
+from router.types import PodLoad
+from tests.policy.scenes import make_pod
 
 GOLDENS = Path(__file__).parent / "goldens"
-SPEED = PodSpeed(c0_ms=1.0, c1_ms_per_token=0.1, c2_ms_per_token2=0.0)
 
 
 def recorded(name: str) -> bytes:
     return (GOLDENS / name).read_bytes()
-
-
-def pod(engine: str) -> Pod:
-    return Pod(id=PodId("p"), url="http://10.0.0.7:8000", engine=engine, speed=SPEED)
 
 
 def test_vllm_describes_itself() -> None:
@@ -35,17 +31,17 @@ def test_vllm_describes_itself() -> None:
         "/metrics": recorded("vllm_metrics.txt"),
         "/kv_event_sources": recorded("vllm_kv_event_sources.json"),
     }
-    facts = ENGINES["vllm"].describe(answers, pod("vllm"))
+    facts = ENGINES["vllm"].describe(answers, make_pod())
     assert facts is not None
     assert (facts.models, facts.adapters, facts.max_model_len_tokens) == (("tiny",), (), 1536)
     assert (facts.block_size_tokens, facts.capacity_tokens) == (32, 1920)
-    assert facts.kv_events == KvEventSource("tcp://10.0.0.7:15631", "tcp://10.0.0.7:16631")
+    assert facts.kv_events == KvEventSource("tcp://a:15631", "tcp://a:16631")
 
 
 def test_llamacpp_describes_itself() -> None:
     """Two slots of 4096 tokens each, and no events."""
     answers = {"/v1/models": recorded("llamacpp_models.json"), "/props": recorded("llamacpp_props.json")}
-    facts = ENGINES["llamacpp"].describe(answers, pod("llamacpp"))
+    facts = ENGINES["llamacpp"].describe(answers, make_pod(engine="llamacpp"))
     assert facts is not None
     assert (facts.models, facts.max_model_len_tokens, facts.capacity_tokens) == (("tiny",), 4096, 8192)
     assert facts.kv_events is None

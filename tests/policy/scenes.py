@@ -1,7 +1,8 @@
-"""Scenes to decide in: small ones by hand, and a hypothesis strategy for any."""
+"""Pods, fleets, and scenes to decide in: small ones by hand, and a hypothesis strategy for any scene."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from msgspec import structs
 
 from router.config.load import shipped
 from router.config.policy_files import load_policies
+from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
 from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
@@ -38,23 +40,46 @@ from router.types import (
 
 MODEL = "m"
 BLOCK = 16
-SPEED = PodSpeed(1.0, 0.02, 4e-7, 6.0, 0.01, 4e-5)
 POLICIES = load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
 
 
-def pod(name: str, **facts: Any) -> Pod:
-    usual: dict[str, Any] = {"url": f"http://{name}", "engine": "vllm", "speed": SPEED, "models": (MODEL,)}
-    return Pod(id=name, **(usual | {"trust": PrefixTrust.TRUSTED} | facts))
+SPEED = PodSpeed(1.0, 0.02, 4e-7, 6.0, 0.01, 4e-5)
+LLAMA_8B = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
+"""On one H100."""
+LLAMA_70B = PodSpeed(3.755, 0.06176, 5.004e-7, 15.18, 0.03277, 2.652e-5)
+
+
+def make_pod(name: str = "a", **facts: Any) -> Pod:
+    """A vLLM pod on the host of its name, with these facts."""
+    usual: dict[str, Any] = {"url": f"http://{name}", "engine": "vllm", "speed": SPEED}
+    return Pod(id=name, **(usual | facts))
+
+
+pod = partial(make_pod, models=(MODEL,), trust=PrefixTrust.TRUSTED)
+
+
+def ready(*pods: Pod) -> tuple[PodStatus, ...]:
+    return tuple(PodStatus(each, PodState.READY) for each in pods)
+
+
+def snapshot_of(*pods: Pod) -> FleetSnapshot:
+    """These pods, all of them ready."""
+    return FleetSnapshot(1, ready(*pods))
+
+
+def fleet_of(*pods: Pod) -> Fleet:
+    """These pods, all of them ready."""
+    fleet = Fleet()
+    fleet.sync(pods)
+    for each in pods:
+        fleet.event(each.id, PodEvent.PROBE_OK)
+    return fleet
 
 
 def policy(*costs: str, **facts: Any) -> Policy:
     """The cheapest by these terms with their defaults, or by `costs` as a file would say them."""
     usual: dict[str, Any] = {"name": "mine", "about": "", "costs": {name: {} for name in costs}}
     return parse_policy(usual | {"picker": {"lowest_cost": {}}} | facts)
-
-
-def ready(*pods: Pod) -> tuple[PodStatus, ...]:
-    return tuple(PodStatus(each, PodState.READY) for each in pods)
 
 
 def prompt_of(tokens: list[int]) -> PromptPrefix:

@@ -26,9 +26,9 @@ from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Link, PodSpeed
 from tests.examples import examples
+from tests.policy.scenes import LLAMA_70B
 
 TRUE = PodSpeed(20.0, 0.05, 8e-7)
-LLAMA_70B = PodSpeed(3.755, 0.06176, 5.004e-7, 15.18, 0.03277, 2.652e-5)
 LINK = Link(5.0, 12.1e6, "same_rack")
 Prompt = tuple[int, int]
 """Its tokens, and how many of them are cached."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from router.decision import Candidate, Cost, Direct, RouteDecision
@@ -9,22 +11,14 @@ from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration, class_key
 from router.policy.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.policy.prefill_clock import PrefillObservation
-from router.types import Link, Links, Pod, PodSpeed
+from router.types import Link, Links, PodSpeed
+from tests.policy.scenes import make_pod
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)
 LINK = Link(1.0, 1e6, "rdma")
 
 
-def pod(name: str, hardware: str = "h100x4") -> Pod:
-    return Pod(
-        id=name,
-        url=f"http://{name}",
-        engine="vllm",
-        speed=PRIOR,
-        models=("m",),
-        hardware=hardware,
-        kv_bytes_per_token=1000,
-    )
+pod = partial(make_pod, speed=PRIOR, models=("m",), hardware="h100x4", kv_bytes_per_token=1000)
 
 
 def calibrator(metrics: Metrics | None = None) -> Calibrator:
@@ -53,7 +47,7 @@ def test_pods_of_one_model_engine_and_hardware_share_a_calibration() -> None:
         )
     known = made.calibration.speed(class_key(pod("b")), "b", PRIOR)
     assert known.prefill_ms(2000) == pytest.approx(605.0, rel=0.1)
-    assert made.calibration.speed(class_key(pod("b", "a100x8")), "b", PRIOR) == PRIOR
+    assert made.calibration.speed(class_key(pod("b", hardware="a100x8")), "b", PRIOR) == PRIOR
 
 
 def test_at_most_a_hundred_observations_a_second_are_used() -> None:
@@ -77,7 +71,7 @@ def test_a_class_wants_no_observation_right_after_one() -> None:
         False,
         True,
     ]
-    assert made.wants_observation(pod("b", "a100x8"), 0.0)
+    assert made.wants_observation(pod("b", hardware="a100x8"), 0.0)
 
 
 def test_a_pod_without_a_prior_is_not_calibrated() -> None:

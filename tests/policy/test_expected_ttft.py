@@ -22,9 +22,8 @@ from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, StepRun
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
-from tests.policy.scenes import BLOCK, MODEL, POLICIES, pod, ready, scene
+from tests.policy.scenes import BLOCK, LLAMA_70B, MODEL, POLICIES, pod, ready, scene
 
-LLAMA_70B = PodSpeed(3.755, 0.06176, 5.004e-7, 15.18, 0.03277, 2.652e-5)
 DEEPSEEK_V3 = PodSpeed(46.22, 0.03892, 5.114e-7, 16.72, 0.1147, 1.696e-5)
 PODS = ("a", "b", "c", "d")
 GENERATION = Generation(model=MODEL, block_size_tokens=BLOCK)

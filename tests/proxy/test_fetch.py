@@ -10,7 +10,7 @@ import pytest
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
-from router.types import Pod, PodSpeed
+from tests.policy.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
 
@@ -137,7 +137,7 @@ async def test_pools_open_on_first_use_and_close_with_their_pod() -> None:
     """One pool for each pod."""
     async with serving(answering(OK), answering(OK)) as (pod, _):
         pools = UpstreamPools(GENEROUS)
-        served = Pod(id="a", url=f"http://127.0.0.1:{pod.port}", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
+        served = make_pod(url=f"http://127.0.0.1:{pod.port}")
         assert await pools.fetch(served, "/metrics", PATIENCE_S) == b"ok"
         pool = pools.of(served)
         assert pools.of(served) is pool
@@ -172,7 +172,7 @@ async def test_a_post_is_json_for_the_rank_of_a_pod_and_a_url_needs_no_pod() -> 
 
     async with serving(script, script) as (pod, _), asyncio.timeout(PATIENCE_S):
         pools, url = UpstreamPools(GENEROUS), f"http://127.0.0.1:{pod.port}"
-        served = Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), dp_rank=1)
+        served = make_pod(url=url, dp_rank=1)
         assert await pools.post(served, "/tokenize", {"prompt": "é"}, PATIENCE_S) == b"ok"
         assert await pools.get_url(f"{url}/query/?a=b", PATIENCE_S) == b"ok"
         pools.close()

@@ -8,31 +8,22 @@ from time import monotonic
 import pytest
 
 from router.errors import UnknownResponse
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.fleet import PodEvent
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, StoredResponses
 from router.request.decisions import only
 from router.types import PodState
-from tests.policy.scenes import pod
+from tests.policy.scenes import fleet_of, pod
 
 pytestmark = pytest.mark.anyio
 DEADLINE_S = 5.0
-
-
-def fleet_of(*names: str) -> Fleet:
-    fleet = Fleet()
-    fleet.sync([pod(name) for name in names])
-    for name in names:
-        fleet.describe(name, models=("m",))
-        fleet.event(name, PodEvent.PROBE_OK)
-    return fleet
 
 
 class Town:
     """Two pods, and a response that `a` stored."""
 
     def __init__(self, *names: str) -> None:
-        self.fleet = fleet_of(*(names or ("a", "b")))
+        self.fleet = fleet_of(*map(pod, names or ("a", "b")))
         self.shared: dict[str, StoredResponse] = {}
         self.locator = ResponseLocator(self.fleet, StoredResponses(), self.find)
         self.locator.stored.learn(StoredResponse("r", "a", "m", monotonic()), monotonic())
@@ -113,7 +104,7 @@ async def test_an_id_of_any_length_is_shown_short() -> None:
 
 def test_a_draining_pod_still_serves_what_it_stores() -> None:
     """No other pod could. An ejected one does not."""
-    fleet = fleet_of("a", "b")
+    fleet = fleet_of(pod("a"), pod("b"))
     fleet.event("a", PodEvent.DRAIN)
     fleet.event("b", PodEvent.EJECT)
     states = [[(each.pod.id, each.state) for each in only(fleet.snapshot, name).pods] for name in "abc"]

@@ -19,11 +19,11 @@ from router.frontends.http.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Inbound
-from router.types import Pod, PodSpeed
+from tests.policy.scenes import make_pod
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-POD = Pod(id="a", url="http://pod-a", engine="vllm", speed=PodSpeed(1, 1, 0))
+POD = make_pod(url="http://pod-a")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 GENEROUS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
 PATIENCE_S = 5.0
@@ -631,7 +631,7 @@ async def test_a_refusal_of_the_routers_key_is_not_the_clients(
     (tmp_path / "key").write_text("k")
     monkeypatch.setenv("ENGINE_KEY", "k")
     credentials: Any = {name: value.replace("FILE", str(tmp_path / "key")) for name, value in own.items()}
-    pod = Pod(id="a", url="", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), **credentials)
+    pod = make_pod(url="", **credentials)
     async with serving(answering(OK.replace(b"200 OK", b"401 Unauthorized"))) as (scripted, _):
         pool = UpstreamPool("a", f"http://127.0.0.1:{scripted.port}", GENEROUS, served=pod)
         with pytest.raises(UpstreamBroken) as caught:
@@ -651,7 +651,7 @@ async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_pat
 
     inbound = Inbound("r", "POST", b"/v1/x", [(b"authorization", b"Bearer client")])
     async with serving_at(tmp_path / "pod.sock", script):
-        pod = Pod(id="a", url="", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), bearer_file=str(file) if key else "")
+        pod = make_pod(url="", bearer_file=str(file) if key else "")
         pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "pod.sock"), pod)
         sender = UpstreamSender(lambda _: pool, HeaderRules(forward=["authorization"]))
         reply = await sender.send(inbound, POD, b"{}")

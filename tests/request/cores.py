@@ -20,6 +20,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.predicted import Prediction
 from router.observe.ended import EndedRequest
+from router.observe.fast_metrics import Labelled
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
@@ -36,17 +37,16 @@ from router.request.inbound import HeaderList, Inbound
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
 from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
-from tests.policy.scenes import POLICIES
+from tests.policy.scenes import POLICIES, make_pod
 
+CLASSES = load_classes(None)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 
 
 def pods_at(urls: Mapping[str, str]) -> list[Pod]:
     """Pods by id, which can split requests and pull KV."""
     speed = PodSpeed(1.0, 0.01, 0.0)
-    return [
-        Pod(id=name, url=url, engine="vllm", speed=speed, handoff="nixl", pulls="p2p") for name, url in urls.items()
-    ]
+    return [make_pod(name, url=url, speed=speed, handoff="nixl", pulls="p2p") for name, url in urls.items()]
 
 
 class WatchedStore(LocalStore):
@@ -120,7 +120,7 @@ class CoreOfPods:
         self.lookups = PodLookups(
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
         )
-        routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(load_classes(None)))
+        routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES))
         settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=Quotas()))
         self.core = build_core(self.state, settings, routing, recording, clock)
 
@@ -175,7 +175,9 @@ class CoreOfPods:
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of the samples of our metrics that have these labels."""
-        samples = (sample for family in self.metrics.registry.collect() for sample in family.samples)
+        ours = (one for one in self.metrics.registry.collectors if isinstance(one, Labelled))
+        named = (one for one in ours if name.startswith(one.declared.name))
+        samples = (sample for metric in named for family in metric.collect() for sample in family.samples)
         return sum(one.value for one in samples if one.name == name and one.labels.items() >= labels.items())
 
     def failures(self, pod: str) -> int:

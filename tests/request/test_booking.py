@@ -10,13 +10,10 @@ from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.fleet.ledger import Ledger
 from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
 from router.request.booking import Booking
-from router.types import Pod, PodSpeed, ScenePicture
+from router.types import ScenePicture
+from tests.policy.scenes import SPEED, pod
 
 NOW_S = 100.0
-
-
-def pod(name: str) -> Pod:
-    return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0))
 
 
 PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(pod("b"), pod("a"))]
@@ -54,7 +51,7 @@ def test_pictures_that_the_computing_pod_has_not_seen_are_work(plan: Plan) -> No
     without, booking = (
         Booking(ledger, candidate, 100, lambda _: PrefillClock(), NOW_S, given) for given in ([], pictures)
     )
-    assert booking.prefill_ms - without.prefill_ms == pytest.approx(10_000 * 0.01)
+    assert booking.prefill_ms - without.prefill_ms == pytest.approx(10_000 * SPEED.c1_ms_per_token)
     assert ledger.inflight()[computing].prefill_ms == pytest.approx(booking.prefill_ms + without.prefill_ms)
 
 

@@ -15,14 +15,11 @@ from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
 from router.request.inbound import HeaderList, Inbound
-from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, Pod, PodSpeed, PromptPrefix
+from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, PromptPrefix
+from tests.policy.scenes import pod
 from tests.request.cores import CoreOfPods, pods_at
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
-
-
-def pod(name: str) -> Pod:
-    return Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1.0, 0.01, 0.0), handoff="nixl")
 
 
 def responded(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:

@@ -18,10 +18,11 @@ from router.errors import MalformedRequest, NoReadyPod, UnknownModel
 from router.fleet.fleet import Fleet
 from router.request.inbound import first_values
 from router.request.reading import RequestReader
-from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod, PodSpeed
+from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod
+from tests.policy.scenes import make_pod
 
-POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1, 1, 0), models=("m",), adapters=("lora",))
-OTHER_POD = Pod(id="b", url="http://b", engine="vllm", speed=PodSpeed(1, 1, 0), models=("n",))
+POD = make_pod("a", models=("m",), adapters=("lora",))
+OTHER_POD = make_pod("b", models=("n",))
 Headers = Sequence[tuple[bytes, bytes]]
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 FORWARDED = {"id": "x", "model": "m", "prompt": "p"}

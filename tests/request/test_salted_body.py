@@ -26,7 +26,9 @@ BODIES: dict[Endpoint, dict[str, Any]] = {
     Endpoint.OTHER: {"model": "m", "query": "hi"},
 }
 VALUES = st.recursive(
-    st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
 )
 
 

@@ -19,7 +19,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.template import ChatTemplate
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine
-from router.types import PodSpeed
+from tests.policy.scenes import LLAMA_8B
 
 BEGIN_OF_SEQUENCE = 1
 DEADLINE_S = 30.0
@@ -68,7 +68,7 @@ def make_config(tokenizer: WordTokenizer) -> MakeConfig:
             "models": ("tiny",),
             "tokenizer": tokenizer,
             "render": render,
-            "speed": PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5),
+            "speed": LLAMA_8B,
             "time_scale": 0.0,
             "num_blocks": 256,
             "max_model_len": 2048,

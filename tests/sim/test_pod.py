@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from router.hashing import token_array
 from router.sim.pod import PodStep, SimPod, SimPodConfig, SimRequest
 from router.sim.scheduler import step_ms
-from router.types import BlocksRemoved, BlocksStored, PodLoad, PodSpeed
+from router.types import BlocksRemoved, BlocksStored, PodLoad
 from tests.examples import examples
-
-SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
+from tests.policy.scenes import LLAMA_8B
 
 
 def pod_of(num_blocks: int = 64, **limits: int) -> SimPod:
-    return SimPod(SimPodConfig(speed=SPEED, num_blocks=num_blocks, block_size_tokens=4, **limits))
+    return SimPod(SimPodConfig(speed=LLAMA_8B, num_blocks=num_blocks, block_size_tokens=4, **limits))
 
 
 def request(name: str, prompt: Sequence[int], output_tokens: int = 1) -> SimRequest:
@@ -45,14 +44,14 @@ def test_a_lone_prefill_takes_exactly_prefill_ms(first_tokens: int, tokens: int)
         pod.submit(request("r", range(prompt_tokens)))
         step = pod.step()
         assert step is not None and step.finished == ("r",)
-        assert step.duration_ms == pytest.approx(SPEED.prefill_ms(prompt_tokens, step.started["r"]))
+        assert step.duration_ms == pytest.approx(LLAMA_8B.prefill_ms(prompt_tokens, step.started["r"]))
 
 
 def test_a_decode_step_pays_for_its_requests_and_their_context() -> None:
     """d0 + d1 batch + d2 sum of contexts, and a chunk in the same step adds its own part without c0."""
     decodes = 6.3 + 2 * 0.01 + 300 * 4.2e-5
-    assert step_ms(SPEED, 2, 300, []) == pytest.approx(decodes)
-    assert step_ms(SPEED, 2, 300, [(50, 30)]) == pytest.approx(decodes + SPEED.prefill_ms(80, 50) - 0.8)
+    assert step_ms(LLAMA_8B, 2, 300, []) == pytest.approx(decodes)
+    assert step_ms(LLAMA_8B, 2, 300, [(50, 30)]) == pytest.approx(decodes + LLAMA_8B.prefill_ms(80, 50) - 0.8)
 
 
 def test_a_decode_context_is_the_computed_tokens() -> None:
@@ -82,7 +81,7 @@ def test_a_prompt_beyond_the_budget_is_computed_in_chunks() -> None:
     pod.submit(request("p", range(50, 66)))
     steps = drain(pod)
     assert [step.emitted for step in steps[:3]] == [("d",), ("d",), ("d", "p")]
-    assert steps[0].duration_ms == pytest.approx(step_ms(SPEED, 1, 4, [(0, 7)]))
+    assert steps[0].duration_ms == pytest.approx(step_ms(LLAMA_8B, 1, 4, [(0, 7)]))
 
 
 def test_no_request_overtakes_the_head_of_the_queue() -> None:
@@ -201,7 +200,7 @@ def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     workload: list[tuple[list[int], int, bool]],
 ) -> None:
     """A tiny pool, a request a step, some cancelled during a step: no block leaks and no token is lost."""
-    pod = SimPod(SimPodConfig(speed=SPEED, num_blocks=10, block_size_tokens=2, step_budget_tokens=8, max_num_seqs=3))
+    pod = SimPod(SimPodConfig(speed=LLAMA_8B, num_blocks=10, block_size_tokens=2, step_budget_tokens=8, max_num_seqs=3))
     index, emitted = Counter[int](), Counter[str]()
     wanted: dict[str, int] = {}
     pending = [(f"r{i}", *one) for i, one in enumerate(workload)]
@@ -252,7 +251,7 @@ def test_transferred_kv_is_announced_and_not_computed() -> None:
     pod = pod_of()
     pod.submit(handed("a", range(10), 10))
     step = pod.step()
-    assert step is not None and step.duration_ms == pytest.approx(SPEED.prefill_ms(10, 9))
+    assert step is not None and step.duration_ms == pytest.approx(LLAMA_8B.prefill_ms(10, 9))
     (stored,) = step.events
     assert isinstance(stored, BlocksStored) and list(stored.tokens) == list(range(8))
     assert (step.started, step.garbled) == ({"a": 0}, frozenset())
@@ -289,7 +288,7 @@ def test_a_preempted_request_loses_transferred_kv() -> None:
     steps = drain(pod)
     assert any("b" in step.preempted for step in steps)
     alone = next(at for at, step in enumerate(steps) if "a" in step.finished) + 1
-    assert steps[alone].duration_ms == pytest.approx(SPEED.prefill_ms(8 + 5))
+    assert steps[alone].duration_ms == pytest.approx(LLAMA_8B.prefill_ms(8 + 5))
     assert pod.counters.external_prefix_cache_hits == 7
 
 

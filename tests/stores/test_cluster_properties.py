@@ -22,8 +22,9 @@ from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Pod, PodSpeed, PromptPrefix
+from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
 from tests.examples import examples
+from tests.policy.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -62,8 +63,7 @@ class World:
         self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
         self.tasks: list[asyncio.Task[None]] = [asyncio.create_task(self.feed.run())]
         for name in PODS:
-            pod = Pod(id=name, url=f"http://{name}", engine="vllm", speed=PodSpeed(1, 1, 1))
-            self.replica.add_holder(pod, GENERATIONS[0])
+            self.replica.add_holder(make_pod(name), GENERATIONS[0])
             self.publish(name)
 
     def publish(self, pod: str) -> None:

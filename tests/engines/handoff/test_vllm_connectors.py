@@ -7,7 +7,8 @@ import pytest
 
 from router.engines.handoff.dialect import Handoff, Order
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore, one_token_body, takes_prompt_tokens
-from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, pod, read
+from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
+from tests.policy.scenes import make_pod
 
 
 def test_a_one_token_body_asks_for_one_token_and_no_stream() -> None:
@@ -42,7 +43,7 @@ def test_a_completion_has_only_one_limit() -> None:
 )
 def test_prompt_tokens_are_given_only_to_releases_that_read_them(version: str, takes: bool) -> None:
     """A pod without a version gets none."""
-    assert takes_prompt_tokens(pod("http://p:1", version=version)) is takes
+    assert takes_prompt_tokens(make_pod(url="http://p:1", version=version)) is takes
 
 
 NIXL = Nixl()
@@ -125,15 +126,15 @@ ONE = b'{"0":{"engine_id":"abc","worker_addr":{"0":{"0":"tcp://127.0.0.1:41369"}
 
 def test_a_prefill_pod_is_asked_for_its_engine() -> None:
     """At its bootstrap port."""
-    assert MOONCAKE.facts_url(pod("http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
-    assert MOONCAKE.facts_url(pod("https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
-    assert MOONCAKE.facts_url(pod("http://p:8000", handoff_port=9001)) == "http://p:9001/query"
+    assert MOONCAKE.facts_url(make_pod(url="http://10.0.0.3:8000")) == "http://10.0.0.3:8998/query"
+    assert MOONCAKE.facts_url(make_pod(url="https://[fd00::3]:8000/v1")) == "http://[fd00::3]:8998/query"
+    assert MOONCAKE.facts_url(make_pod(url="http://p:8000", handoff_port=9001)) == "http://p:9001/query"
 
 
 def test_the_engine_is_that_of_the_pods_rank() -> None:
     """Or the only one, for a pod without a rank."""
-    assert MOONCAKE.parse_facts(QUERY, pod("http://p:1", dp_rank=1)) == {"engine_id": "def"}
-    assert MOONCAKE.parse_facts(ONE, pod("http://p:1")) == {"engine_id": "abc"}
+    assert MOONCAKE.parse_facts(QUERY, make_pod(url="http://p:1", dp_rank=1)) == {"engine_id": "def"}
+    assert MOONCAKE.parse_facts(ONE, make_pod(url="http://p:1")) == {"engine_id": "abc"}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_the_engine_is_that_of_the_pods_rank() -> None:
 )
 def test_an_ambiguous_engine_is_none(reply: bytes, rank: int | None) -> None:
     """No decode leg is sent to the wrong engine."""
-    assert MOONCAKE.parse_facts(reply, pod("http://p:1", dp_rank=rank)) is None
+    assert MOONCAKE.parse_facts(reply, make_pod(url="http://p:1", dp_rank=rank)) is None
 
 
 def test_mooncakes_legs_meet_under_one_transfer_id() -> None:

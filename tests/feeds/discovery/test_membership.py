@@ -16,8 +16,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, PodSource, configured_pods
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import PodSpeed, PodState, Role
-
-SPEED = PodSpeed(1.0, 0.02, 0.0)
+from tests.policy.scenes import SPEED
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from router.feeds.discovery.kubernetes_pods import NodePlaces, PodReader
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, sets_between
 from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
-from router.types import PodSpeed
+from tests.policy.scenes import SPEED
 
 MANY = 500
 NAMES = [f"{number:03}" for number in range(MANY)]
@@ -41,7 +41,7 @@ async def test_the_first_pods_of_a_source_join_in_steps() -> None:
     """Also the first 500."""
     fleet = Fleet()
     source = ConfiguredPods([PodConfig(url=f"http://{name}:8000") for name in NAMES])
-    members = Membership(fleet, lambda *_: (PodSpeed(1.0, 0.02, 0.0), 0), {"many": source})
+    members = Membership(fleet, lambda *_: (SPEED, 0), {"many": source})
 
     async def work() -> None:
         async with running(members.feeds):

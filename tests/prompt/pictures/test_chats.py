@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,15 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(backend, "f", {}, None)
 
 
-def reading(tokenizer: Tokenizer, **options: Any) -> Fingerprinter:
+@cache
+def template_of(tokenizer: Tokenizer, **options: Any) -> ChatTemplate:
     pictures = PictureReader(PictureSizes(28, 3136, 12845056), tokenizer.encode(PLACEHOLDER)[0], **options)
-    template = ChatTemplate(tokenizer, TEMPLATE, pictures=pictures)
+    return ChatTemplate(tokenizer, TEMPLATE, pictures=pictures)
+
+
+def reading(tokenizer: Tokenizer, **options: Any) -> Fingerprinter:
+    """A reader without cached prompts."""
+    template = template_of(tokenizer, **options)
     return Fingerprinter(tokenizer, template, Generation(model="m", block_size_tokens=BLOCK))
 
 

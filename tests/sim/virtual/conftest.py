@@ -15,7 +15,8 @@ from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.scenario import DIALECT, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import TraceRequest, read_mooncake
 from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.types import Link, Links, Pod, PodSpeed, PrefixTrust
+from router.types import Link, Links, PodSpeed, PrefixTrust
+from tests.policy.scenes import make_pod
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
@@ -46,10 +47,8 @@ def equal_pods(
 ) -> SimulatedFleet:
     """A fleet of equal pods, with coefficients that the router knows exactly."""
     known = [
-        Pod(
-            id=f"pod-{at:03}",
-            url=f"http://pod-{at:03}",
-            engine="vllm",
+        make_pod(
+            f"pod-{at:03}",
             speed=true.speed,
             models=("m",),
             block_size_tokens=true.engine_block_tokens,

@@ -1,0 +1,34 @@
+"""Tests get their pods and scenes from the builders in `tests/policy/scenes.py`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+BUILDERS = TESTS / "policy/scenes.py"
+BUILT = {"Pod", "Scene"}
+
+
+def built(source: str) -> Iterator[int]:
+    """Lines that construct a pod or a scene of the router, under any name."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("router."))
+    names = {one.asname or one.name for node in imports for one in node.names if one.name in BUILT}
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+            yield node.lineno
+
+
+def test_pods_and_scenes_are_constructed_by_the_builders_alone() -> None:
+    sources = {path: path.read_text() for path in TESTS.rglob("*.py") if path != BUILDERS}
+    candidates = {path: text for path, text in sources.items() if re.search(r"import[^#]*\b(Pod|Scene)\b", text)}
+    assert not [f"{path}:{line}" for path, text in candidates.items() for line in built(text)]
+
+
+def test_constructions_are_found() -> None:
+    source = "from router.types import Pod as P, Scene\ndef pod():\n    return P()\nScene()\nOther()\nPod()"
+    assert sorted(built(source)) == [3, 4]
+    assert list(built(BUILDERS.read_text()))
