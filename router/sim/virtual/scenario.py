@@ -11,20 +11,31 @@ The CLI reads the file and provides the models' coefficients.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
+from router.sim.virtual.virtual_pod import KvGroup, VirtualPodConfig
+from router.types import AttentionKind, Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
 DIALECT = "simulated"
 
@@ -112,8 +123,26 @@ class BelievedSpec(StrictSpec):
     bandwidth: PositiveFloat = 1.0
 
 
+def _expanded(written: object) -> object:
+    """The groups of `["6 x window 1024", "full"]`, in order: as an engine numbers and frees them."""
+    groups: list[KvGroup] = []
+    for one in written if isinstance(written, list | tuple) else [written]:
+        found = _KV_GROUP.fullmatch(str(one))
+        if found is None:
+            raise ValueError(f'{one}: expected "full", "state" or "window TOKENS", with "N x " in front if repeated')
+        groups += [KvGroup(AttentionKind(found[2] or "window"), int(found[3] or 0))] * int(found[1] or 1)
+    if sum(group.kind is AttentionKind.FULL for group in groups) != 1:
+        raise ValueError("exactly one group must be `full`")
+    return tuple(groups)
+
+
+_KV_GROUP = re.compile(r"(?:([1-9]\d*) x )?(?:(full|state)|window ([1-9]\d*))")
+KvGroups: TypeAlias = Annotated[tuple[KvGroup, ...], BeforeValidator(_expanded)]
+
+
 class FleetSpec(StrictSpec):
-    """A fleet file: pods, links, conditions and the SLO."""
+    """A fleet file: pods, links, conditions and the SLO. With `kv_groups`, an engine's blocks are those of the traffic,
+    and `kv_tokens` counts the blocks of all groups."""
 
     about: str = ""
     model: str
@@ -121,6 +150,7 @@ class FleetSpec(StrictSpec):
     link: LinkSpec | None = None
     pcie_gb_per_s: PositiveFloat = 20.0
     engine_block_tokens: PositiveInt = 16
+    kv_groups: KvGroups = ()
     step_budget_tokens: PositiveInt = 8192
     max_num_seqs: PositiveInt = 256
     conditions: Conditions = Conditions()
@@ -128,6 +158,12 @@ class FleetSpec(StrictSpec):
     believed: BelievedSpec = BelievedSpec()
     slo: Slo = Slo()
     admission: Admission = Admission()
+
+    @model_validator(mode="after")
+    def _no_tier_of_groups(self) -> Self:
+        if self.kv_groups and any(group.cpu_kv_tokens for group in self.pods):
+            raise ValueError("`cpu_kv_tokens` is not simulated with `kv_groups`")
+        return self
 
     @property
     def gpus(self) -> int:
@@ -187,6 +223,7 @@ class FleetSpec(StrictSpec):
             kv_tokens=group.kv_tokens,
             cpu_kv_tokens=group.cpu_kv_tokens,
             engine_block_tokens=self.engine_block_tokens,
+            kv_groups=self.kv_groups,
             step_budget_tokens=self.step_budget_tokens,
             max_num_seqs=self.max_num_seqs,
         )

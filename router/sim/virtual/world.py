@@ -18,6 +18,7 @@ from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.sim.virtual.admission_rules import Admission, FleetActions, rule_of
+from router.sim.virtual.layered_pod import hit_rule, new_pod
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 from router.sim.virtual.router_view import RouterSettings, RouterView
@@ -27,8 +28,7 @@ from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequ
 from router.sim.virtual.view_updates import ViewUpdates
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_job import Job, Progress
-from router.sim.virtual.virtual_pod import VirtualPod
-from router.types import BlockChange, Generation, PodId
+from router.types import Generation, PodId
 
 DEFAULT_ROUTERS = RouterSettings()
 OnEnded: TypeAlias = Callable[[int], None]
@@ -64,9 +64,10 @@ class World:
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._speeds = {pod.true.speed for pod in fleet.pods}
-        self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
+        self._pods = {pod.known.id: new_pod(pod.true, block_size_tokens) for pod in fleet.pods}
         self._clock = clock = VirtualClock()
         self.views = list[RouterView]()
+        routers = replace(routers, rule=hit_rule(fleet.pods[0].true, block_size_tokens))
         has_events = routers.knowledge.events
         self._updates = ViewUpdates(
             self.views, self._pods, conditions, clock, self._goes_on, has_events=has_events, seed=seed
@@ -271,8 +272,8 @@ class World:
             self._schedule_wake(pod_id)
 
     def _apply(self, pod_id: PodId, progress: Progress) -> None:
-        for tier, held, blocks in progress.block_changes:
-            self._updates.publish(pod_id, BlockChange(tier, held, blocks))
+        for change in progress.block_changes:
+            self._updates.publish(pod_id, change)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
             on_arrival = partial(self._on_load, pod_id, job)
