@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec.structs import replace
+
 from router.index.layers import HeldEnds, HitRule, hit_tokens
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
@@ -37,7 +39,7 @@ def new_pod(config: VirtualPodConfig, block_tokens: int) -> VirtualPod:
 
 
 def _layers(config: VirtualPodConfig, block_tokens: int) -> list[LayerType]:
-    return [LayerType(group.kind, block_tokens, group.window_tokens) for group in config.kv_groups]
+    return [replace(layer, block_tokens=block_tokens) for layer in config.kv_groups]
 
 
 def _key(group: int, block: BlockHash) -> BlockHash:
@@ -54,8 +56,6 @@ class LayerBlocks:
     pinned: dict[int, list[int]]
     """By group, the numbers of its matchable blocks."""
     private_tokens: int
-    step_tokens: int
-    """Those of `private_tokens` that the current step fills."""
 
 
 class LayeredPod(VirtualPod):
@@ -124,32 +124,28 @@ class LayeredPod(VirtualPod):
         """The first block that the next token needs."""
         return max(computed_tokens - (self._sparse[group].span_tokens or _STATE_SPAN) + 1, 0) // self._block
 
-    def _reserve_layers(
-        self, job: Job, found: int, computed_tokens: int, tokens: int
-    ) -> tuple[Sequence[BlockHash], int]:
+    def _reserve_layers(self, job: Job, found: int, computed: int, tokens: int) -> tuple[Sequence[BlockHash], int]:
         request, block = job.request, self._block
         full = min(self.cache.leading_blocks(request.prompt_hashes), (job.known_tokens - 1) // block)
         checkpoints = {(request.prompt_tokens - 1) // block, full}
-        pinned = {group: list(range(self._first(group, computed_tokens), found)) for group in self._sparse}
+        pinned = {group: list(range(self._first(group, computed), found)) for group in self._sparse}
         keys = [_key(group, request.blocks[at]) for group, numbers in pinned.items() for at in numbers]
-        step_tokens = self._step_tokens(tokens)
-        private = self._span(computed_tokens) - len(keys) * block + step_tokens
-        self._held[job] = LayerBlocks(checkpoints, found, pinned, private, step_tokens)
+        private = self._span(computed) - len(keys) * block + self._step_tokens(tokens)
+        self._held[job] = LayerBlocks(checkpoints, found, pinned, private)
         return keys, private
 
     def _reserve_chunk(self, job: Job, tokens: int) -> bool:
         more = self._step_tokens(tokens)
         if self.cache.available_tokens - len(self._decoding) < tokens + more:
             return False
-        held = self._held[job]
-        held.private_tokens += more
-        held.step_tokens = more
+        self._held[job].private_tokens += more
         self.cache.allocate(more)
         return super()._reserve_chunk(job, tokens)
 
     def _end_chunk(self, job: Job, tokens: int) -> None:
-        self._held[job].step_tokens = 0
         super()._end_chunk(job, tokens)
+        if job in self._held:
+            self._free_skipped(job)
 
     def _commit_prompt(self, job: Job, computed_tokens: int) -> None:
         super()._commit_prompt(job, computed_tokens)
@@ -160,7 +156,6 @@ class LayeredPod(VirtualPod):
             ]
             self._store(job, layer, sorted(set().union(*last)))
         held.computed_blocks = max(done, held.computed_blocks)
-        self._free_skipped(job, computed_tokens)
 
     def _store(self, job: Job, layer: int, numbers: Sequence[int]) -> None:
         """Make these blocks matchable in all groups of a type."""
@@ -174,15 +169,15 @@ class LayeredPod(VirtualPod):
             held.pinned[group] += numbers
         self._record_change(Tier.GPU, True, list(new), layer)
 
-    def _free_skipped(self, job: Job, computed_tokens: int) -> None:
+    def _free_skipped(self, job: Job) -> None:
         """Free what the next token does not need."""
-        held, kept = self._held[job], 0
+        held, computed_tokens, kept = self._held[job], job.computed_tokens, 0
         for group, numbers in held.pinned.items():
             first = self._first(group, computed_tokens)
             self._unpin(job, group, [number for number in numbers if number < first])
             held.pinned[group] = [number for number in numbers if number >= first]
             kept += len(held.pinned[group]) * self._block
-        needed = self._span(computed_tokens) - kept + held.step_tokens
+        needed = self._span(computed_tokens) - kept
         self.cache.free(held.private_tokens - needed)
         held.private_tokens = needed
 

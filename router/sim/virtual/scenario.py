@@ -15,27 +15,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
-from typing import Annotated, ClassVar, Self, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PlainValidator as Parsed
 
 from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.virtual_pod import KvGroup, VirtualPodConfig
-from router.types import AttentionKind, Link, Links, Pod, PodSpeed, PrefixTrust, Role
+from router.sim.virtual.virtual_pod import VirtualPodConfig
+from router.types import AttentionKind, LayerType, Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
 DIALECT = "simulated"
 
@@ -123,21 +114,20 @@ class BelievedSpec(StrictSpec):
     bandwidth: PositiveFloat = 1.0
 
 
-def _expanded(written: object) -> object:
+def _layers(written: list[str]) -> tuple[LayerType, ...]:
     """The groups of `["6 x window 1024", "full"]`, in order: as an engine numbers and frees them."""
-    groups: list[KvGroup] = []
-    for one in written if isinstance(written, list | tuple) else [written]:
-        found = _KV_GROUP.fullmatch(str(one))
+    groups: list[LayerType] = []
+    for one in written:
+        found = _KV_GROUP.fullmatch(one)
         if found is None:
             raise ValueError(f'{one}: expected "full", "state" or "window TOKENS", with "N x " in front if repeated')
-        groups += [KvGroup(AttentionKind(found[2] or "window"), int(found[3] or 0))] * int(found[1] or 1)
-    if sum(group.kind is AttentionKind.FULL for group in groups) != 1:
+        groups += [LayerType(AttentionKind(found[2] or "window"), 0, int(found[3] or 0))] * int(found[1] or 1)
+    if [group.kind for group in groups].count(AttentionKind.FULL) != 1:
         raise ValueError("exactly one group must be `full`")
     return tuple(groups)
 
 
 _KV_GROUP = re.compile(r"(?:([1-9]\d*) x )?(?:(full|state)|window ([1-9]\d*))")
-KvGroups: TypeAlias = Annotated[tuple[KvGroup, ...], BeforeValidator(_expanded)]
 
 
 class FleetSpec(StrictSpec):
@@ -150,7 +140,7 @@ class FleetSpec(StrictSpec):
     link: LinkSpec | None = None
     pcie_gb_per_s: PositiveFloat = 20.0
     engine_block_tokens: PositiveInt = 16
-    kv_groups: KvGroups = ()
+    kv_groups: Annotated[tuple[LayerType, ...], Parsed(_layers)] = ()
     step_budget_tokens: PositiveInt = 8192
     max_num_seqs: PositiveInt = 256
     conditions: Conditions = Conditions()
@@ -158,12 +148,6 @@ class FleetSpec(StrictSpec):
     believed: BelievedSpec = BelievedSpec()
     slo: Slo = Slo()
     admission: Admission = Admission()
-
-    @model_validator(mode="after")
-    def _no_tier_of_groups(self) -> Self:
-        if self.kv_groups and any(group.cpu_kv_tokens for group in self.pods):
-            raise ValueError("`cpu_kv_tokens` is not simulated with `kv_groups`")
-        return self
 
     @property
     def gpus(self) -> int:

@@ -15,20 +15,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 from router.sim.block_cache import BlockCache, TierCache
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress, StepRun
-from router.types import AttentionKind, BlockChange, BlockHash, PodLoad, Tier
-
-
-class KvGroup(NamedTuple):
-    """A group of layers of an engine; `window_tokens` of sliding windows."""
-
-    kind: AttentionKind
-    window_tokens: int = 0
+from router.types import BlockChange, BlockHash, LayerType, PodLoad, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +31,7 @@ class VirtualPodConfig(SchedulerConfig):
     kv_tokens: int
     cpu_kv_tokens: int = 0
     engine_block_tokens: int = 16
-    kv_groups: tuple[KvGroup, ...] = ()
+    kv_groups: tuple[LayerType, ...] = ()
 
 
 class VirtualPod(Scheduler[Job]):
@@ -237,9 +229,7 @@ class VirtualPod(Scheduler[Job]):
         """Memory that the request needs at once."""
         return request.prompt_tokens + request.output_tokens
 
-    def _reserve_layers(
-        self, job: Job, found: int, computed_tokens: int, tokens: int
-    ) -> tuple[Sequence[BlockHash], int]:
+    def _reserve_layers(self, job: Job, found: int, computed: int, tokens: int) -> tuple[Sequence[BlockHash], int]:
         """What an admitted job needs there: blocks, and private tokens."""
         return (), 0
 

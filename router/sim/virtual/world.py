@@ -352,6 +352,8 @@ class World:
 def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> None:
     if fleet.splits and fleet.link is None:
         raise ConfigError("prefill pods need a `link` to hand KV over to decode pods")
+    if any(pod.true.kv_groups and pod.true.cpu_kv_tokens for pod in fleet.pods):
+        raise ConfigError("`cpu_kv_tokens` is not simulated with `kv_groups`")
     if fleet.splits and not policy.splits:
         raise ConfigError(f"policy {policy.name} has no cost term `handoff`: it would not use the prefill pods")
     if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):

@@ -15,23 +15,30 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.sim.virtual.layered_pod import new_pod
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.virtual_pod import KvGroup, VirtualPod, VirtualPodConfig
-from router.types import AttentionKind, BlockChange, Generation
+from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
+from router.types import AttentionKind, BlockChange, Generation, LayerType
 from tests.index.test_hybrid_sessions import SESSIONS, Sent, requests
 from tests.sim.virtual.test_virtual_pod import BLOCK, SPEED, ask, drive_virtual
 
-FULL, STATE = KvGroup(AttentionKind.FULL), KvGroup(AttentionKind.STATE)
+
+def window(tokens: int) -> LayerType:
+    return LayerType(AttentionKind.WINDOW, 0, tokens)
+
+
+FULL, STATE = LayerType(AttentionKind.FULL, 0), LayerType(AttentionKind.STATE, 0)
 MODELS = {
-    "gpt-oss": (KvGroup(AttentionKind.WINDOW, 9), FULL),
-    "gemma": (*[KvGroup(AttentionKind.WINDOW, 14)] * 3, FULL),
+    "gpt-oss": (window(9), FULL),
+    "gemma": (*[window(14)] * 3, FULL),
     "qwen3-next": (STATE, STATE, FULL),
-    "full first": (FULL, KvGroup(AttentionKind.WINDOW, 5)),
-    "two windows": (KvGroup(AttentionKind.WINDOW, 6), FULL, KvGroup(AttentionKind.WINDOW, 17)),
+    "full first": (FULL, window(5)),
+    "two windows": (window(6), FULL, window(17)),
 }
 models = st.sampled_from(sorted(MODELS))
 
 
-def layered(groups: tuple[KvGroup, ...], kv_tokens: int = 100_000, block: int = BLOCK, budget: int = 32) -> VirtualPod:
+def layered(
+    groups: tuple[LayerType, ...], kv_tokens: int = 100_000, block: int = BLOCK, budget: int = 32
+) -> VirtualPod:
     config = VirtualPodConfig(
         speed=SPEED, kv_tokens=kv_tokens, engine_block_tokens=block, step_budget_tokens=budget, kv_groups=groups
     )
@@ -41,9 +48,9 @@ def layered(groups: tuple[KvGroup, ...], kv_tokens: int = 100_000, block: int = 
 # --- recorded on engines ---
 
 RECORDED = {
-    "gemma3: 5 window groups of 128, 1 full": ((*[KvGroup(AttentionKind.WINDOW, 128)] * 5, FULL), 32, 10_000),
-    "gpt-oss: window 128, full; turns, shared prefix, cuts": ((KvGroup(AttentionKind.WINDOW, 128), FULL), 32, 10_000),
-    "gpt-oss, pool of 75 blocks: eviction": ((KvGroup(AttentionKind.WINDOW, 128), FULL), 32, 75),
+    "gemma3: 5 window groups of 128, 1 full": ((*[window(128)] * 5, FULL), 32, 10_000),
+    "gpt-oss: window 128, full; turns, shared prefix, cuts": ((window(128), FULL), 32, 10_000),
+    "gpt-oss, pool of 75 blocks: eviction": ((window(128), FULL), 32, 75),
     "qwen3-next: 3 mamba groups, full": ((STATE, STATE, STATE, FULL), 128, 10_000),
 }
 
@@ -69,16 +76,16 @@ def test_a_recorded_session_caches_what_the_engine_cached(session: dict[str, Any
 # --- a naive model ---
 
 
-def needed_blocks(group: KvGroup) -> int:
+def needed_blocks(group: LayerType) -> int:
     """Of a window or a state, at the end of a hit."""
-    return 1 if group.kind is AttentionKind.STATE else math.ceil((group.window_tokens - 1) / BLOCK)
+    return 1 if group.kind is AttentionKind.STATE else math.ceil((group.span_tokens - 1) / BLOCK)
 
 
 @dataclass
 class NaiveCache:
     """The blocks that an engine holds, by group. It never evicts."""
 
-    groups: tuple[KvGroup, ...]
+    groups: tuple[LayerType, ...]
     held: list[set[int]]
 
     def can_end(self, at: int, blocks: Sequence[int]) -> bool:
@@ -151,7 +158,7 @@ def drive(pod: VirtualPod, arrivals: Sequence[tuple[float, Job]], held: Sequence
     return ended
 
 
-def naive_of(groups: tuple[KvGroup, ...], held: Sequence[set[int]]) -> NaiveCache:
+def naive_of(groups: tuple[LayerType, ...], held: Sequence[set[int]]) -> NaiveCache:
     """`held` by type, full attention first."""
     types = list(dict.fromkeys(sorted(groups, key=lambda group: group != FULL)))
     return NaiveCache(groups, [held[types.index(group)] for group in groups])
@@ -189,7 +196,7 @@ def test_every_job_ends_and_no_memory_is_lost(
     assert [set(change.blocks) for change in published] == held[: len(published)]
 
 
-def after_one_eviction(groups: tuple[KvGroup, ...]) -> tuple[int, int]:
+def after_one_eviction(groups: tuple[LayerType, ...]) -> tuple[int, int]:
     """A pod has computed a prompt of 11 blocks and evicts one block. Returns the type that loses it, and the tokens
     that the prompt hits then."""
     pod, asked = layered(groups), ask([1] * 45)
@@ -200,9 +207,8 @@ def after_one_eviction(groups: tuple[KvGroup, ...]) -> tuple[int, int]:
 
 
 def test_groups_are_evicted_in_their_order_from_their_ends() -> None:
-    window = KvGroup(AttentionKind.WINDOW, 9)
-    assert after_one_eviction((window, FULL)) == (1, 0)
-    assert after_one_eviction((FULL, window)) == (0, 0)
+    assert after_one_eviction((window(9), FULL)) == (1, 0)
+    assert after_one_eviction((FULL, window(9))) == (0, 0)
     assert after_one_eviction((FULL,)) == (0, 40)
 
 
