@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast' \
  && /opt/warmroute/bin/warmroute config show >/dev/null
 
 FROM python:3.12-slim
-ARG VERSION=0.1.0 REVISION=unknown
+ARG VERSION=unknown REVISION=unknown
 LABEL org.opencontainers.image.title="warmroute" \
       org.opencontainers.image.description="Prefix-aware router for LLM inference fleets" \
       org.opencontainers.image.licenses="Apache-2.0" \

@@ -9,13 +9,14 @@ BASE ?= $(shell cat loadtest/CPU_BASE)
 ROUNDS ?= 7
 LIMIT ?= 1.00
 LOADS ?=
+DOCS := $(HOME)/.cache/warmroute/docs/env
 
 SAMPLE ?= 200
 PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test tour quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install demo test docs tour release quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -56,8 +57,16 @@ screenshots: $(VENV)/.ready  ## the pictures of the README, of the page over moc
 	tests/live_ui/install.sh
 	$(BIN)/python -m tests.live_ui.screenshots
 
-tour: $(VENV)/.ready redis  ## every command of the READMEs, in a copy with an environment of its own: minutes
+docs: $(VENV)/.ready        ## docs/ as a site in site/, with search; links checked; in an environment of its own: a minute, once
+	$(BIN)/python -m docs.reference_pages
+	@test -x $(DOCS)/bin/mkdocs || { $(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/pip install -q -r docs/requirements.txt; }
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q
+
+tour: $(VENV)/.ready redis  ## every command of the READMEs and docs/, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour
+
+release: $(VENV)/.ready     ## what a release consists of, into dist/, built twice and installed: two minutes
+	$(BIN)/python -m tests.release
 
 mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their own tests: minutes to hours
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)

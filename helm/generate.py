@@ -26,11 +26,13 @@ from ruamel.yaml import YAML
 from helm.monitoring.alerts import alerts_file, runbook
 from helm.monitoring.dashboards import DASHBOARDS, dashboard_file
 from helm.monitoring.metrics_page import metrics_page
+from router import __version__
 from router.config.load import Strict
 from router.config.schema import RouterConfig
 
 Schema = dict[str, Any]
 CHART = Path(__file__).parent
+_VERSIONS = re.compile(r"(?m)^((?:version|appVersion): ).*$")
 KUBERNETES = "v1.37.0-local-strict"
 """Version whose fields pods may use. Clusters of older versions ignore or refuse newer fields."""
 TABLE = ("<!-- values: python -m helm.generate -->", "<!-- /values -->")
@@ -434,6 +436,7 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(schema),
         CHART / "METRICS.md": metrics_page(),
+        CHART / "Chart.yaml": _VERSIONS.sub(rf"\g<1>{__version__}", (CHART / "Chart.yaml").read_text(encoding="utf-8")),
         CHART / "RUNBOOK.md": runbook(),
         CHART / "files" / "alerts.yaml": alerts_file(),
         **{CHART / "files" / "dashboards" / f"{one.name}.json": dashboard_file(one) for one in DASHBOARDS},

@@ -34,6 +34,8 @@ class GoodConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self.lost = False
         self.idle_since_s = 0.0
+        self.pod = ""
+        """The pod of the last response."""
         self._end: asyncio.Future[str] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -42,7 +44,7 @@ class GoodConnection(asyncio.Protocol):
     async def ask(self, request: bytes) -> tuple[float, float, str]:
         """Send a request. Returns when the first byte of body and the end arrived, and what went wrong."""
         loop = asyncio.get_running_loop()
-        self._end, self._first_s, self._last = loop.create_future(), 0.0, b""
+        self._end, self._first_s, self._last, self.pod = loop.create_future(), 0.0, b"", ""
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(request)
         try:
@@ -65,6 +67,10 @@ class GoodConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._finish("unreadable response")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-warmroute-pod":
+            self.pod = value.decode()
 
     def on_body(self, piece: bytes) -> None:
         if not self._first_s:
@@ -108,9 +114,22 @@ class GoodResults:
 
 
 class GoodClients:
-    """Sends requests at `rate_per_s`, and records those that are due to `results` (None: to nothing)."""
+    """Sends requests at `rate_per_s`, and records those that are due to `results` (None: to nothing). `key`: of their
+    tenant. Responses that `evil_pod` began and broke cannot be retried, and are no failures."""
 
-    def __init__(self, port: int, rate_per_s: float, streamed: Sequence[bytes], whole: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        port: int,
+        rate_per_s: float,
+        streamed: Sequence[bytes],
+        whole: Sequence[bytes],
+        *,
+        key: str = "",
+        evil_pod: str = "",
+    ) -> None:
+        self._key, self._evil_pod = key, evil_pod
+        self.broken_by_pod = 0
+        """Responses that the evil pod began and broke."""
         self.results: GoodResults | None = None
         self.failures: Counter[str] = Counter()
         """Of the whole run, also between phases."""
@@ -168,9 +187,12 @@ class GoodClients:
     async def _one(self, kind: str, due_s: float, results: GoodResults | None) -> None:
         try:
             connection = await self._connection()
-            first_s, end_s, error = await connection.ask(_request(next(self._kinds[kind])))
+            first_s, end_s, error = await connection.ask(_request(next(self._kinds[kind]), self._key))
             if not connection.lost:
                 self._idle.append(connection)
+            if error and connection.pod and connection.pod == self._evil_pod and not error.startswith("status"):
+                self.broken_by_pod += 1
+                return
         except OSError as failed:
             error = f"cannot connect: {failed}"
         if error:
@@ -194,8 +216,9 @@ class GoodClients:
         return (await loop.create_connection(GoodConnection, "127.0.0.1", self._port))[1]
 
 
-def _request(body: bytes) -> bytes:
+def _request(body: bytes, key: str = "") -> bytes:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\n"
+    head += b"authorization: Bearer %b\r\n" % key.encode() if key else b""
     return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
 

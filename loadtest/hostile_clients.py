@@ -2,6 +2,9 @@
 
     python loadtest/hostile_clients.py PORT [KIND...]      # reads `on` and `off` from stdin, one word per line
 
+With `EVIL_KEY` in the environment, they are one tenant with this key, and attack the other tenants too. With
+`EVIL_POD_PORT`, they make the pod there do wrong (`evil_pod.py`): all that it can, or only `EVIL_WRONGS`, divided by
+semicolons.
 After `off` it waits until all attacks have ended and prints one line of JSON: how they ended, by kind.
 """
 
@@ -27,6 +30,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
+from loadtest.evil_pod import CONTROL, WRONGS
 from tests.api.test_framing import REFUSED, SERVED
 
 MIB = 1 << 20
@@ -34,19 +38,27 @@ RESPONSE_S = 8.0
 """An attacker waits this long for a response."""
 ENDED_S = 45.0
 """All attacks end within this time after `off`."""
+WRONG_S = 2.0
+"""How long the evil pod does one thing wrong."""
 PACE_S = 0.2
 """Pause of slow senders and readers."""
 WINDOW_BYTES = 2048
 CHAT = b"/v1/chat/completions"
+_HOST = b"host: h\r\n"
 Attack: TypeAlias = Callable[["Attacker"], Awaitable[str]]
 
 
 @dataclass(slots=True)
 class Attacker:
-    """What an attack needs: the router's port and a source of chance."""
+    """What an attack needs: the router's port and a source of chance. `key`: of its tenant; `pod_port`: of the evil
+    pod."""
 
     port: int
     chance: random.Random
+    key: str = ""
+    pod_port: int = 0
+    wrongs: Sequence[str] = tuple(WRONGS)
+    """What the evil pod does wrong."""
 
     @asynccontextmanager
     async def connected(self, *, small_window: bool = False) -> AsyncIterator[Peer]:
@@ -62,7 +74,9 @@ class Attacker:
             sock.close()
             raise
         try:
-            yield Peer(reader, writer)
+            yield Peer(
+                reader, writer, b"host: h\r\nauthorization: Bearer %b\r\n" % self.key.encode() if self.key else _HOST
+            )
         finally:
             writer.transport.abort()
 
@@ -79,9 +93,12 @@ class Peer:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    host: bytes = _HOST
+    """What is sent for the header `host`: with the key of the tenant behind it."""
 
     async def send(self, data: bytes, piece_bytes: int = MIB // 4, pause_s: float = 0.0) -> None:
         """Send piece by piece, until the router closes."""
+        data = data.replace(_HOST, self.host, 1) if self.host != _HOST else data
         with suppress(ConnectionError):
             for at in range(0, len(data), piece_bytes):
                 self.writer.write(data[at : at + piece_bytes])
@@ -339,6 +356,79 @@ async def pipelined(attacker: Attacker) -> str:
     return "left"
 
 
+# --- of one tenant against the others ---
+
+
+async def held_bodies(attacker: Attacker) -> str:
+    """Large bodies that stop before their end."""
+    async with attacker.connected() as peer:
+        body = chat("x" * (4 * MIB))
+        await peer.send(request(body)[:-100])
+        return await peer.status()
+
+
+async def nested_tools(attacker: Attacker) -> str:
+    """Tools nested deeply, and with thousands of parameters."""
+    nested = b'{"a":' * attacker.chance.choice((30, 300, 900))
+    deep = nested + b"{}" + b"}" * nested.count(b"{")
+    wide = b"{" + b",".join([b'"p%d":{}' % number for number in range(4000)]) + b"}"
+    tool = b'{"type":"function","function":{"name":"f","parameters":%b}}' % attacker.chance.choice((deep, wide))
+    return await attacker.exchange(
+        request(chat().replace(b'{"model"', b'{"tools":[%b],"model"' % b",".join([tool] * 6), 1))
+    )
+
+
+async def many_large_bodies(attacker: Attacker) -> str:
+    """Eight chats of half a megabyte with many items at once."""
+    body = chat([{"type": "text", "text": text(attacker.chance, 20)}] * 10_000)
+    ends = await asyncio.gather(*[attacker.exchange(request(body)) for _ in range(8)])
+    return ends[0]
+
+
+async def unread_prompts(attacker: Attacker) -> str:
+    """Forty chats at once that the router does not read."""
+    sent = request(chat(text(attacker.chance, 2000), truncate_prompt_tokens=10))
+    return (await asyncio.gather(*[attacker.exchange(sent) for _ in range(40)]))[0]
+
+
+async def impatient(attacker: Attacker) -> str:
+    """Deadlines that no pod can meet."""
+    return await attacker.exchange(request(chat(stream=True), headers=b"x-request-deadline-ms: 1\r\n"))
+
+
+async def long_streams(attacker: Attacker) -> str:
+    """Sixty streams that nobody reads."""
+
+    async def stay() -> None:
+        async with attacker.connected(small_window=True) as peer:
+            await peer.send(request(chat(stream=True), headers=b"x-soak-bytes: 4194304\r\n"))
+            await asyncio.sleep(RESPONSE_S)
+
+    await asyncio.gather(*[stay() for _ in range(60)])
+    return "held"
+
+
+async def stored_responses(attacker: Attacker) -> str:
+    """Responses that do not exist, and background responses."""
+    if attacker.chance.random() < 0.5:
+        return await attacker.exchange(
+            request(b"", b"/v1/responses/" + text(attacker.chance, 40).encode(), method=b"GET")
+        )
+    body = msgspec.json.encode({"model": MODEL, "input": "a", "background": True, "store": True})
+    return await attacker.exchange(request(body, b"/v1/responses"))
+
+
+async def wrong_pod(attacker: Attacker) -> str:
+    """The evil pod does something wrong for a few seconds."""
+    name, pod = attacker.chance.choice(attacker.wrongs), Attacker(attacker.pod_port, attacker.chance)
+    try:
+        await pod.exchange(request(b"", CONTROL + name.replace(" ", "%20").encode(), method=b"GET"))
+        await asyncio.sleep(WRONG_S)
+    finally:
+        await pod.exchange(request(b"", CONTROL, method=b"GET"))
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class AttackKind:
     """An attack, how often it begins, and how many run at most at the same time."""
@@ -366,6 +456,19 @@ KINDS: Mapping[str, AttackKind] = {
     "idle connections": AttackKind(idle_connections, 3, 30),
     "pipelined": AttackKind(pipelined, 0.2, 2),
 }
+
+
+TENANT_KINDS: Mapping[str, AttackKind] = {
+    "held bodies": AttackKind(held_bodies, 4, 32),
+    "nested tools": AttackKind(nested_tools, 2, 4),
+    "many large bodies": AttackKind(many_large_bodies, 0.2, 1),
+    "unread prompts": AttackKind(unread_prompts, 0.5, 2),
+    "impatient": AttackKind(impatient, 10),
+    "long streams": AttackKind(long_streams, 0.2, 1),
+    "stored responses": AttackKind(stored_responses, 5),
+}
+"""Of one tenant: they use what all tenants share."""
+POD_KINDS: Mapping[str, AttackKind] = {"wrong pod": AttackKind(wrong_pod, 2, 1)}
 
 
 @dataclass(slots=True)
@@ -415,7 +518,10 @@ async def attack(port: int, kinds: Sequence[str]) -> None:
     huge()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), sys.stdin)
-    attacks, beginning = Attacks(Attacker(port, random.Random(1)), {kind: KINDS[kind] for kind in kinds or KINDS}), None
+    attacker = Attacker(port, random.Random(1), os.getenv("EVIL_KEY", ""), int(os.getenv("EVIL_POD_PORT", "0")))
+    attacker.wrongs = os.getenv("EVIL_WRONGS", ";".join(WRONGS)).split(";")
+    known = {**KINDS, **(TENANT_KINDS if attacker.key else {}), **(POD_KINDS if attacker.pod_port else {})}
+    attacks, beginning = Attacks(attacker, {kind: known[kind] for kind in kinds or known}), None
     print("{}", flush=True)
     while word := (await reader.readline()).strip():
         if word == b"on" and beginning is None:

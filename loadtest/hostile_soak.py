@@ -1,26 +1,33 @@
 """Checks that hostile clients neither delay nor fail the requests of good ones, and leave nothing behind.
 
     python loadtest/hostile_soak.py --minutes 60 --out hostile.json
+    python loadtest/hostile_soak.py --minutes 30 --evil-pod --evil-tenant
 
 First fills the router's prompt caches, which takes a few minutes at the highest rate and half an hour at the measured
 one. Then phases with and without attacks alternate under the same steady load; attackers are a process of their own.
 Compares the p99 of the good requests, samples the router's memory, and reads all gauges at the end. Exit code 1 unless
 no good request failed, no p99 rose by more than 20 ms, memory grew by at most 2 % after the first quarter, and all
 in-flight gauges are 0.
+
+With `--evil-pod`, one of the pods does wrong during attacks (`evil_pod.py`): what it began and broke is no failure of a
+good request. With `--evil-tenant`, the attackers are one tenant, and the good clients another; the router's shared
+limits are low enough for one tenant to reach them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import re
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +45,7 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, chat_bodies, warm_chats
+from loadtest.evil_pod import WRONGS
 from loadtest.good_clients import GoodClients, GoodResults
 from loadtest.hostile_clients import ENDED_S
 from loadtest.peers.processes import process_usage
@@ -62,6 +70,9 @@ JUDGED_MINUTES = 30
 """A shorter run does not judge memory: its last three quarters have too few phases."""
 LIMITS = {"request_timeout_s": 10, "write_timeout_s": 10, "first_byte_timeout_s": 20}
 """So that slow clients end within their phase."""
+SHARED_LIMITS = {**LIMITS, "max_held_bytes": 64 * 2**20, "max_in_flight": 512}
+"""Two hundred good requests are in flight at most, with a megabyte."""
+GOOD_KEY, EVIL_KEY = "good", "evil"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,8 @@ class HostileResult:
     """Metric series that appeared after the first quarter."""
     errors: list[str] = field(default_factory=list)
     """Of the soak itself."""
+    broken_by_pod: int = 0
+    """Responses that the evil pod began and broke."""
 
     @property
     def growth(self) -> float:
@@ -154,12 +167,24 @@ class HostileResult:
 
 
 @contextmanager
-def soak_pods(folder: Path) -> Iterator[Mocks]:
-    """Run the mock pods."""
+def soak_pods(folder: Path, *, has_evil: bool = False) -> Iterator[Mocks]:
+    """Run the mock pods. `has_evil`: the last one is the evil pod, in a process of its own."""
     ports = sorted({free_port() for _ in range(PODS * 4)})[:PODS]
-    script = str(Path(__file__).with_name("soak_pods.py"))
-    with logged_process("pods", [sys.executable, script, *map(str, ports)], folder):
+    good = ports[:-1] if has_evil else ports
+    script, evil = (str(Path(__file__).with_name(name)) for name in ("soak_pods.py", "evil_pod.py"))
+    with ExitStack() as running:
+        running.enter_context(logged_process("pods", [sys.executable, script, *map(str, good)], folder))
+        if has_evil:
+            running.enter_context(logged_process("evil", [sys.executable, evil, str(ports[-1])], folder))
         yield Mocks(ports)
+
+
+def tenants_of(folder: Path) -> Mapping[str, object]:
+    """The router's settings for a good and an evil tenant."""
+    listed = [{"name": name, "keys": [sha256(name.encode()).hexdigest()]} for name in (GOOD_KEY, EVIL_KEY)]
+    file = folder / "tenants.yaml"
+    file.write_text(msgspec.json.encode({"tenants": listed}).decode())
+    return {"tenants": str(file)}
 
 
 @dataclass(slots=True)
@@ -187,11 +212,19 @@ class Attackers:
 
 
 @asynccontextmanager
-async def attackers(port: int, kinds: Sequence[str]) -> AsyncIterator[Attackers]:
+async def attackers(port: int, kinds: Sequence[str], variables: Mapping[str, str]) -> AsyncIterator[Attackers]:
     """Start the attackers, waiting. Without `kinds`: all."""
     script, pipe = str(Path(__file__).with_name("hostile_clients.py")), asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        sys.executable, script, str(port), *kinds, stdin=pipe, stdout=pipe, limit=1 << 22, start_new_session=True
+        sys.executable,
+        script,
+        str(port),
+        *kinds,
+        stdin=pipe,
+        stdout=pipe,
+        limit=1 << 22,
+        start_new_session=True,
+        env={**os.environ, **variables},
     )
     try:
         started = Attackers(process)
@@ -209,7 +242,10 @@ async def attackers(port: int, kinds: Sequence[str]) -> AsyncIterator[Attackers]
 class HostileSoak:
     """One run against a running router."""
 
-    def __init__(self, router: RunningRouter, result: HostileResult, good: GoodClients) -> None:
+    def __init__(
+        self, router: RunningRouter, result: HostileResult, good: GoodClients, variables: Mapping[str, str]
+    ) -> None:
+        self._variables = variables
         self._router = router
         self._result = result
         self._good = good
@@ -222,13 +258,14 @@ class HostileSoak:
     def _minute(self) -> float:
         return (time.monotonic() - self._began_s) / 60
 
-    async def run(self, phase_s: float) -> None:
+    async def run(self, phase_s: float, *, fills: bool) -> None:
         """Fill caches, alternate phases until the time is over, then read what is left."""
-        await self._fill_caches()
+        if fills:
+            await self._fill_caches()
         self._began_s = time.monotonic()
         tasks = [asyncio.create_task(run()) for run in (self._good.run, self._good.watch_lag, self._sample)]
         self._result.series["begin"] = len(_samples(await self._metrics()))
-        async with attackers(self._router.port, self._result.kinds) as attacking:
+        async with attackers(self._router.port, self._result.kinds, self._variables) as attacking:
             await asyncio.sleep(WARM_UP_S)
             for hostile in cycle((False, True)):
                 if self._minute + phase_s / 60 / 2 > self._result.minutes and len(self._result.phases) > 1:
@@ -341,7 +378,7 @@ class HostileSoak:
         for name, quiet in result.without_attacks.items():
             if name in result.with_attacks:
                 result.delays_ms[name] = round(result.with_attacks[name].p99_ms - quiet.p99_ms, 2)
-        result.failures = dict(self._good.failures)
+        result.failures, result.broken_by_pod = dict(self._good.failures), self._good.broken_by_pod
 
     def _print(self, phase: Phase) -> None:
         times = ", ".join(f"{name} {value.p50_ms:.1f}/{value.p99_ms:.1f}" for name, value in phase.times.items())
@@ -382,13 +419,18 @@ def _gauges(metrics: str) -> dict[str, float]:
     return {series: value for series, value in _samples(metrics).items() if series.partition("{")[0] in names}
 
 
-async def _run(router: RunningRouter, result: HostileResult, phase_s: float) -> None:
+async def _run(
+    router: RunningRouter, result: HostileResult, phase_s: float, variables: Mapping[str, str], *, fills: bool
+) -> None:
     cancel_on_sigterm()
     chats = list(warm_chats(SourceText(mock_tokenizer()), PROMPT_TOKENS, BODIES))
     bodies = chat_bodies(chats, stream=True), chat_bodies(chats, stream=False)
     gc.collect()
     gc.freeze()
-    await HostileSoak(router, result, GoodClients(router.port, result.rate_per_s, *bodies)).run(phase_s)
+    key = GOOD_KEY if "EVIL_KEY" in variables else ""
+    evil_pod = f"pod-{PODS - 1}" if "EVIL_POD_PORT" in variables else ""
+    good = GoodClients(router.port, result.rate_per_s, *bodies, key=key, evil_pod=evil_pod)
+    await HostileSoak(router, result, good, variables).run(phase_s, fills=fills)
 
 
 def main(
@@ -398,6 +440,10 @@ def main(
     ] = None,
     rate: Annotated[float, typer.Option(min=1, help="Good requests per second.")] = 150,
     kind: Annotated[list[str] | None, typer.Option(help="Only attacks of this kind. Can be repeated.")] = None,
+    evil_pod: Annotated[bool, typer.Option("--evil-pod", help="One of the pods attacks the router.")] = False,
+    evil_tenant: Annotated[bool, typer.Option("--evil-tenant", help="The attackers are one of two tenants.")] = False,
+    wrong: Annotated[list[str] | None, typer.Option(help="Only these wrongs of the evil pod. Can be repeated.")] = None,
+    fill: Annotated[bool, typer.Option(help="Fill the router's caches first.")] = True,
     out: Annotated[
         Path | None, typer.Option(help="Write results and samples here, as JSON.", callback=writable)
     ] = None,
@@ -406,10 +452,18 @@ def main(
     result = HostileResult(minutes, rate, kind or ())
     with TemporaryDirectory(prefix="warmroute-soak-") as temporary:
         folder = Path(temporary)
-        with soak_pods(folder) as pods, launch_router(OURS, pods, folder / OURS, LIMITS) as router:
+        limits, settings = (SHARED_LIMITS, tenants_of(folder)) if evil_tenant else (LIMITS, {})
+        with (
+            soak_pods(folder, has_evil=evil_pod) as pods,
+            launch_router(OURS, pods, folder / OURS, limits, settings=settings) as router,
+        ):
+            variables = {"EVIL_KEY": EVIL_KEY} if evil_tenant else {}
+            if evil_pod:
+                variables |= {"EVIL_POD_PORT": str(pods.ports[-1]), "EVIL_WRONGS": ";".join(wrong or WRONGS)}
+            running = _run(router, result, phase_s or min(240.0, minutes * 60 / 8), variables, fills=fill)
             try:
                 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                    runner.run(_run(router, result, phase_s or min(240.0, minutes * 60 / 8)))
+                    runner.run(running)
             except asyncio.CancelledError:
                 result.errors.append("stopped early")
             finally:
@@ -433,6 +487,7 @@ def table(result: HostileResult) -> Table:
         attacks.update({name.partition(":")[0]: count for name, count in phase.attacks.items()})
     rows: dict[str, Any] = {"attacks": attacks.total(), "good requests": sum(each.answered for each in result.phases)}
     rows |= {"failed": sum(result.failures.values()), "memory growth": f"{result.growth:.2%}"}
+    rows["begun and broken by the evil pod"] = result.broken_by_pod
     rows |= {f"left: {name.removeprefix('warmroute_')}": value for name, value in result.left_behind.items()}
     rows |= {f"metric series, {when}": count for when, count in result.series.items()}
     rows["metric series that appeared after the first quarter"] = len(result.late_series)

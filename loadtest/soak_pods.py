@@ -176,11 +176,11 @@ class SoakPod(asyncio.Protocol):
             self._transport.abort()
 
 
-async def serve(ports: list[int]) -> None:
+async def serve(ports: list[int], pod: type[SoakPod] = SoakPod) -> None:
     """Listen until SIGTERM."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    servers = [await loop.create_server(SoakPod, "127.0.0.1", port, backlog=1024) for port in ports]
+    servers = [await loop.create_server(pod, "127.0.0.1", port, backlog=1024) for port in ports]
     await stop.wait()
     for server in servers:
         server.close()

@@ -116,7 +116,8 @@ class QuotaExceeded(ClientError):
 
 
 class ShareExceeded(ClientError):
-    """The tenant uses its share of the pods, and the answer would be late. As `Overloaded`."""
+    """The tenant uses its share of the pods, and the answer would be late; or its share of a limit of the router, which
+    others need, too. As `Overloaded`."""
 
     code = "share_exceeded"
 

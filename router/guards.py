@@ -18,21 +18,27 @@ class OutOfBounds(ValueError):
     """Foreign input exceeds a bound. The message names the input, the bound, and what was found."""
 
 
+class OutOfRange(ValueError):
+    """A number that cannot be true. The message names it and the range."""
+
+
 class ForeignDecoder(Protocol[T_co]):
     """A decoder of msgspec. Raises `msgspec.DecodeError`, which is a `ValueError`, `UnicodeDecodeError`, or
     `RecursionError`."""
 
-    def decode(self, document: bytes, /) -> T_co: ...
+    def decode(self, document: bytes | memoryview, /) -> T_co: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
     """What one document of a kind may contain. `what` names the kind in messages. `max_items`: values in lists and
-    objects; each costs up to a microsecond, so 5,000 of them fit into a turn of the event loop."""
+    objects; each costs up to a microsecond, so 5,000 of them fit into a turn of the event loop. `counted`: the
+    characters of JSON that are items; `{` where a decoder builds objects of few fields and skips all else."""
 
     what: str
     max_bytes: int
-    max_items: int
+    max_items: int = 5000
+    counted: bytes = b",:"
 
     def check_size(self, size_bytes: int) -> None:
         """Raises `OutOfBounds` for a longer document."""
@@ -47,22 +53,38 @@ class Bound:
     def json(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
         """The decoded document. Raises `OutOfBounds`, or `ValueError` if it is something else."""
         self.check_size(len(document))
-        self.check_items(document.count(b",") + document.count(b":"))  # at least as many as it has
+        self.check_items(sum(map(document.count, self.counted)))  # at least as many as it has
         return _decoded(document, decoder)
 
-    def msgpack(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
-        """The same for msgpack, in which an item takes at least a byte."""
-        self.check_size(len(document))
-        return _decoded(document, decoder)
+    def msgpack(self, document: bytes | memoryview, decoder: ForeignDecoder[T]) -> T:
+        """The same for msgpack. Only the items of its outermost list are counted: state a size for what is in them."""
+        view = memoryview(document)
+        self.check_size(len(view))
+        self.check_items(_msgpack_items(view))
+        return _decoded(view, decoder)
 
 
-def _decoded(document: bytes, decoder: ForeignDecoder[T]) -> T:
+def _decoded(document: bytes | memoryview, decoder: ForeignDecoder[T]) -> T:
     try:
         return decoder.decode(document)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
+def _msgpack_items(document: memoryview) -> int:
+    """Items that a list or map claims to have; 0 for anything else."""
+    first = document[0] if document else 0
+    width = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(first, 0)
+    return int.from_bytes(document[1 : 1 + width], "big") if width else first & 15 if 0x80 <= first < 0xA0 else 0
+
+
 def in_range(value: float, low: float, high: float) -> float | None:
     """The number if it lies within the bounds, which NaN never does; else None."""
     return value if low <= value <= high else None
+
+
+def checked(what: str, value: float, low: float, high: float) -> float:
+    """The number. Raises `OutOfRange` if it does not lie within the bounds."""
+    if low <= value <= high:
+        return value
+    raise OutOfRange(f"{what} is {value:g}, expected {low:g} to {high:g}")

@@ -31,6 +31,19 @@ class PodState(StrEnum):
     GONE = "gone"
 
 
+class Matching(StrEnum):
+    """How prompts are matched on a pod."""
+
+    EVENTS = "events"
+    """By its KV events."""
+    PREDICTED = "predicted"
+    """By the prompts that it was sent: its engine publishes no KV events, or they are off."""
+    NO_EVENTS = "no_events"
+    """The same, but its engine could publish them."""
+    OFF = "off"
+    """Not at all: it is routed by load only."""
+
+
 class PrefixTrust(StrEnum):
     """Whether the pod tokenizes and caches prompts as the router does: the result of the parity test."""
 
@@ -62,6 +75,8 @@ class Pod:
     role: Role = Role.BOTH
     models: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    allowed_models: tuple[str, ...] = ()
+    """Names, with `*`, of the models and adapters that it may serve; empty: all."""
     max_model_len_tokens: int | None = None
     block_size_tokens: int | None = None
     capacity_tokens: int | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from router.apis.api import PromptKind as PromptKind
 from router.apis.body_types import MAX_NAME_CHARACTERS as MAX_NAME_CHARACTERS
@@ -27,6 +28,7 @@ from router.kv_events import Tier as Tier
 from router.pods import NO_TLS_FILES as NO_TLS_FILES
 from router.pods import FleetSnapshot as FleetSnapshot
 from router.pods import Links as Links
+from router.pods import Matching as Matching
 from router.pods import Pod as Pod
 from router.pods import PodId as PodId
 from router.pods import PodLoad as PodLoad
@@ -37,6 +39,9 @@ from router.pods import PrefixTrust as PrefixTrust
 from router.pods import Role as Role
 
 BlockHash: TypeAlias = int
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
+_Amount: TypeAlias = Annotated[float, Meta(ge=-1.0, le=1e9)]
+"""Bounds of what other routers report. Differences of sums may be slightly below 0."""
 """64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 
@@ -59,6 +64,8 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     id: str
     body: bytes
     salt: str = ""
+    choices: int = 1
+    """Number of answers that it asks for."""
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
 
@@ -141,24 +148,24 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
 class InFlight(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Unfinished requests of this router and its replicas on one pod. Serialized as an array in this order."""
 
-    requests: int = 0
-    prefill_requests: int = 0
+    requests: _Count = 0
+    prefill_requests: _Count = 0
     """Requests without a first token."""
-    prefill_tokens: int = 0
+    prefill_tokens: _Count = 0
     """Their uncached prompt tokens, as predicted."""
-    prefill_ms: float = 0.0
+    prefill_ms: _Amount = 0.0
     """Expected time of the pod to compute these, without the fixed part of a step."""
-    context_tokens: int = 0
+    context_tokens: _Count = 0
     """Prompt tokens of all requests in flight: the KV that decoding reads."""
-    pulls: int = 0
+    pulls: _Count = 0
     """Transfers of KV to other pods in progress."""
-    decode_tokens: int = 0
+    decode_tokens: _Count = 0
     """The part of `context_tokens` of requests with a first token."""
-    head_ms: float = 0.0
+    head_ms: _Amount = 0.0
     """The part of `prefill_ms` of this router's oldest prompt, the head of the queue."""
-    head_since_s: float = 0.0
+    head_since_s: _Amount = 0.0
     """When that prompt became the head."""
-    prompts_per_s: float = 0.0
+    prompts_per_s: _Amount = 0.0
     """Rate of prompts, decayed; as of the last change of these sums."""
 
     @property

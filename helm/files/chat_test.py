@@ -1,18 +1,22 @@
 """`helm test`: a chat of two turns through the router. The second must find the first in a cache."""
 
 import json
+import os
 import sys
 import time
+import urllib.error
 import urllib.request
 from typing import Any
 
-URL, MODEL, SECONDS = sys.argv[1:4]
+URL, MODEL, SECONDS, TENANTS = (*sys.argv[1:5], "")[:4]
+KEY = os.environ.get("API_KEY", "").strip()
 FOX = "The quick brown fox jumps over the lazy dog. " * 40
 
 
 def call(path: str, body: Any = None) -> tuple[Any, Any]:
     data = json.dumps(body).encode() if body else None
-    request = urllib.request.Request(URL + path, data, {"content-type": "application/json"})
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {KEY}"} if KEY else {})
+    request = urllib.request.Request(URL + path, data, headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers, json.load(answer)
 
@@ -34,9 +38,23 @@ def chat(model: str) -> int:
     return found or expected
 
 
+def refusal() -> str:
+    """What is wrong, or nothing, where the test has no key of a tenant."""
+    try:
+        call("/v1/models")
+    except urllib.error.HTTPError as error:
+        if error.code != 401:
+            raise
+        print("a request without a key is refused; for a chat, name the Secret of a tenant's key in test.apiKeySecret")
+        return ""
+    return "a request without a key was answered, although tenants.existingSecret is set"
+
+
 def attempt() -> str:
     """What is wrong, or nothing."""
     try:
+        if TENANTS and not KEY:
+            return refusal()
         if chat(MODEL or call("/v1/models")[1]["data"][0]["id"]):
             return ""
         return "no cache hit; does the engine cache prefixes? see trust and kv_events in `warmroute pods`"

@@ -226,6 +226,9 @@ HITS = Dashboard(
                 _gauge(
                     "Parity mismatches", "none", "max", of_pods.POD_TRUST, "pod", "1: not matched.", trust="mismatch"
                 ),
+                _gauge(
+                    "Pods routed by load only", "none", "max", of_pods.POD_MATCHING, "pod", "1: off.", matching="off"
+                ),
                 _gauge("Age of the shared index", "s", "max", of_process.INDEX_AGE_S, ""),
                 _gauge(
                     "Complete holders of the shared index", "none", "min", of_process.INDEX_HOLDER_COMPLETE, "holder"

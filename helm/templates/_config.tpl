@@ -43,6 +43,21 @@ the chart's own engines. */}}
 {{- toYaml $sources -}}
 {{- end -}}
 
+{{/* Resources of a router, with a memory limit that follows from its configuration, in MiB: the program, a tokenizer and
+two prompt caches a model, bodies, and the replica of the index. */}}
+{{- define "warmroute.routerResources" -}}
+{{- $config := fromYaml (include "warmroute.config" .) -}}
+{{- $mib := 1048576 -}}
+{{- $caches := div (dig "index" "tokens_cache_bytes" 67108864 $config | int64) $mib | mul 2 | add 100 | mul (max 1 (len (get $config "models" | default list))) -}}
+{{- $bodies := div (dig "limits" "max_held_bytes" 1073741824 $config | int64) $mib -}}
+{{- $replica := 0 -}}
+{{- if dig "index" "redis" "url" "" $config -}}
+{{- $replica = div (dig "index" "redis" "max_replica_bytes" 2147483648 $config | int64) $mib -}}
+{{- end -}}
+{{- $limit := printf "%dMi" (max 2048 (add 512 $caches $bodies $replica)) -}}
+{{- toYaml (merge (deepCopy .Values.resources) (dict "limits" (dict "memory" $limit))) -}}
+{{- end -}}
+
 {{/* Mounts of the configuration and of the credentials that it names. */}}
 {{- define "warmroute.mounts" -}}
 - {name: config, mountPath: /etc/warmroute/router.yaml, subPath: router.yaml, readOnly: true}
@@ -66,6 +81,13 @@ the chart's own engines. */}}
   {{- end }}
 {{- end }}
 - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{/* The volumes of these mounts in pods of publishers, whose user of Redis may be another one. */}}
+{{- define "warmroute.publisherVolumes" -}}
+{{- $values := deepCopy .Values -}}
+{{- with .Values.redis.publisherSecret }}{{ $_ := set $values.redis "existingSecret" . }}{{ end -}}
+{{- include "warmroute.volumes" (set (omit . "Values") "Values" $values) -}}
 {{- end -}}
 
 {{/* The volumes of these mounts. */}}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
@@ -35,12 +35,46 @@ class LearntMargin(msgspec.Struct, gc=False):
     high: float
     step: float
     allowed: float
+    seen: int = 0
+    """Number of observations."""
 
     def observe(self, has_missed: bool) -> None:
         moved = self.value + self.step * (has_missed - self.allowed)
         self.value = min(max(moved, 0.0), self.high)
+        self.seen += 1
 
 
+class TenantMargins:
+    """A margin that each tenant learns from its own requests, and one for all: their lower median, weighted by the
+    number of observations up to `FULL_VOTE`. So no minority of them moves it beyond what the others want."""
+
+    def __init__(self, first: LearntMargin) -> None:
+        self._first = first
+        self._own: dict[str, LearntMargin] = {}
+        """By tenant, the one that was observed least recently first."""
+        self.for_all = first.value
+
+    def of(self, tenant: str) -> float:
+        """That of a tenant."""
+        return self._own.get(tenant, self._first).value
+
+    def observe(self, tenant: str, has_missed: bool) -> None:
+        own = self._own.pop(tenant) if tenant in self._own else msgspec.structs.replace(self._first)
+        self._own[tenant] = own
+        own.observe(has_missed)
+        if len(self._own) > MAX_VOTES:
+            del self._own[next(iter(self._own))]
+        if len(self._own) == 1 or own.seen % VOTE_EVERY == 0:
+            self.for_all = self._voted()
+
+    def _voted(self) -> float:
+        votes = sorted((one.value, min(one.seen, FULL_VOTE)) for one in self._own.values())
+        half, below = sum(weight for _, weight in votes) / 2, accumulate(weight for _, weight in votes)
+        return next(value for (value, _), weights in zip(votes, below, strict=True) if weights >= half)
+
+
+MAX_VOTES, FULL_VOTE, VOTE_EVERY = 256, 100, 16
+"""Tenants with a vote, observations for a full one, and those of a tenant between two votes."""
 MIN_RECHECK_MS = 2.0
 """A pod's queue is an estimate, so its end may pass without a place."""
 AHEAD_MS = 300.0
@@ -140,10 +174,12 @@ class AdmissionQueue:
         self._senders = senders
         missing, part = 1 - limits.slo_share, FIRST_TOKENS_PART
         rest_ms = limits.rest_ms if tpot_ms < math.inf else 0.0
-        self.error_share = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
-        """How much later than predicted a first token may come."""
-        self.rest_ms = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
-        """The time between two prompts of a pod."""
+        error = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
+        self.error_share = TenantMargins(error)
+        """How much later than predicted a first token may come: for each tenant, its own."""
+        rest = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        self.rest_ms = TenantMargins(rest)
+        """The time between two prompts of a pod: that for all."""
         self._order = FairOrder()
         self._pace = PrefillPace(limits.burst_ms)
         self._shares = FairShares()
@@ -209,7 +245,6 @@ class AdmissionQueue:
         if one is None or one.start_by_s >= now_s:
             return math.inf if one is None else (one.start_by_s - now_s) * 1000
         self.leave(one)
-        self.error_share.observe(True)
         return one
 
     def leave(self, one: Waiting) -> None:
@@ -236,18 +271,18 @@ class AdmissionQueue:
         soonest_ms = min(self._wait_ms(place, now_s) for place in places)
         return Closed(soonest_ms, True) if soonest_ms > 0 else Closed(wait_ms, False)
 
-    def answered(self, is_late: bool, tpot_ms: float | None) -> None:
+    def answered(self, tenant: str, is_late: bool, tpot_ms: float | None) -> None:
         """Learn from an answered request: whether its first token came later than its SLO allows, and the mean time per
         token after it, None if that is unknown."""
-        self.error_share.observe(is_late)
+        self.error_share.observe(tenant, is_late)
         if tpot_ms is not None:
-            self.rest_ms.observe(tpot_ms > self._tpot_ms)
+            self.rest_ms.observe(tenant, tpot_ms > self._tpot_ms)
 
     def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
         """Count a prompt for its pod and for its tenant."""
         if place.decode_pod:
             self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
-        rest_ms = self.rest_ms.value * self._senders() if place.decodes else 0.0
+        rest_ms = self.rest_ms.for_all * self._senders() if place.decodes else 0.0
         taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
 
@@ -277,7 +312,7 @@ class AdmissionQueue:
         limits = self._limits
         ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
         turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
-        error = 1 + self.error_share.value
+        error = 1 + self.error_share.of(request.tenant.name)
 
         def late_ms(place: Place) -> float:
             wait_ms = max(turn_ms, self._wait_ms(place, now_s))

@@ -34,7 +34,9 @@ class AdmissionGate:
             return OPEN_TENANT
         tenant = self._tenants().by_name.get(name)
         if tenant is None:
-            raise MalformedRequest("Name a tenant of the file `tenants` in the header `edge.tenant_header`.")
+            raise MalformedRequest(
+                "Name a tenant of the file `tenants`: `warmroute preview --tenant`, or the query parameter `tenant`."
+            )
         return tenant
 
     def admit(self, path: str, headers: Mapping[bytes, bytes], now_s: float) -> Tenant | RouterError:

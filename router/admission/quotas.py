@@ -101,10 +101,7 @@ class Quotas:
 
     def begin(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str, now_s: float) -> Hold | Short:
         """Count a request of a tenant with these quotas, to this base model and adapter, unless a limit is reached."""
-        applied = self._applied.get((tenant, model, adapter))
-        if applied is None or applied.quotas is not quotas:
-            applied = self._apply(tenant, quotas, model, adapter)
-        second = int(now_s)
+        applied, second = self._applied_to(tenant, quotas, model, adapter), int(now_s)
         for meter in applied.counted:
             if not self._admits(meter, second, 1):
                 return self._short(applied, meter, now_s, 1)
@@ -118,17 +115,26 @@ class Quotas:
             self.sharing.mark_used(applied.counted, second, 1)
         return Hold(applied, second)
 
-    def spent(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Short | None:
-        """The limit of all of a tenant's requests a minute that is reached, if no other process has something left of
-        it: none of its requests needs to be read. Counts nothing."""
-        applied = self._applied.get((tenant, "", ""))
-        if applied is None or applied.quotas is not quotas:
-            applied = self._apply(tenant, quotas, "", "")
-        second = int(now_s)
-        for meter in applied.requests:
+    def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | Short:
+        """Count a request as concurrent until `end`. Or, if none of the tenant's requests needs to be read, because no
+        process has something left of a limit of all of them, that limit, a minute or at once."""
+        applied, second = self._applied_to(tenant, quotas, "", ""), int(now_s)
+        for meter in applied.counted:
             if not (self._admits(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
-        return None
+        for meter in applied.concurrent:
+            meter.own.add(second, 1)
+        if self.sharing is not None:
+            self.sharing.mark_used(applied.concurrent, second, 1)
+        return Hold(applied, second)
+
+    def count(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> None:
+        """Count a request whose model is not known, also beyond the limit."""
+        requests = self._applied_to(tenant, quotas, "", "").requests
+        for meter in requests:
+            meter.own.add(int(now_s), 1)
+        if self.sharing is not None:
+            self.sharing.mark_used(requests, int(now_s), 1)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
         """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The
@@ -176,6 +182,12 @@ class Quotas:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
+
+    def _applied_to(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
+        applied = self._applied.get((tenant, model, adapter))
+        if applied is None or applied.quotas is not quotas:
+            applied = self._apply(tenant, quotas, model, adapter)
+        return applied
 
     # --- slow paths ---
 

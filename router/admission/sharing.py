@@ -14,10 +14,13 @@ from itertools import islice
 
 import msgspec
 
-from router.admission.meter import WINDOW_S, Meter
+from router.admission.meter import WINDOW_S, Dimension, Meter
 
 ROW_TTL_S = 3.0
-"""A process without a report for this long is gone; what it may use is free."""
+"""A process without a report for this long is gone; what it has used is free."""
+SILENT_S = 1.0
+"""What a process may use more than it has used is free after this long without an exchange, which may take half of
+that."""
 
 
 class CeilingReport(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +56,9 @@ def local_ceiling(limit: int, ceiling: float, free: int, members: int) -> float:
 
 TOLERANCE = 0.02
 """Part of a limit that the processes may use together beyond it, so that a process with little traffic need not ask."""
+AWAY_CONCURRENT = 8
+"""Without the book, a process may have as many concurrent requests if the others left room for them when it was lost:
+local shares of a small limit would refuse requests while most of it is free."""
 KEPT_S = 10
 """A process keeps a share for its next requests this long after the last one."""
 REFRESH_S = 1
@@ -160,6 +166,8 @@ class MeterSharing:
         if meter.key not in self._local:
             self._local.add(meter.key)
             meter.ceiling = local_ceiling(meter.limit, meter.ceiling, meter.free, self.members)
+            if meter.dimension is Dimension.CONCURRENT:
+                meter.ceiling = max(meter.ceiling, min(AWAY_CONCURRENT, meter.limit - meter.others.total))
         if second >= self._lost_second + WINDOW_S:  # what the others had used is no longer in the window
             meter.ceiling = max(meter.ceiling, meter.limit // self.members)
         return used + amount <= (meter.ceiling if used else meter.limit)

@@ -15,9 +15,12 @@ import httpx
 import msgspec
 import typer
 
+from router.cli.options import flag
+
 DEFAULT_URL = "http://127.0.0.1:9480"
 UrlOption = Annotated[str, typer.Option(help="The router's admin listener; or unix:PATH.")]
 BearerOption = Annotated[Path | None, typer.Option(help="A file whose first line is a token.", show_default="no token")]
+JsonOption = Annotated[bool, flag("--json", "Print JSON instead, for scripts.")]
 MAX_SHOWN_CHARS = 500
 TIMEOUT_S = 10.0
 _DATA = "data: "

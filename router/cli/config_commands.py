@@ -30,12 +30,16 @@ def check_command(
     config: Annotated[Path, typer.Argument(help="The router.yaml to check.")],
     policies: PoliciesOption = None,
     offline: Annotated[bool, flag("--offline", "Skip tokenizers that come from the hub.")] = False,
+    no_files: Annotated[
+        bool,
+        flag("--no-files", "For CI: skip the files, keys and folders of the router's machine, and all tokenizers."),
+    ] = False,
     probe: Annotated[bool, flag("--probe", "Ask the pods too. Exit code 1 if one is unusable.")] = False,
 ) -> None:
     from router.cli.pod_probe import print_probes
     from router.wiring.config_check import check_router
 
-    parsed, found = check_router(config, policies or shipped("policies"), offline=offline)
+    parsed, found = check_router(config, policies or shipped("policies"), offline=offline, files=not no_files)
     names = ", ".join(policy.name for policy in found.active)
     counts = ", ".join(f"{len(of)} {what}{'' if len(of) == 1 else 's'}" for what, of in _listed(parsed))
     print(f"{config}: valid. {counts}, policies {names}.")

@@ -39,6 +39,8 @@ NUM_BLOCKS = 2560
 """KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
 PORT = 8080
+NUMBERS = 800
+"""A prompt of as many has 1,600 tokens: its prefill decides, and not the hash of its first blocks."""
 
 
 def demo_command(
@@ -127,15 +129,13 @@ def _print_failures(console: Console, results: dict[str, DriveResults]) -> None:
 def _usage_hint(router: RouterUrls, model: str) -> str:
     url = router.public
     return f"""
-The router (cost_aware) listens on {url}. Ask it twice and look at the header x-warmroute-cached-tokens:
+The router (cost_aware) listens on {url}. Ask it twice with 1,600 tokens, and for the reason of the second choice:
 
-curl -i {url}/v1/chat/completions -H 'content-type: application/json' \\
-  -d '{{"model": "{model}", "max_tokens": 20, "messages": [{{"role": "user",
-       "content": "Which pod holds my prefix? A block is 16 tokens; this question is long enough to fill one."}}]}}'
+for turn in first second; do
+  curl -sN {url}/v1/chat/completions -H 'content-type: application/json' -H "x-request-id: $turn" \\
+    -d '{{"model": "{model}", "stream": true, "stream_options": {{"include_usage": true}}, "max_tokens": 20,
+    "messages": [{{"role": "user", "content": "'"$(seq -s ' ' {NUMBERS})"'"}}]}}' | tail -n 3
+done
+warmroute explain second --url {router.admin}
 
-from openai import OpenAI
-client = OpenAI(base_url="{url}/v1", api_key="none")
-answer = client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello there."}}])
-print(answer.choices[0].message.content, answer.usage)
-
-Pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""
+Page: {router.admin}/ui   pods: {router.admin}/admin/pods   metrics: {router.admin}/metrics   Ctrl-C ends all of it."""

@@ -5,6 +5,7 @@ Changes are lost when the router restarts; the configuration file is the lasting
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -15,10 +16,9 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 
-from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, JsonOption, UrlOption, fail
 from router.cli.terminal import folded_table, printable
 from router.config.load import plain, read_document
-from router.types import PrefixTrust
 
 _PodRow = dict[str, Any]
 
@@ -42,10 +42,12 @@ def pods_command(
     ] = None,
     url: UrlOption = DEFAULT_URL,
     bearer_file: BearerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     router = AdminClient(url, bearer_file)
     if action is PodAction.LIST:
-        _print_pods(_named(router, pod) if pod else _pods(router))
+        rows = _named(router, pod) if pod else _pods(router)
+        print(json.dumps(rows, indent=2)) if as_json else _print_pods(rows)
     elif pod is None:
         raise typer.BadParameter(f"`{action.value}` needs a pod: its id or URL; `warmroute pods` lists them")
     elif action is PodAction.ADD:
@@ -85,9 +87,10 @@ def _change(router: AdminClient, action: PodAction, pod_id: str) -> _PodRow:
 def _print_pods(pods: Sequence[_PodRow]) -> None:
     """A table, then why pods are unusable or serve without prefix matching."""
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-    table = folded_table("pod", "state", "role", "models", numbers=("running", "waiting", "KV"), **style)
+    table = folded_table("pod", "state", "role", "matching", "models", numbers=("running", "waiting", "KV"), **style)
     for one in pods:
-        names = one["id"], one["state"], one["role"], ", ".join((*one["models"], *one["adapters"])) or "-"
+        models = ", ".join((*one["models"], *one["adapters"])) or "-"
+        names = one["id"], one["state"], one["role"], one["matching"], models
         table.add_row(*map(printable, names), *_load(one))
     console = Console()
     console.print(table if pods else "no pods")
@@ -103,5 +106,5 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
     for one in pods:
         if reason := one.get("state_reason"):
             yield f"{one['id']}: {one['state']}: {reason}"
-        if one["trust_reason"] and one["trust"] != PrefixTrust.TRUSTED:
-            yield f"{one['id']}: {one['trust']}: {one['trust_reason']}"
+        if one["matching_reason"]:
+            yield f"{one['id']}: matching {one['matching']}: {one['matching_reason']}"

@@ -5,6 +5,7 @@ An argument that ends in .yaml is a file; any other is the name of a shipped pol
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from ruamel.yaml import YAML
 
 from router.cli.options import PoliciesOption, flag
 from router.cli.simulate_setup import policy_spec
@@ -47,6 +49,12 @@ def _matched_requests(spec: PolicySpec) -> str:
     conditions = spec.match.model_dump(exclude_defaults=True)
     shown = (f"{key} {' or '.join(value) if isinstance(value, tuple) else value}" for key, value in conditions.items())
     return f"{spec.percent:g} % of {', '.join(shown) or 'all'}"
+
+
+@policy_app.command("show")
+def show_command(policy: Annotated[str, typer.Argument(help="A name or a file.")]) -> None:
+    """Print a policy as one file, with everything that it extends and every default."""
+    YAML(typ="safe").dump(policy_spec(policy).model_dump(mode="json", by_alias=True, exclude_none=True), sys.stdout)
 
 
 @policy_app.command("lint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -21,13 +22,15 @@ def preview_command(
     ] = None,
     model: Annotated[str, typer.Option(help="With --prompt: the model.", show_default="none")] = "",
     prompt: Annotated[str, typer.Option(help="A user message, instead of a file.", show_default="none")] = "",
+    tenant: Annotated[str, typer.Option(help="On behalf of this tenant.", show_default="none")] = "",
     url: UrlOption = DEFAULT_URL,
     bearer_file: BearerOption = None,
 ) -> None:
     if bool(body) == bool(model and prompt):
         raise typer.BadParameter("give either a file with a request, or --model and --prompt")
     asked = _read(body) if body else {"model": model, "messages": [{"role": "user", "content": prompt}]}
-    found = AdminClient(url, bearer_file).ask("POST", "/admin/preview", Explained, asked)
+    path = f"/admin/preview?tenant={quote(tenant)}" if tenant else "/admin/preview"
+    found = AdminClient(url, bearer_file).ask("POST", path, Explained, asked)
     Console().print(page(found, unfinished="not sent"))
 
 

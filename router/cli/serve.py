@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import structlog
 import typer
 
+from router.admission.fair_bound import KEPT_PART
 from router.cli.options import configured, with_options
 from router.config.load import shipped, validate_options
 from router.config.priors import without_cost
@@ -166,9 +167,12 @@ def allow_all_open_files() -> int:
 
 
 def connections_allowed(open_files: int) -> int:
-    """How many client connections fit into this limit of open files: one that is served needs a second one, to a pod.
-    Without a file left, the router can accept no connection, and open none to a pod, which would then be ejected."""
-    return sys.maxsize if open_files == resource.RLIM_INFINITY else max((open_files - SPARE_FILES) // 2, 1)
+    """How many client connections fit into this limit of open files: one that is served needs a second one, to a pod,
+    and some more are kept for other clients. Without a file left, the router can accept no connection, and open none to
+    a pod, which would then be ejected."""
+    if open_files == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max((open_files - SPARE_FILES) // 2 * KEPT_PART // (KEPT_PART + 1), 1)
 
 
 def _with_fitting_connections(config: RouterConfig, open_files: int) -> RouterConfig:

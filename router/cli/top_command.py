@@ -6,6 +6,7 @@ terminal, or with `--once`, it prints one snapshot: sums since the start of the 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,17 +14,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, TypeVar
 
 import httpx
 from rich.console import Console
 from rich.live import Live
 
-from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, JsonOption, UrlOption, fail
 from router.cli.options import flag
 from router.cli.top_view import Snapshot, TopView
 from router.frontends.admin.live_page import EVENTS_PATH
 
+_T = TypeVar("_T")
 RETRY_S = 1.0
 DRAWN_PER_S = 4
 """Also without a new snapshot: a resized terminal is drawn again this soon."""
@@ -31,8 +33,16 @@ DRAWN_PER_S = 4
 OnceOption = Annotated[bool, flag("--once", "Print one snapshot and exit.")]
 
 
-def top_command(url: UrlOption = DEFAULT_URL, bearer_file: BearerOption = None, once: OnceOption = False) -> None:
+def top_command(
+    url: UrlOption = DEFAULT_URL,
+    bearer_file: BearerOption = None,
+    once: OnceOption = False,
+    as_json: JsonOption = False,
+) -> None:
     router = AdminClient(url, bearer_file)
+    if as_json:
+        print(json.dumps(_first(router, router.events(EVENTS_PATH, dict)), indent=2))
+        return
     if once or not sys.stdout.isatty():
         view = TopView(url, of_all=True)
         view.add(_first(router, router.events(EVENTS_PATH, Snapshot)))
@@ -45,7 +55,7 @@ def top_command(url: UrlOption = DEFAULT_URL, bearer_file: BearerOption = None, 
             return
 
 
-def _first(router: AdminClient, events: Iterator[Snapshot]) -> Snapshot:
+def _first(router: AdminClient, events: Iterator[_T]) -> _T:
     try:
         found = next(events, None)
     except httpx.TransportError as error:

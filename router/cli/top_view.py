@@ -15,7 +15,7 @@ from router.frontends.admin.page_figures import BEYOND, PageFigures
 from router.frontends.admin.page_notices import Notice
 from router.frontends.admin.page_snapshot import DecisionRow, PodRow
 from router.observe.hit_worth import CHOSEN, ROUND_ROBIN
-from router.types import PodState, PrefixTrust
+from router.types import PodState
 
 MAX_NOTICES = 3
 MIN_DECISIONS, MAX_DECISIONS = 4, 30
@@ -127,7 +127,7 @@ def _table(*left: str) -> Table:
 
 
 def _pod_table(pods: list[PodRow]) -> Table:
-    table = _table("pod", "state", "KV")
+    table = _table("pod", "state", "matching", "KV")
     for name in ("running", "waiting", "in flight"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("attention", no_wrap=True, overflow="ellipsis")
@@ -135,20 +135,19 @@ def _pod_table(pods: list[PodRow]) -> Table:
         state = Text(one.state, style="green" if one.state == PodState.READY else "red")
         usage = UNKNOWN if one.load_age_s is None else _percent(one.kv_usage)
         work = map(str, (one.running, one.waiting, one.in_flight))
-        table.add_row(printable(one.id), state, usage, *work, printable(_attention(one)))
+        table.add_row(printable(one.id), state, one.matching, usage, *work, printable(_attention(one)))
     return table
 
 
 def _attention(pod: PodRow) -> str:
     """Why a pod is not as it should be."""
-    trust = "" if pod.trust == PrefixTrust.TRUSTED else f"prefixes {pod.trust} {pod.trust_reason}".strip()
     events = "KV events incomplete" if pod.kv_events == "incomplete" else ""
     reason = "" if pod.state == PodState.READY else pod.state_reason
-    return "; ".join(filter(None, (reason, trust, events)))
+    return "; ".join(filter(None, (reason, pod.matching_reason, events)))
 
 
 def _decision_table(decisions: list[DecisionRow]) -> Table:
-    table = _table("time", "class", "pod")
+    table = _table("time", "workload", "pod")
     for name in ("prompt", "cached", "expected", "TTFT"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("result", no_wrap=True, overflow="ellipsis")

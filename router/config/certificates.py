@@ -109,12 +109,12 @@ class ListenCertificate:
 
 def read_tls(files: PodTls) -> ssl.SSLContext:
     """A context with the authority and the client certificate in the files. Raises `ConfigError`."""
+    if files.ca_file:
+        read_named("tls.ca_file", files.ca_file)
     try:
         context = ssl.create_default_context(cafile=files.ca_file or None)
     except ssl.SSLError:
         raise ConfigError(f"tls.ca_file: {files.ca_file} does not contain a certificate in PEM") from None
-    except OSError as error:
-        raise ConfigError(f"tls.ca_file: cannot read {files.ca_file}: {error.strerror}") from None
     if files.cert_file:
         load_certificate(context, files.cert_file, files.key_file)
     return context

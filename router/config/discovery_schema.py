@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.config.load import FilePath, HttpUrl, Strict, checked_url
+from router.config.load import FilePath, HttpUrl, SecretPath, Strict, checked_url
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import KvEvents, PodAuth, PodSettings, PodTlsFiles
 
@@ -120,12 +120,12 @@ class DnsName(Strict):
 class KubernetesApi(Strict):
     """How to reach the API server. The defaults are those of a pod with a ServiceAccount."""
 
-    kubeconfig: FilePath = ""
+    kubeconfig: SecretPath = ""
     """For a router outside the cluster: a kubeconfig file, read at the start, instead of the other keys. Server,
     authority, and token or client certificate of its current context are used; plugins (`exec`) are refused."""
     url: HttpUrl | None = None
     """Default: from the environment, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT."""
-    token_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    token_file: SecretPath = "/var/run/secrets/kubernetes.io/serviceaccount/token"
     """Read for each request, because tokens are rotated. Not required to exist."""
     ca_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     """The authority of the API server, if its URL begins with https; it must exist. Read again when it changes. Empty:

@@ -53,8 +53,8 @@ class Edge(Strict):
     """Headers of responses, and what clients may send."""
 
     route_headers: bool = True
-    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses. Off: messages of errors name
-    no pods either."""
+    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses, and x-warmroute-match where
+    the prompt was routed by load only: `none; reason=...`. Off: messages of errors name no pods either."""
     trust_engine_fields: bool = False
     """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
     adapters by path (the tables of router/engines/steering.py), and the `uuid` of pictures. Off: strip them."""

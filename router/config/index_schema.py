@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from router.config.load import FilePath, HttpUrl, Strict
+from router.config.load import FilePath, HttpUrl, SecretPath, SecretVariable, Strict
 from router.config.redis_url import RedisUrl
 
 
@@ -15,7 +15,7 @@ class RedisTls(Strict):
 
     ca_file: FilePath | None = None
     cert_file: FilePath | None = None
-    key_file: FilePath | None = None
+    key_file: SecretPath | None = None
     verify_host: bool = True
 
 
@@ -28,10 +28,10 @@ class RedisIndex(Strict):
     mode: Literal["single", "sentinel", "cluster"] = "single"
     master: str = ""
     """Name of the master; required with `mode: sentinel`."""
-    username_file: FilePath | None = None
-    username_env: str | None = None
-    password_file: FilePath | None = None
-    password_env: str | None = None
+    username_file: SecretPath | None = None
+    username_env: SecretVariable | None = None
+    password_file: SecretPath | None = None
+    password_env: SecretVariable | None = None
     """Credentials are read again for every connection, so they can be rotated."""
     tls: RedisTls | None = None
     namespace: str = "warmroute"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from router.config.load import FilePath, Strict
+from router.config.load import FilePath, SecretPath, Strict
 from router.config.pod_schema import SocketPath
 
 
@@ -39,7 +39,7 @@ class ListenTls(Strict):
 
     cert_file: FilePath
     """The certificate, followed by those of intermediate authorities, in PEM."""
-    key_file: FilePath | None = None
+    key_file: SecretPath | None = None
     """Its key, without a password. Default: it is in `cert_file`."""
 
 
@@ -65,7 +65,7 @@ class AdminListen(Strict):
     port: ListenPort = 9480
     socket: SocketPath = ""
     """A Unix socket to listen on instead. Only the router's own user can connect."""
-    bearer_file: FilePath | None = Field(default=None, validate_default=True)
+    bearer_file: SecretPath | None = Field(default=None, validate_default=True)
     """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
     loopback address. Without it, only processes of this machine are served."""
     gpu_hour_price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -79,7 +79,7 @@ class AdminListen(Strict):
     def _others_need_a_token(cls, value: str | None, info: ValidationInfo) -> str | None:
         host = info.data.get("host", "127.0.0.1")
         if value is None and not info.data.get("socket") and not is_loopback(host):
-            raise ValueError(f"required, because `host: {host}` is not a loopback address; name a file with a token")
+            raise ValueError("required, because `host` is not a loopback address; name a file with a token")
         return value
 
 

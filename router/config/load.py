@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from ruamel.yaml import YAML
 
 from router.config.environment import with_environment
-from router.config.mistakes import UNSHOWN, explain_mistakes, yaml_mistake
+from router.config.mistakes import UNSHOWN, explain_mistakes, place_in_data, unshown, yaml_mistake
 from router.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ _IN_FOLDER = re.compile(r"[^{}]*/\{model\}(/[^{}]+)?")
 
 def _beside_file(value: str, info: ValidationInfo) -> str:
     folder = (info.context or {}).get(FOLDER)
-    return str(folder / value) if folder and value else value
+    return str((folder / value).absolute()) if folder and value else value
 
 
 def _tokenizer(value: str, info: ValidationInfo) -> str:
@@ -73,6 +73,10 @@ def _tokenizer(value: str, info: ValidationInfo) -> str:
 
 FilePath = Annotated[str, AfterValidator(_beside_file)]
 """A file or folder; relative to the folder of the configuration file."""
+SecretPath = Annotated[FilePath, UNSHOWN]
+"""A file with a secret. By mistake, the secret may be written in its place."""
+SecretVariable = Annotated[str, UNSHOWN]
+"""An environment variable with a secret. Likewise."""
 TokenizerPlace = Annotated[str, AfterValidator(_tokenizer)]
 """A folder, relative to that of the configuration file, or another place of a tokenizer."""
 M = TypeVar("M", bound=BaseModel)
@@ -108,11 +112,14 @@ def shipped(folder: str) -> Path:
 
 
 def read_named(key: str, path: str) -> bytes:
-    """The file that the configuration names under `key`. Raises `ConfigError`."""
+    """The file that the configuration names under `key`. Raises `ConfigError`, with the name of the file if it exists:
+    else it may be a secret in the wrong place."""
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        exists = isinstance(error, PermissionError | IsADirectoryError)
+        named = path if exists else f"a file (its name: {unshown(Path(path).name)})"
+        raise ConfigError(f"{key}: cannot read {named}: {getattr(error, 'strerror', error)}") from None
 
 
 def read_document(path: Path) -> Document:
@@ -162,13 +169,31 @@ def load(path: Path, model: type[M], changes: Sequence[str] = ()) -> M:
     """One file as `model`, with the values of environment variables. Raises `ConfigError`.
 
     A change `a.0.b=VALUE` replaces or adds a value, in YAML."""
+    found, mistakes = load_valid(path, model, changes)
+    if mistakes:
+        raise ConfigError(mistakes)
+    return found
+
+
+def load_valid(path: Path, model: type[M], changes: Sequence[str] = ()) -> tuple[M, str]:
+    """The same without the keys of the top level that contain mistakes, and these mistakes. Raises `ConfigError` if
+    that leaves nothing valid."""
     document = read_document(path)
-    data, mistakes = with_environment(plain(document.data), os.environ)
+    data, unset = with_environment(plain(document.data), os.environ)
     for change in changes:
         _change(data, change)
-    if mistakes:
-        raise ConfigError("\n".join(f"{path}:{document.line_of(keys)}: {message}" for keys, message in mistakes))
-    return validate(document, model, data)
+    lines = [f"{path}:{document.line_of(keys)}: {message}" for keys, message in unset]
+    wrong = {keys[0] for keys, _ in unset if keys}
+    while True:
+        kept = {key: value for key, value in data.items() if key not in wrong} if wrong else data
+        try:
+            return model.model_validate(kept, context={FOLDER: path.parent}), "\n".join(lines)
+        except ValidationError as error:
+            lines.append(explain_mistakes(error, model, kept, document.place_of))
+            found = {str(where[0]) for where in map(place_in_data, error.errors()) if where}
+            if not isinstance(data, dict) or "version" in found or not found & kept.keys():
+                raise ConfigError("\n".join(lines)) from None
+            wrong |= found
 
 
 def _change(data: Any, change: str) -> None:

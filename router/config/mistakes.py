@@ -1,7 +1,7 @@
 """Explains what is wrong in a configuration, without repeating a value that may be a secret.
 
-A value is shown only where the schema has neither a secret nor a URL, also below that place, because a setting may be
-indented wrongly. A value with `@` is never shown: it may be a URL with a password.
+Text is not shown where the schema has a secret, its file or a URL, nor above, below or next to that place: a setting
+may be indented wrongly. Text with `@` is never shown: it may be a URL with a password.
 """
 
 from __future__ import annotations
@@ -93,16 +93,21 @@ def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorD
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return _unknown_key(model, location, keys)
     messages = dict.fromkeys(_message(problem) for problem in problems)
-    secret = any(may_hold_secret(_annotation_at(model, problem["loc"])) for problem in problems)
+    secret = any(_is_near_secret(model, problem["loc"]) for problem in problems)
     dotted = ".".join(map(str, keys)) or "(top level)"
     unset = first["input"] is None and first["type"] == "value_error"
     got = "" if unset or not shows_values else _got(first["input"], secret=secret)
     return f"{dotted}: {', or '.join(messages)}{got}{_similar(problems)}"
 
 
+def place_in_data(problem: ErrorDetails) -> Location:
+    """Where pydantic or `wrong_at` found the problem."""
+    return (*problem["loc"], *problem.get("ctx", {}).get("at", ()))
+
+
 def _keys(problem: ErrorDetails, data: Any, model: type[BaseModel]) -> Location:
     """The keys that are in the file, and a missing one. pydantic's location also has the names of union members."""
-    location = (*problem["loc"], *problem.get("ctx", {}).get("at", ()))
+    location = place_in_data(problem)
     keys: list[str | int] = []
     for depth, part in enumerate(location):
         owner = _model_at(model, location[:depth])
@@ -170,10 +175,27 @@ def _got(value: object, *, secret: bool) -> str:
         return " (the value is empty: write one, or remove the key)"
     if not isinstance(value, _SCALARS):
         return ""
-    if secret or isinstance(value, FromEnvironment) or "@" in str(value):
-        return " (the value is not shown, because it may contain a secret)"
+    if isinstance(value, str) and (secret or isinstance(value, FromEnvironment) or "@" in value):
+        return f" (got {unshown(value)})"
     text = repr(value)
     return f" (got {text if len(text) <= 60 else f'{text[:57]}...'})"
+
+
+def unshown(text: str) -> str:
+    """What messages say in place of text that may be a secret."""
+    return f"text of {len(text)} characters, not shown because it may contain a secret"
+
+
+def _is_near_secret(model: type[BaseModel], location: Location) -> bool:
+    """Whether the value there may be or contain a secret, or a value next to it or to what it is in."""
+    owners = {_model_at(model, location[:depth]) or BaseModel for depth in range(len(location))}
+    near = (annotation for owner in owners for annotation in _fields(owner).values())
+    return may_hold_secret(_annotation_at(model, location)) or any(map(_is_secret, near))
+
+
+def _is_secret(annotation: Any) -> bool:
+    """Whether a value of this type may be a secret itself."""
+    return not any(True for _ in _models_in(annotation)) and may_hold_secret(annotation)
 
 
 def _similar(problems: Iterable[ErrorDetails]) -> str:
@@ -192,7 +214,7 @@ def _unknown_key(model: type[BaseModel], location: Location, keys: Location) -> 
     owner, key = _model_at(model, location[:-1]), str(location[-1])
     fields = _fields(owner) if owner else {}
     near = nearest(key, fields)
-    secret_near = any(each in _SECRET for annotation in fields.values() for each in (annotation, *get_args(annotation)))
+    secret_near = len(location) > 1 and _is_near_secret(model, location)
     named = key if _KEY.fullmatch(key) and (near or not secret_near) else "..."
     known = f"; valid keys: {', '.join(sorted(fields))}" if fields else ""
     return f"{'.'.join(map(str, (*keys[:-1], named)))}: unknown key{near or known}"
@@ -224,7 +246,7 @@ def _model_at(model: type, location: Sequence[str | int]) -> type | None:
 def _fields(model: type) -> Mapping[str, Any]:
     """Annotations by the name of the field in a file."""
     if issubclass(model, BaseModel):
-        return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+        return {field.alias or name: field.rebuild_annotation() for name, field in model.model_fields.items()}
     return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
 
 

@@ -13,6 +13,7 @@ from functools import cache, partial
 from math import inf
 
 from router.config.load import read_named
+from router.config.mistakes import unshown
 from router.config.reloaded import Reloaded
 from router.errors import ConfigError
 
@@ -57,7 +58,9 @@ def read_key_variable(name: str) -> str:
     """The key in the environment variable. Raises `ConfigError`."""
     key = os.environ.get(name, "").strip()
     if not key:
-        raise ConfigError(f"auth.bearer_env: the environment variable {name} is not set; set it to the pod's API key")
+        raise ConfigError(
+            f"auth.bearer_env: this environment variable is not set ({unshown(name)}); name one with the pod's API key"
+        )
     if not _KEY.fullmatch(key):
         raise ConfigError(f"auth.bearer_env: the environment variable {name} must hold one key, without spaces")
     return key

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from router.config.load import FilePath, HttpUrl, Strict
+from router.config.load import FilePath, HttpUrl, SecretPath, SecretVariable, Strict
 from router.config.mistakes import not_one_of, wrong_at
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.types import PodSpeed, PodTls, Role
@@ -40,10 +40,10 @@ PullDialectName = Annotated[str, _one_of(*PULL_DIALECTS, "")]
 class PodAuth(Strict):
     """The router's own credentials at a pod. Clients' are not forwarded, see `edge.forward_headers`."""
 
-    bearer_file: FilePath | None = None
+    bearer_file: SecretPath | None = None
     """A file with the pod's API key, sent as `authorization: Bearer KEY` with each request of the router to the pod.
     It is read again when it changes."""
-    bearer_env: str | None = None
+    bearer_env: SecretVariable | None = None
     """An environment variable with the key, instead of a file."""
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class PodTlsFiles(Strict):
     """The certificate of the authority that signed the pod's, in PEM. Default: the system's authorities."""
     cert_file: FilePath | None = None
     """The router's own certificate, for pods that ask for one."""
-    key_file: FilePath | None = None
+    key_file: SecretPath | None = None
     """The key of `cert_file`, without a password. Default: it is in `cert_file`."""
 
     @model_validator(mode="after")
@@ -96,8 +96,11 @@ class PodSettings(Strict):
     """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
-    dp_size: PositiveInt = 1
+    dp_size: Annotated[int, Field(ge=1, le=1024)] = 1
     """Data-parallel ranks. Default: as many as the pod reports, and 1 until then."""
+    models: tuple[str, ...] = ()
+    """Names of the models and adapters that it may serve; `*` stands for any characters. Others that it lists are
+    ignored. Default: all that it lists."""
     pool: str = ""
     """The group of pods that is scaled as one, for example its Deployment; a label of metrics."""
     hardware: str = ""

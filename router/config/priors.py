@@ -105,7 +105,9 @@ def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str
     row = model.hardware.get(wanted)
     if row is None:
         known = f"{nearest(wanted, model.hardware)}; known: {', '.join(sorted(model.hardware))}"
-        raise ConfigError(f"hardware: no prior of {cost.model!r} on {wanted!r}{known}")
+        raise ConfigError(
+            f"hardware: no prior of {cost.model!r} on {'this hardware' if hardware else repr(wanted)}{known}"
+        )
     return row.speed()
 
 

@@ -12,7 +12,7 @@ from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate, check_authority, read_tls
 from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
-from router.config.load import load, read_document, read_named, validate_options
+from router.config.load import load, read_document, read_named, read_text, validate_options
 from router.config.mistakes import Location
 from router.config.model_names import with_model_folders
 from router.config.pod_keys import read_key, read_key_variable
@@ -41,7 +41,7 @@ class MistakeList:
         except ConfigError as error:
             key, message = _with_key(location, str(error))
             file, line = self._document.place_of(key) if self._document else ("command line", 0)
-            self._lines.append(f"{file}:{line}: {'.'.join(map(str, key))}: {message}")
+            self._lines.append(f"{file}:{line}: {'.'.join(map(str, key)) or '(top level)'}: {message}")
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -50,6 +50,10 @@ class MistakeList:
             yield
         except ConfigError as error:
             self._lines.append(str(error))
+
+    def add(self, lines: str) -> None:
+        """Collect mistakes that have their place already."""
+        self._lines += lines.splitlines()
 
     def report(self) -> None:
         """Raises `ConfigError` if there are mistakes."""
@@ -111,16 +115,16 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
     if config.listen.tls:
         with mistakes.at("listen", "tls"):
             ListenCertificate(config.listen.tls)
-    tls = config.index.redis.tls if config.index.redis else None
-    read: dict[Location, str | None] = {
-        ("models", number, "chat_template"): model.chat_template for number, model in enumerate(config.models)
-    }
+    for number, model in enumerate(config.models):
+        with mistakes.at("models", number, "chat_template"):
+            if model.chat_template is not None:
+                read_text(Path(model.chat_template))
     check_authorities(mistakes, config)
-    read |= {("index", "redis", "tls", key): getattr(tls, key, None) for key in ("ca_file", "cert_file", "key_file")}
-    for location, file in read.items():
-        with mistakes.at(*location):
-            if file is not None:
-                read_named(_dotted(location), file)
+    tls = config.index.redis.tls if config.index.redis else None
+    for key, file in dict(tls or {}).items():
+        with mistakes.at("index", "redis", "tls", key):
+            if key.endswith("_file") and file is not None:
+                read_named(key, file)
     for location, file in (("receipts", "file"), config.receipts.file), (("admin", "socket"), config.admin.socket):
         with mistakes.at(*location):
             _check_writable(location, file)

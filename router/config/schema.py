@@ -117,13 +117,17 @@ class Limits(Strict):
     """Headers or trailers of a request, the default of Envoy, Apache and Tomcat. In memory, a header without a value
     takes 27 times its bytes."""
     max_connections: PositiveInt = 16_384
-    """Client connections, at most half of the process's limit of open files: each needs one, and a second one while a
-    request is served. The admin listener has at most 128. Beyond that a new connection replaces one that waits for a
-    request, or else one whose request has been incomplete for 5 s, else it gets 503."""
+    """Client connections, shared as `max_in_flight` is. Each needs one open file, and a second one while a request is
+    served: at most 4/9 of the process's limit. The admin listener has at most 128.
+    Beyond that a new connection replaces one that waits for a request, or else one whose request has been incomplete
+    for 5 s, of the client that has the most, else it gets 503."""
     max_in_flight: PositiveInt = 8_192
-    """Requests being served; further ones get 503 with Retry-After."""
+    """Requests being served; further ones get 503 with Retry-After. One tenant alone, or one address without `tenants`,
+    may have all. When 7/8 are used, those with more than their share get no more: 429 with Retry-After. For others, 1/8
+    more than the limit is kept. Clients of a trusted proxy that names no addresses have no share."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Total size of buffered request bodies; further requests get 503 with Retry-After."""
+    """Total size of buffered request bodies, shared as `max_in_flight` is. When it is used up, bodies that have been
+    incomplete for 5 s are dropped for others, those of the client with the most bytes first."""
     request_timeout_s: PositiveFloat = 60.0
     """From the first byte of a request to its last."""
     write_timeout_s: PositiveFloat = 60.0
@@ -311,7 +315,8 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _listeners_need_their_own_ports(self) -> RouterConfig:
         if self.listen.port and self.listen.port == self.admin.port and not self.admin.socket:
-            raise wrong_at(("admin", "port"), f"equals listen.port ({self.listen.port}); choose another")
+            own, other = ("admin", "listen") if "port" in self.admin.model_fields_set else ("listen", "admin")
+            raise wrong_at((own, "port"), f"equals {other}.port ({self.listen.port}); choose another")
         return self
 
     @model_validator(mode="after")

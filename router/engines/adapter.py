@@ -1,32 +1,42 @@
 """The base class of engine adapters, with the defaults of OpenAI-compatible engines, and the values they return.
 
 An adapter is pure: it names paths, builds bodies and reads responses, and never sends anything. For an invalid response
-it returns None and never raises.
+it returns None. For more metrics or models than are read of a pod it raises `OutOfBounds`.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
 from router.engines.prometheus import LoadGauges, read_load
+from router.guards import Bound, in_range
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import TokenIds
 from router.prompt.pictures.picture_reader import Identify
 from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
+MAX_PORT = 65535
 TOKENIZE_PATH = "/tokenize"
 MAX_MODELS = 4096
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
 MAX_RANKS = 64
 """Data-parallel ranks of one pod that a pod may report."""
+MAX_BLOCK_TOKENS, MAX_TOKENS = 1 << 14, 1 << 31
+"""Larger numbers that a pod reports of itself cannot be true."""
 MAX_COUNT = 1 << 53
-"""Larger numbers are not sizes."""
+ANSWER = Bound("answer", 1024 * 1024, 8192, b"{")
+MODELS = Bound("list of models", 2 * 1024 * 1024, 2 * MAX_MODELS + 2, b"{")
+"""vLLM has two objects a model."""
+PROBE_ANSWER = Bound("answer to a probe", 256 * 1024, 1024, b"{")
+TOKENS = Bound("tokens", 16 * 1024 * 1024, counted=b"")
+"""They are read in slices, in a thread if there are many."""
 _T = TypeVar("_T")
 
 ReportedText: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARACTERS)]
@@ -127,6 +137,8 @@ class EngineAdapter:
     gauges: LoadGauges
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
+    kv_events_flag: str = ""
+    """How its KV events are switched on; empty where it has none that the router reads."""
     returns_token_ids: bool = False
     """The engine accepts `return_token_ids` and responds with the prompt's tokens. Where False, the field must not be
     sent: some engines refuse unknown fields."""
@@ -142,7 +154,7 @@ class EngineAdapter:
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
-        return parse_models(responses.get(MODELS_PATH, b""))
+        return parse_models(responses.get(MODELS_PATH, b""), pod.allowed_models)
 
     def parse_load(self, metrics: bytes, dp_rank: int | None, now_s: float) -> PodLoad | None:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""
@@ -164,17 +176,22 @@ class EngineAdapter:
         return {"model": model, **given} if accepted else None
 
 
-def decode(response: bytes, kind: type[_T]) -> _T | None:
-    """A JSON response as `kind`; None where it is something else."""
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:
+    """A JSON response as `kind`; None where it is something else, or out of bounds."""
+    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        return msgspec.json.decode(response, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found: _T = bound.json(response, decoder)
+        return found
+    except ValueError:
         return None
 
 
-def known_size(size: int | None) -> int | None:
-    """A positive size; None for the 0 or -1 of an engine that does not report it, and for numbers that are no size."""
-    return size if size is not None and 0 < size < MAX_COUNT else None
+def known_size(size: int | None, most: int = MAX_TOKENS) -> int | None:
+    """A positive size; None for the 0 or -1 of an engine that does not report it, and for more than `most`."""
+    return size if size is not None and in_range(size, 1, most) else None
 
 
 def rank_count(ranks: Iterable[str]) -> int:
@@ -184,10 +201,15 @@ def rank_count(ranks: Iterable[str]) -> int:
     return count if 1 < count <= MAX_RANKS and found == set(map(str, range(count))) else 1
 
 
-def parse_models(response: bytes) -> PodFacts | None:
-    """The response of `/v1/models`; None if it names no base model. An adapter is a card that has a parent."""
-    listed = decode(response, _ModelList)
+def parse_models(response: bytes, allowed: Sequence[str] = ()) -> PodFacts | None:
+    """The response of `/v1/models`, without names that match none of `allowed`; None if no base model is left. An
+    adapter is a card that has a parent. Raises `OutOfBounds`."""
+    MODELS.check_size(len(response))
+    MODELS.check_items(response.count(b"{"))
+    listed = decode(response, _ModelList, MODELS)
     cards = [card for card in listed.data if len(card.id) <= MAX_NAME_CHARACTERS][:MAX_MODELS] if listed else []
+    if allowed:
+        cards = [card for card in cards if any(fnmatchcase(card.id, pattern) for pattern in allowed)]
     base = [card for card in cards if card.parent is None]
     if not base:
         return None
@@ -200,9 +222,9 @@ def parse_models(response: bytes) -> PodFacts | None:
     )
 
 
-def parse_tokens(response: bytes) -> array[int] | None:
+def parse_tokens(response: bytes, bound: Bound = TOKENS) -> array[int] | None:
     """The tokens in the response of /tokenize, decoded in slices."""
-    found = decode(response, _Tokens)
+    found = decode(response, _Tokens, bound)
     listed = memoryview(found.tokens) if found else memoryview(b"")
     try:
         return _TOKEN_IDS.read(listed) if bytes(listed[:1]) == b"[" else None
@@ -211,17 +233,17 @@ def parse_tokens(response: bytes) -> array[int] | None:
 
 
 def prompt_token_ids(response: bytes) -> list[int] | None:
-    """The prompt's tokens from a chat or completion response; None where it has none."""
-    found = decode(response, _Generated)
+    """The prompt's tokens from the response to a probe; None where it has none."""
+    found = decode(response, _Generated, PROBE_ANSWER)
     if found is None:
         return None
     return found.prompt_token_ids or next((c.prompt_token_ids for c in found.choices if c.prompt_token_ids), None)
 
 
 def prompt_token_count(response: bytes) -> int | None:
-    """Prompt tokens in the usage of a response; Anthropic's `input_tokens` has only those that the cache took no part
-    in."""
-    found = decode(response, _Generated)
+    """Prompt tokens in the usage of the response to a probe; Anthropic's `input_tokens` has only those that the cache
+    took no part in."""
+    found = decode(response, _Generated, PROBE_ANSWER)
     if not found or not (usage := found.usage) or usage.input_tokens is None:
         return found.usage.prompt_tokens if found and found.usage else None
     return usage.input_tokens + (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
@@ -243,10 +265,10 @@ def host_before_port(pod: Pod) -> str:
     return f"[{name}]" if ":" in name else name
 
 
-def on_pod(endpoint: str, pod: Pod) -> str:
-    """A ZMQ address in which a wildcard host is replaced by the pod's. Any other address stays as it is."""
+def on_pod(endpoint: str, pod: Pod) -> str | None:
+    """The ZMQ address that a pod reports, with the host on which the pod is reached: what a pod says never makes the
+    router connect elsewhere. None unless it is TCP and a port. Only the configuration names other addresses."""
     scheme, _, address = endpoint.partition("://")
-    name, _, port = address.rpartition(":")
-    if scheme != "tcp" or name not in ("*", "[::]", "::", "0.0.0.0"):
-        return endpoint
-    return f"tcp://{host_before_port(pod)}:{port}"
+    port = address.rpartition(":")[2]
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and in_range(int(port), 1, MAX_PORT)
+    return f"tcp://{host_before_port(pod)}:{port}" if scheme == "tcp" and is_port else None

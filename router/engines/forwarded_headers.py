@@ -48,6 +48,7 @@ PROXY_CLAIMS = frozenset(
 # Recomputed for the upstream request. accept-encoding is dropped because a compressed stream cannot be observed, and a
 # compressor delays it.
 REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
+REWRITTEN |= {b"sec-websocket-extensions"}  # the tokens of compressed messages could not be counted
 
 
 def is_header_name(name: str) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.engines.adapter import (
+    MAX_BLOCK_TOKENS,
     MAX_RANKS,
     MODELS_PATH,
     EngineAdapter,
@@ -50,6 +51,7 @@ class Sglang(EngineAdapter):
 
     owner = "sglang"
     image_names = ("sglang",)
+    kv_events_flag = '--kv-events-config {"publisher":"zmq"}'
     health_path = MODELS_PATH
     gauges = LoadGauges(
         running=("sglang:num_running_reqs",),
@@ -77,11 +79,11 @@ class Sglang(EngineAdapter):
         if facts is None or info is None:
             return facts
         ranks = info.dp_size if pod.dp_rank is None else 1
-        own_block = known_size(info.kv_events.block_size if info.kv_events else None)
+        own_block = known_size(info.kv_events.block_size if info.kv_events else None, MAX_BLOCK_TOKENS)
         return replace(
             facts,
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
-            block_size_tokens=own_block or known_size(info.page_size),
+            block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
             kv_events=_kv_events(info, pod),
         )
@@ -95,7 +97,6 @@ def _kv_events(info: _ServerInfo, pod: Pod) -> KvEventSource | None:
     if pod.dp_rank is None and info.dp_size > 1:
         return None
     rank, replay = pod.dp_rank or 0, events.replay_endpoint_port_base
-    return KvEventSource(
-        on_pod(f"tcp://{events.endpoint_host}:{events.endpoint_port_base + rank}", pod),
-        on_pod(f"tcp://{events.endpoint_host}:{replay + rank}", pod) if replay is not None else None,
-    )
+    endpoint = on_pod(f"tcp://{events.endpoint_host}:{events.endpoint_port_base + rank}", pod)
+    replays = on_pod(f"tcp://{events.endpoint_host}:{replay + rank}", pod) if replay is not None else None
+    return KvEventSource(endpoint, replays) if endpoint else None

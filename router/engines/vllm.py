@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from router.engines.adapter import (
+    MAX_BLOCK_TOKENS,
     MODELS_PATH,
     EngineAdapter,
     KvEventSource,
@@ -16,10 +17,12 @@ from router.engines.adapter import (
     ReportedText,
     Responses,
     decode,
+    known_size,
     on_pod,
     rank_count,
 )
-from router.engines.prometheus import LoadGauges, samples
+from router.engines.prometheus import LoadGauges, Sample, samples
+from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
@@ -52,6 +55,7 @@ class Vllm(EngineAdapter):
         rank_label="engine",
     )
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
+    kv_events_flag = '--kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq"}'
     returns_token_ids = True
     # Not documents and reasoning_effort, which change the prompt and which /tokenize does not accept.
     tokenize_fields = frozenset(
@@ -74,11 +78,12 @@ class Vllm(EngineAdapter):
         facts = super().describe(responses, pod)
         if facts is None:
             return None
-        block_size_tokens, capacity_tokens = _cache_config(responses.get(_METRICS_PATH, b""), pod.dp_rank)
+        caches = _caches(responses.get(_METRICS_PATH, b""))
+        block_size_tokens, capacity_tokens = _cache_config(caches, pod.dp_rank)
         release = decode(responses.get(_VERSION_PATH, b""), _Version)
         return replace(
             facts,
-            dp_size=_ranks(responses),
+            dp_size=_ranks(responses.get(_KV_PATH, b""), caches),
             version=release.version if release else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
@@ -91,25 +96,32 @@ class Vllm(EngineAdapter):
         return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
 
 
-def _ranks(responses: Responses) -> int:
+def _caches(metrics: bytes) -> Sequence[Sample]:
+    """The configurations of the caches of its ranks; none of a page that is out of bounds."""
+    try:
+        return list(samples(metrics, "vllm:cache_config_info"))
+    except OutOfBounds:
+        return ()
+
+
+def _ranks(kv_sources: bytes, caches: Sequence[Sample]) -> int:
     """Ranks that publish KV events, else those that have metrics."""
-    sources = decode(responses.get(_KV_PATH, b""), dict[str, _Source])
-    caches = samples(responses.get(_METRICS_PATH, b""), "vllm:cache_config_info")
+    sources = decode(kv_sources, dict[str, _Source])
     return rank_count(sources or (sample.labels.get("engine", "") for sample in caches))
 
 
-def _cache_config(metrics: bytes, dp_rank: int | None) -> tuple[int | None, int | None]:
+def _cache_config(caches: Sequence[Sample], dp_rank: int | None) -> tuple[int | None, int | None]:
     """(tokens per block, KV capacity in tokens) from the labels of `cache_config_info`, which are the values in force.
     Prefixes are hashed in hash_block_size; the blocks of hybrid models are larger."""
     block_size_tokens, capacity_tokens = None, 0
-    for sample in samples(metrics, "vllm:cache_config_info"):
+    for sample in caches:
         if dp_rank is not None and sample.labels.get("engine", str(dp_rank)) != str(dp_rank):
             continue
         sizes = {name: int(value) for name, value in sample.labels.items() if _NUMBER.fullmatch(value)}
-        size = sizes.get("block_size", 0)
-        block_size_tokens = sizes.get("hash_block_size") or size or None
+        size = known_size(sizes.get("block_size"), MAX_BLOCK_TOKENS) or 0
+        block_size_tokens = known_size(sizes.get("hash_block_size"), MAX_BLOCK_TOKENS) or size or None
         capacity_tokens += sizes.get("kv_cache_size_tokens") or sizes.get("num_gpu_blocks", 0) * size
-    return block_size_tokens, capacity_tokens or None
+    return block_size_tokens, known_size(capacity_tokens)
 
 
 def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:
@@ -120,5 +132,5 @@ def _kv_events(response: bytes, pod: Pod) -> KvEventSource | None:
     source = sources.get(rank)
     if source is None or source.publisher != "zmq" or not source.endpoint:
         return None
-    replay = source.replay_endpoint
-    return KvEventSource(on_pod(source.endpoint, pod), on_pod(replay, pod) if replay else None)
+    endpoint, replay = on_pod(source.endpoint, pod), source.replay_endpoint
+    return KvEventSource(endpoint, on_pod(replay, pod) if replay else None) if endpoint else None

@@ -15,10 +15,12 @@ from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
+from router.guards import Bound
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import RowT, SharedFact, SharedRows
+from router.stores.skipped import Skipped
 
 RECEIPTS_INTERVAL_S = 0.2
 RESPONSES_INTERVAL_S = 0.02
@@ -32,6 +34,8 @@ MAX_LINE_BYTES = 1024 * 1024
 """Longer lines, which contain long prompts (`receipts.prompts`), are dropped: Redis keeps `maxlen` lines in memory."""
 
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
+_BOUND = Bound("stored response", 4096, 3)
+SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 
 
 class FactFeed(Generic[RowT]):
@@ -115,6 +119,7 @@ class SharedResponses:
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
+        self._skipped = Skipped()
         self._waiting: deque[StoredResponse] = deque(maxlen=MAX_WAITING_RESPONSES)
 
     def add(self, stored: StoredResponse) -> None:
@@ -122,11 +127,15 @@ class SharedResponses:
         self._waiting.append(stored)
 
     async def find(self, response_id: str) -> StoredResponse | None:
-        """A response that any router has written; None also while Redis is away."""
+        """A response that any router has written; None also while Redis is away. One with an owner is not read if
+        publishers might have written it."""
         try:
-            found: bytes | None = await self._connection.client.get(self._keys.response(response_id))
-            pod, model, owner = _RESPONSE.decode(found) if found else ("", "", "")
-        except (RedisError, OSError, msgspec.DecodeError):
+            found = await self._connection.client.getrange(self._keys.response(response_id), 0, _BOUND.max_bytes)
+            pod, model, owner = _BOUND.msgpack(found, _RESPONSE) if found else ("", "", "")
+            if owner and await self._connection.may_write(self._keys.scopes):
+                self._skipped.warn("not reading the owner of a response", why=SHARED_USER)
+                return None
+        except (RedisError, OSError, ValueError):
             raise_if_cancelled()
             return None
         return StoredResponse(response_id, pod, model, time.monotonic(), owner) if pod else None

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import cancel_all, supervise
-from router.index.holders import HolderId, KnownHolder
+from router.index.holders import HolderId, KnownHolder, holder_name
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
+from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import Generation
 
-WAIT_MS = 1000
-"""Maximum wait of one log read; the replica is up to date after each."""
-BATCH_ENTRIES = 64
-"""Log entries per read: at most tens of thousands of blocks."""
+WAIT_S, MAX_WAIT_S = 0.02, 0.1
+"""Time between two reads of a log, which grows while it has no entries. A read that waits in Redis for the next entry
+would be sent all of it, however large. Publishers collect changes for 20 ms."""
+MAX_GENERATIONS = 8
+"""Generations of one model that are followed. During an update there are two, by data type of the KV."""
+MAX_HOLDERS = 2048
+"""Holders that are known at once: each costs work at every change of one."""
 COPY_BLOCKS = 512
 """Blocks to apply before yielding to requests while a holder is read."""
 
@@ -41,6 +45,7 @@ class IndexFeed:
         self._refresh_s = refresh_s
         self._logs: dict[Generation, _Log] = {}
         self._refreshed_s: float | None = None
+        self._skipped = Skipped()
         self.loaded = asyncio.Event()
         """Set once all holders present at the start have been read."""
         self._backoff = Backoff("generations", reader.nodes)
@@ -66,13 +71,23 @@ class IndexFeed:
 
     async def _refresh(self) -> None:
         """Follow new generations and stop following those that are no longer published."""
-        generations = {each for each in await self._reader.generations() if self._wanted(each)}
+        generations = self._followed(filter(self._wanted, await self._reader.generations(tuple(self._logs))))
         for generation in generations - self._logs.keys():
             self._logs[generation] = _Log(generation, self._reader, self._store, self._update_age)
         for generation in self._logs.keys() - generations:
             self._logs.pop(generation).task.cancel()
         self._refreshed_s = time.monotonic()
         self._update_age()
+
+    def _followed(self, found: Iterable[Generation]) -> set[Generation]:
+        """The first of each model."""
+        of_model: dict[str, list[Generation]] = {}
+        for generation in found:
+            of_model.setdefault(generation.model, []).append(generation)
+        for model, generations in of_model.items():
+            if len(generations) > MAX_GENERATIONS:
+                self._skipped.warn(TOO_LARGE, what="number of generations", where=model)
+        return {each for generations in of_model.values() for each in generations[:MAX_GENERATIONS]}
 
     def _update_age(self) -> None:
         """The replica is as old as the log that was read least recently."""
@@ -97,6 +112,8 @@ class _Log:
         self._index = store.index
         self._on_read = on_read
         self._position: bytes | None = None
+        self._wait_s = WAIT_S
+        self._skipped = Skipped()
         self._backoff = Backoff(f"blocks of {generation.model}", reader.nodes)
         self.read_s: float | None = None
         self.holders_read = 0
@@ -133,7 +150,7 @@ class _Log:
 
     async def _read(self, holder: HolderId) -> None:
         row = await self._reader.row(self._generation, holder)
-        if row is None:
+        if row is None or not self._has_room(holder):
             return
         self.holders_read += 1
         self._index.begin_copy(self._generation, holder)
@@ -155,14 +172,26 @@ class _Log:
     async def _read_on(self) -> None:
         """Apply the next log entries and expire holders."""
         assert self._position is not None
-        entries = await self._reader.entries(self._generation, self._position, wait_ms=WAIT_MS, count=BATCH_ENTRIES)
+        entries = await self._reader.entries(self._generation, self._position)
         for entry_id, entry in entries:
-            if entry is not None and not self._index.apply(self._generation, entry, time.monotonic()):
+            now_s = time.monotonic()
+            if entry and self._has_room(entry.holder) and not self._index.apply(self._generation, entry, now_s):
                 await self._read(entry.holder)
             self._position = entry_id
             await asyncio.sleep(0)  # yield to requests: an entry may contain thousands of blocks
         for holder in self._index.expire(time.monotonic()):
             log.warning("holder expired without heartbeat", holder=holder.id, model=holder.generation.model)
+        self._wait_s = WAIT_S if entries else min(2 * self._wait_s, MAX_WAIT_S)
+        is_behind = len(entries) > 1 or any(entry is None for _, entry in entries)
+        await asyncio.sleep(0 if is_behind else self._wait_s)
+
+    def _has_room(self, holder: HolderId) -> bool:
+        """Whether the holder is known or may become so."""
+        holders = self._index.holders
+        if len(holders) < MAX_HOLDERS or holders.get(holder_name(self._generation, holder)) is not None:
+            return True
+        self._skipped.warn(TOO_LARGE, what="number of holders", where=self._generation.model)
+        return False
 
 
 def _order(entry_id: bytes) -> tuple[int, int]:

@@ -2,14 +2,17 @@
 
 Each publisher (a pod, or one of its data-parallel ranks) has one supervised feed. It catches up by replay, follows live
 messages and fills gaps by replay. It detects a restart of the engine by message numbers, and after a reconnect by
-comparing the last message. Messages that are lost for good mark the stream incomplete; known blocks stay. This module
-does not inspect events.
+comparing the last message. Messages that are lost for good mark the stream incomplete; known blocks stay. A pod that
+sends more than is read of one loses its blocks, is reported, and is followed again after a pause. This module does not
+inspect events.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Protocol
 
 import structlog
@@ -17,9 +20,10 @@ import zmq
 import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
-from router.feeds.supervise import cancel_all, supervise
+from router.feeds.supervise import cancel_all, loop_time_s, supervise
 from router.fleet.fleet import Fleet
-from router.index.events import UndecodableBatch, decode_batch, parse_frames, split_events
+from router.guards import Bound, OutOfBounds
+from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.stores.prefix_store import EventStore
@@ -27,6 +31,17 @@ from router.types import Generation, KvEvent, Pod, PodId
 
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
+
+LIVE_MESSAGES = 32
+"""Messages that wait in memory. Further ones wait in the engine, which drops the oldest at some number: a gap."""
+MAX_FRAMES = 8
+REPLAY = Bound("replay of KV events", 64 * 1024 * 1024, 100_000)
+"""What is read of it before it is applied; it is asked for the rest then."""
+REPLAY_S, MAX_REPLAYS = 30.0, 32
+"""How long one replay may take, and how many follow each other."""
+MIN_BLOCKS, MAX_BLOCKS, TIERS_FACTOR = 1 << 16, 1 << 22, 16
+"""Blocks of one pod in memory: as many times its own capacity, because it has other tiers."""
+EXCESS_PAUSE_S = 60.0
 
 END_OF_REPLAY = b"\xff" * 8
 """Sequence number -1, which terminates a replay."""
@@ -67,11 +82,13 @@ class KvFeed:
         self._sequence = StreamPosition()
         self._last_payload = b""
         self._apply_lock = asyncio.Lock()
+        self._events = 0
+        """Events of the last message, so far."""
         self.undecodable = 0
 
     async def run(self) -> None:
-        """Follow the stream until cancelled. ZMQ reconnects."""
-        subscriber = _socket(zmq.SUB)
+        """Follow the stream until cancelled. ZMQ reconnects. Raises a group with an `OutOfBounds`."""
+        subscriber = _socket(zmq.SUB, LIVE_MESSAGES)
         connections = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
             subscriber.subscribe(b"")
@@ -82,7 +99,7 @@ class KvFeed:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._replay_on_connect(connections))
                 while True:
-                    await self.receive(await subscriber.recv_multipart())
+                    await self.receive(await receive_frames(subscriber))
                     await asyncio.sleep(0)  # yield: receiving a backlog never blocks
         finally:
             subscriber.disable_monitor()
@@ -130,9 +147,13 @@ class KvFeed:
         self._report_state()
 
     async def _replay(self) -> None:
-        """Replay, starting with the last received message. Repeat while replies are lost but progress is made."""
-        endpoint = self._source.replay_endpoint
+        """Replay, starting with the last received message. Repeat while replies are lost but progress is made. Raises
+        `OutOfBounds`."""
+        endpoint, replays = self._source.replay_endpoint, 0
         while endpoint is not None:
+            replays += 1
+            if replays > MAX_REPLAYS:
+                raise OutOfBounds(f"{REPLAY.what}: {MAX_REPLAYS} of them have not come to an end")
             known = self._sequence.expected
             messages, ended = await fetch_replay(endpoint, max(known - 1, 0), self._replay_idle_ms)
             if known and self._has_restarted(messages, ended):
@@ -173,17 +194,20 @@ class KvFeed:
         return True
 
     async def _apply(self, payload: bytes) -> None:
-        self._last_payload = payload
+        self._last_payload, self._events = payload, 0
         try:
-            events = decode_batch(payload)
+            for number, batch in enumerate(split_events(self._decoded(payload))):
+                if number:
+                    await asyncio.sleep(0)  # yield to requests
+                self._sink.apply(self._pod, batch)
         except UndecodableBatch as error:
             self._record_undecodable(error)
-            return
-        for number, batch in enumerate(split_events(events)):
-            if number:
-                await asyncio.sleep(0)  # yield to requests
-            self._sink.apply(self._pod, batch)
-        self._sink.applied(self._pod, len(events))
+        self._sink.applied(self._pod, self._events)
+
+    def _decoded(self, payload: bytes) -> Iterator[KvEvent | None]:
+        for event in decode_events(payload):
+            self._events += event is not None
+            yield event
 
     def _parse(self, frames: Sequence[bytes]) -> tuple[int, bytes] | None:
         try:
@@ -212,36 +236,69 @@ def binds(endpoint: str) -> bool:
 async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[list[bytes]], bool]:
     """The buffered messages from number `start` on, oldest first, and whether the terminator arrived.
 
-    All messages are received before any is applied, because engines drop replies to a slow reader.
+    All messages are received before any is applied, because engines drop replies to a slow reader; those beyond
+    `REPLAY` count as lost. Raises `OutOfBounds`.
     """
-    dealer = _socket(zmq.DEALER)
+    dealer = _socket(zmq.DEALER, REPLAY.max_items)
     messages: list[list[bytes]] = []
+    size_bytes, end_s = 0, loop_time_s() + REPLAY_S
     try:
         dealer.connect(endpoint)
         await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while await dealer.poll(idle_ms):
-            frames = await dealer.recv_multipart()
+        while loop_time_s() < end_s and await dealer.poll(idle_ms):
+            frames = await receive_frames(dealer)
             if frames[-2:-1] == [END_OF_REPLAY]:
                 return messages, True
             messages.append(frames)
+            size_bytes += sum(map(len, frames))
+            if size_bytes > REPLAY.max_bytes or len(messages) >= REPLAY.max_items:
+                break
         return messages, False
     finally:
         dealer.close(linger=0)
 
 
-def _socket(kind: int) -> zmq.asyncio.Socket:
+async def receive_frames(socket: zmq.asyncio.Socket) -> list[bytes]:
+    """The frames of the next message, which arrive together. Raises `OutOfBounds` for too many."""
+    frames = [await socket.recv()]
+    while socket.getsockopt(zmq.RCVMORE):
+        if len(frames) == MAX_FRAMES:
+            raise OutOfBounds(f"{MESSAGE.what}: more than {MAX_FRAMES} frames")
+        frames.append(await socket.recv())
+    return frames
+
+
+def _socket(kind: int, waiting_messages: int) -> zmq.asyncio.Socket:
+    """A socket that disconnects from a pod which sends a frame of twice the length that is read."""
     socket = zmq.asyncio.Context.instance().socket(kind)
-    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, waiting_messages)
+    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MESSAGE.max_bytes)
     return socket
 
 
 # --- all pods ---
 
 
-class KvStreams:
-    """The streams of all pods, whether each is complete, and the `StreamSink` of each."""
+@lru_cache
+def _blocks_of(pod: Pod) -> Bound:
+    """How many blocks a pod can have."""
+    capacity_blocks = (pod.capacity_tokens or MAX_BLOCKS) // (pod.block_size_tokens or 1)
+    most = min(max(TIERS_FACTOR * capacity_blocks, MIN_BLOCKS), MAX_BLOCKS)
+    return Bound("KV blocks that the pod says it has", 0, most)
 
-    def __init__(self, fleet: Fleet, store: EventStore, metrics: KvStreamMetrics) -> None:
+
+class KvStreams:
+    """The streams of all pods, whether each is complete, and the `StreamSink` of each. `on_excess` is called with a pod
+    that sends more than is read of one, the reason and the time."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: EventStore,
+        metrics: KvStreamMetrics,
+        on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None,
+    ) -> None:
+        self._on_excess = on_excess
         self._fleet = fleet
         self._store = store
         self._metrics = metrics
@@ -255,8 +312,23 @@ class KvStreams:
         self._followed[pod.id] = pod, generation
         self._store.add_holder(pod, generation)
         if source is not None:
-            feed = KvFeed(pod.id, source, self)
-            self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", feed.run))
+            stream = partial(self._stream, pod.id, source)
+            self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", stream))
+
+    async def _stream(self, pod: PodId, source: KvEventSource) -> None:
+        while True:
+            try:
+                await KvFeed(pod, source, self).run()
+            except* OutOfBounds as errors:
+                self._refuse(pod, str(errors.exceptions[0]))
+            await asyncio.sleep(EXCESS_PAUSE_S)
+
+    def _refuse(self, pod: PodId, reason: str) -> None:
+        """Forget the blocks of a pod that sends too much."""
+        log.warning("KV events of this pod are not followed", pod=pod, reason=reason, for_s=EXCESS_PAUSE_S)
+        self._store.add_holder(*self._followed[pod])
+        self.stream_state(pod, complete=False)
+        self._on_excess(pod, reason, time.monotonic())
 
     def leave(self, pod: PodId) -> None:
         self._followed.pop(pod, None)
@@ -283,7 +355,10 @@ class KvStreams:
     # --- StreamSink ---
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
+        """Raises `OutOfBounds` if the pod has announced more blocks than it can have."""
         self._store.apply(pod, events)
+        if pod in self._followed:
+            _blocks_of(self._followed[pod][0]).check_items(self._store.size_blocks(pod))
 
     def applied(self, pod: PodId, events: int) -> None:
         self._metrics.events.labels(pod).inc(events)

@@ -1,30 +1,38 @@
 """Scrapes the load of each pod from its metrics.
 
 Each pod has its own task, so that a slow pod does not delay others. After a failed scrape, the last load stays with its
-age, and the pod's state does not change.
+age, and the pod's state does not change. Where the metrics cannot be true, or are more than is read of a pod, its load
+is unknown: only the requests of the routers count.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
+
+import structlog
 
 from router.config.schema import Probes
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.pod_problems import Fetch
+from router.feeds.pod_problems import Fetch, excess
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.types import PodId, PodState
+from router.guards import OutOfBounds, OutOfRange
+from router.types import PodId, PodLoad, PodState
 
 IDLE_FACTOR = 2
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 
+log = structlog.get_logger()
+
 
 class LoadFeed:
-    """Updates the loads in `fleet`, with at most one scrape per pod at a time."""
+    """Updates the loads in `fleet`, with at most one scrape per pod at a time. `on_excess` is called with a pod that
+    sends more than is read of one, the reason and the time."""
 
     def __init__(
         self,
@@ -32,20 +40,26 @@ class LoadFeed:
         ledger: Ledger,
         fetch: Fetch,
         config: Probes,
+        on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None,
     ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._fetch = fetch
         self._interval_s = config.load_interval_s
         self._timeout_s = config.load_timeout_s
+        self._on_excess = on_excess
+        self._refused: set[PodId] = set()
 
     async def run(self) -> None:
         await each_pod("load of", self._fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        while True:
-            await self.scrape(pod_id)
-            await pause(changed, self.interval_s(pod_id))
+        try:
+            while True:
+                await self.scrape(pod_id)
+                await pause(changed, self.interval_s(pod_id))
+        finally:
+            self._refused.discard(pod_id)
 
     def interval_s(self, pod_id: PodId) -> float:
         """Time until the next scrape of the pod. An idle pod is scraped half as often, which delays only the
@@ -62,12 +76,25 @@ class LoadFeed:
         if status is None or status.state not in _WITH_WORK:
             return
         adapter = ENGINES[status.pod.engine]
-        with self._ledger.watching(pod_id) as ours:
-            try:
+        try:
+            with self._ledger.watching(pod_id) as ours:
                 metrics = await self._fetch(status.pod, adapter.metrics_path, self._timeout_s)
-            except UpstreamError:
-                return
-        scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
+            scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
+        except (UpstreamError, OutOfBounds, OutOfRange) as error:
+            self._refuse(pod_id, error)
+            return
         if scraped is not None:
             load = replace(scraped, our_prompts=ours.max_prompts)
             self._fleet.observe_load(pod_id, load)
+
+    def _refuse(self, pod_id: PodId, error: Exception) -> None:
+        """Forget the load of a pod that reports nonsense, which is logged once for each pod."""
+        reason = str(error) if isinstance(error, OutOfRange) else excess(error)
+        if not reason:
+            return
+        self._fleet.observe_load(pod_id, PodLoad())
+        if pod_id not in self._refused:
+            self._refused.add(pod_id)
+            log.warning("load of this pod is ignored", pod=pod_id, reason=reason)
+        if not isinstance(error, OutOfRange):
+            self._on_excess(pod_id, reason, time.monotonic())

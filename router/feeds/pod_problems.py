@@ -17,6 +17,7 @@ from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError, shortened
 from router.fleet.fleet import Fleet, Listener
+from router.guards import OutOfBounds
 from router.types import Pod, PodState
 
 MAX_REASON_CHARACTERS = 400
@@ -30,6 +31,8 @@ _REASONS: Mapping[PodState, str] = {
     PodState.GONE: "removed, or no longer listed",
 }
 """Reasons of changes for which the fleet records none."""
+_ALLOWED = " that `pods[].models` allows"
+_CHECK = "check that the URL is an engine's and `engine` is right"
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 log = structlog.get_logger()
@@ -44,12 +47,20 @@ async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
         if isinstance(result, BaseException) and not isinstance(result, UpstreamError):
             raise result
     answers = {path: body for path, body in zip(paths, results, strict=True) if isinstance(body, bytes)}
-    facts = adapter.describe(answers, pod)
+    try:
+        facts = adapter.describe(answers, pod)
+    except OutOfBounds as error:
+        raise UpstreamBroken(f"pod {pod.id}: {error}", pod=pod.id) from error
     if facts is not None:
         return facts
     if isinstance(results[0], UpstreamError):
         raise results[0]
-    raise UpstreamBroken(f"{paths[0]} lists no models; check that the URL is an engine's and `engine` is right")
+    raise UpstreamBroken(f"{paths[0]} lists no models{_ALLOWED if pod.allowed_models else ''}; {_CHECK}")
+
+
+def excess(error: Exception) -> str:
+    """What the pod sent too much of; empty for errors of another cause."""
+    return str(next((cause for cause in _causes(error) if isinstance(cause, OutOfBounds)), ""))
 
 
 def unusable_reason(pod: Pod, error: UpstreamError) -> str:

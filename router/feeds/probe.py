@@ -18,10 +18,11 @@ from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamError
-from router.feeds.pod_problems import Fetch, fetch_facts, unusable_reason
+from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
+from router.guards import OutOfBounds
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1
@@ -125,8 +126,10 @@ class ProbeFeed:
         if is_first:
             return
         try:
-            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s))
-        except UpstreamError:
+            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s), pod.allowed_models)
+        except (UpstreamError, OutOfBounds) as error:
+            if reason := excess(error):
+                self._breaker.exceeded(pod_id, reason, now_s)
             return
         if facts is not None and self._fleet.same_epoch(pod):
             self._fleet.learn_adapters(pod_id, facts.adapters)

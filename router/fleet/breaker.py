@@ -17,6 +17,9 @@ most other pods are on time; if they are late too, the expectation is wrong. Req
 would stay ready: see `leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to
 `on_refused`.
 
+A pod that sends more than the router reads of one (`exceeded`) is ejected at once, but never the last ready pod of a
+model.
+
 Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
 that is too busy for /health but sends first tokens is not. Failed probes eject every pod, also the last one: a 503 at
 once is better than requests that wait for a dead pod.
@@ -43,6 +46,8 @@ MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
 LATE_BACKOFF_FACTOR = 10.0
 """Backoff after lateness relative to that after failures."""
+EXCESS_BACKOFF_FACTOR = 10.0
+"""The same for a pod that sent too much, which passes every probe, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +152,16 @@ class Breaker:
             count = self._failed_probes[pod_id] = self._failed_probes.get(pod_id, 0) + 1
             if count >= self._rules.failures_to_eject:
                 self._eject(pod_id, self._record(pod_id), now_s, f"{count} health checks in a row failed")
+
+    def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:
+        """The pod sent more than the router reads of one."""
+        status = self._fleet.status(pod_id)
+        if not self._is_ready(pod_id) or status is None:
+            return
+        if leaves_enough_ready(self._fleet.snapshot, status.pod, 0.0):
+            self._eject(pod_id, self._record(pod_id), now_s, reason, EXCESS_BACKOFF_FACTOR)
+        elif self.on_refused is not None:
+            self.on_refused(pod_id)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""

@@ -1,4 +1,4 @@
-"""Learns how many tokens the answers of each model have, and for quotas those of each tenant.
+"""Learns how many tokens the answers of each model have, and those of each tenant.
 
 The mean of the latest answers, of which a new model has made up ones of the prior's length:
 
@@ -16,11 +16,11 @@ REMEMBERED_ANSWERS = 200
 MAX_ANSWER_TOKENS = 128 * 1024
 """A longer answer counts as this long: its length is what a pod reports."""
 MAX_MEANS = 16_384
-"""Maximum number of means, for models, adapters, and these by tenant with quotas; further ones have the prior."""
+"""Maximum number of means, for models, adapters, and these by tenant; further ones have the prior."""
 
 
 class OutputLengths:
-    """Mean lengths by model, or by adapter for requests to one. `tenant`: one with quotas; "" for the mean of all."""
+    """Mean lengths by model, or by adapter for requests to one. `tenant`: "" for the mean of all."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, str], tuple[int, float]] = {}
@@ -32,6 +32,14 @@ class OutputLengths:
             return 0
         _, mean = self._latest(tenant, request.adapter or request.model)
         return min(round(mean), request.max_output_tokens or MAX_ANSWER_TOKENS)
+
+    def charged_tokens(self, request: InferenceRequest, tenant: str) -> int:
+        """What a quota is charged before the answer: at least the prior's length for each choice, as far as the client
+        allows it. Else short answers would make place for any number of long ones at once."""
+        if not request.endpoint.api.generates:
+            return 0
+        tokens = max(round(self._latest(tenant, request.adapter or request.model)[1]), PRIOR_OUTPUT_TOKENS)
+        return request.choices * min(tokens, request.max_output_tokens or MAX_ANSWER_TOKENS)
 
     def answered(self, model: str, tokens: int, tenant: str = "") -> None:
         """Learn from a finished answer. `model`: or the adapter."""

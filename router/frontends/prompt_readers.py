@@ -28,15 +28,15 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, IncrementalPrompt, OpenedPrompt, RenderedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
 
 INLINE_BYTES = 64 * 1024
 """Longer new messages are rendered in a thread."""
-INLINE_CHARACTERS = 32 * 1024
-"""Longer new text is encoded in a thread. The worst texts take 0.16 us a character, ordinary ones 0.004."""
+INLINE_CHARACTERS = 24 * 1024
+"""Longer new text is encoded in a thread. The worst texts take 0.19 us a character, ordinary ones 0.004."""
 INLINE_SPACED_BYTES = 48 * 1024
 """The same for text with spaces, which a thread makes dearer by half: the worst takes 0.07 us a byte."""
 SPACED_BYTES = 1024
@@ -47,10 +47,16 @@ REFERENCE_CHARACTERS = 16 * 1024
 """The same where `transformers` encodes: 0.4 us a character."""
 INLINE_MESSAGES = 256
 """Longer chats are rendered in a thread."""
+INLINE_ITEMS, COUNTED_BYTES = 2048, 4 * 1024
+"""Larger chats with more strings, commas and opened brackets are rendered in a thread: templates take up to 10 us for a
+field, which has three of them, and may compare each with each."""
 MAX_RENDER_BYTES = 8 * 1024 * 1024
 """Larger bodies are not decoded: one string of 32 MiB would hold the interpreter for 40 ms. They are mostly images."""
 MAX_TOKENIZE_BYTES = 8 * 1024 * 1024
 """Larger bodies are not sent to a pod's /tokenize."""
+MAX_TEMPLATE_TOKENS = 2048
+"""Each token that a pod finds takes a byte of the body, or is one of the template. A pod that claims more is not
+believed: the request would be refused as too long for every pod."""
 
 READ_THREADS = 3
 """Long prompts that are read at the same time."""
@@ -91,8 +97,22 @@ class PodFetch(Protocol):
 class PromptReader(Protocol):
     """Turns requests of one model into prefixes."""
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
-        """The prompt's prefix; None where it cannot be computed. Raises `MalformedRequest`."""
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
+        """The prompt's prefix, or why it cannot be computed; None where requests share none. Raises
+        `MalformedRequest`."""
+
+
+class NoPromptReader:
+    """Reads no prompt: its models have no tokenizer."""
+
+    def __init__(self, unread: Unread) -> None:
+        self._unread = unread
+
+    async def read(self, request: InferenceRequest) -> UnreadReason | None:
+        if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
+            return None
+        self._unread(request, UnreadReason.NO_TOKENIZER, "the model has no tokenizer; add one under `models`")
+        return UnreadReason.NO_TOKENIZER
 
 
 class ReadThreads:
@@ -141,11 +161,15 @@ class LocalPromptReader:
         return self._fingerprinter.advice(ours, engine)
 
     @property
+    def renders_chats(self) -> bool:
+        return self._fingerprinter.renders_chats
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of the caches of texts and chats, estimated."""
         return self._fingerprinter.cache_bytes
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
         if kind is PromptKind.TOKENIZED:
             return await self._read_tokenized(request)
@@ -156,7 +180,10 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered = self._rendered_new(opened)
+            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+                few, new = _has_few_new_items(found), fingerprinter.render_new
+                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
             if rendered is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
@@ -169,7 +196,7 @@ class LocalPromptReader:
                 prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self.check.sample(request, pending, prefix)
         return prefix
 
@@ -182,7 +209,7 @@ class LocalPromptReader:
             return False
         return self._tokenizer.splits_words and _is_spaced(b"".join(map(str.encode, pending.cold)))
 
-    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prefix of one text to embed, which has the tokens of a completion; of others, the number of tokens."""
         text = only_text(request.prompt) if request.endpoint is Endpoint.EMBEDDINGS else None
         if text is None or len(request.body) > MAX_TEXT_BYTES:
@@ -211,19 +238,13 @@ class LocalPromptReader:
         """The number of tokens of each text, with those that the engine puts around it."""
         return [len(tokens) for tokens in self._tokenizer.encode_batch(texts, add_special_tokens=True)]
 
-    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prompt of a request to /tokenize. None where only the engine knows what it answers."""
         generating = generating_request(request)
         try:
             return await self.read(generating) if generating else None
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
-
-    def _rendered_new(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt | None:
-        """A prompt of any kind with a cached prefix and little behind it, rendered at once."""
-        found = opened.found
-        is_short = found is not None and found.key and found.new_bytes <= INLINE_BYTES
-        return self._fingerprinter.render_new(opened) if is_short else None
 
     async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
         request = opened.request
@@ -257,7 +278,21 @@ def _is_short(opened: OpenedPrompt) -> bool:
     request, found = opened.request, opened.found
     if found is not None and not found.key:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
-    return len(request.body) <= INLINE_BYTES and len(request.prompt.get("messages", ())) <= INLINE_MESSAGES
+    is_short = len(request.body) <= INLINE_BYTES and len(request.prompt.get("messages", ())) <= INLINE_MESSAGES
+    return is_short and (not request.endpoint.api.is_chat or _has_few_items(request.body))
+
+
+def _has_few_new_items(found: FoundPrefix) -> bool:
+    new = found.messages[found.prefix.messages :]
+    return found.new_bytes <= COUNTED_BYTES or _has_few_items(b"".join(map(bytes, new)))
+
+
+def _has_few_items(document: bytes) -> bool:
+    """Whether templates render this JSON soon. Texts count too: arguments of calls are JSON in strings."""
+    if len(document) <= COUNTED_BYTES:
+        return True
+    items = document.count(b'"') // 2 + document.count(b",") + document.count(b"[") + document.count(b"{")
+    return items <= INLINE_ITEMS
 
 
 def _is_spaced(text: bytes) -> bool:
@@ -287,21 +322,21 @@ class EnginePromptReader:
         self._unread = unread
         self._threads = threads or ReadThreads()
 
-    async def read(self, request: InferenceRequest) -> PromptPrefix | None:
+    async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
-            return None
+            return UnreadReason.TOO_LONG
         try:
             for pod in self._pods(request.adapter or request.model)[:2]:
                 if (prefix := await self._read_from(pod, request)) is not None:
                     return prefix
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
-            return None
+            return error.reason
         self._unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
-        return None
+        return UnreadReason.NOT_TOKENIZED
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
         conversion = self._conversion(request) if request.endpoint.api.is_converted else None
@@ -322,7 +357,7 @@ class EnginePromptReader:
 
     def _prefix(self, request: InferenceRequest, answer: bytes) -> PromptPrefix | None:
         tokens = parse_tokens(answer)
-        if tokens is None:
+        if tokens is None or len(tokens) > len(request.body) + MAX_TEMPLATE_TOKENS:
             return None
         generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
         hashes = hash_blocks(tokens, generation.block_size_tokens, generation_seed(generation))

@@ -92,6 +92,8 @@ class StepExecutor:
     with other processes."""
 
     readers: Mapping[str, PromptReader]
+    unlisted: PromptReader
+    """The reader for other models."""
     responses: ResponseLocator
     next_exchange: Callable[[], Awaitable[None]] | None = None
     queues: QueueTasks | None = None
@@ -117,8 +119,7 @@ class StepExecutor:
 
     def _answer(self, step: Step) -> Awaitable[Any]:
         if isinstance(step, Tokens):
-            reader = self.readers.get(step.request.model)
-            return reader.read(step.request) if reader is not None else _no_tokens()
+            return self.readers.get(step.request.model, self.unlisted).read(step.request)
         if isinstance(step, Ticket):
             assert self.queues is not None
             return self.queues.wait(step)
@@ -128,7 +129,3 @@ class StepExecutor:
             assert self.next_exchange is not None
             return self.next_exchange()
         return self.uuids.removed(step.body)
-
-
-async def _no_tokens() -> None:
-    """The model has no reader."""

@@ -50,6 +50,11 @@ class BlockMap:
         holder = self._holders.get(pod)
         return holder.orphans if holder else 0
 
+    def size_blocks(self, pod: PodId) -> int:
+        """Engine blocks of `pod` in the map."""
+        holder = self._holders.get(pod)
+        return holder.size_blocks if holder else 0
+
     def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""
         holder = self._holders.get(pod)

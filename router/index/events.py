@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from router.guards import Bound, OutOfBounds, checked
 from router.hashing import picture_token
 from router.types import AttentionKind, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType, Tier
 
@@ -20,8 +21,18 @@ U64 = (1 << 64) - 1
 
 PIECE_BLOCKS = 256
 """Blocks that the index applies in about half a millisecond."""
+MESSAGE = Bound("KV event message", 2 * 1024 * 1024, 16)
+EVENTS = Bound("events of a KV message", MESSAGE.max_bytes, 50_000)
+"""SGLang sends one for each page, which may be a token: those of a chunk of prefill."""
+EVENT = Bound("KV event", 400 * 1024, 64)
+"""vLLM sends one for all blocks of a step: those of 64 thousand tokens take 370 kB."""
+MAX_GROUP = 1023
+BLOCKS = Bound("blocks of a KV event", EVENT.max_bytes, 8192)
 
 T = TypeVar("T")
+_BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
+_EVENTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_ANY = msgspec.msgpack.Decoder()
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "BlockStored": (
@@ -72,7 +83,7 @@ class UndecodableBatch(Exception):
 
 
 def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
-    """(sequence, payload) of a live or replayed message; None for the end of a replay.
+    """(sequence, payload) of a live or replayed message; None for the end of a replay. Raises `UndecodableBatch`.
 
     Replays have a leading empty frame, and since vLLM 0.26 a topic; the last two frames are the same in every format.
     """
@@ -83,29 +94,38 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 
 def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
-    """The cache changes of one scheduler step, without those that cannot be indexed: unknown types and kinds of
-    attention. Raises only `UndecodableBatch`."""
+    """The events of a message that can be indexed. Raises as `decode_events`."""
+    return tuple(event for event in decode_events(payload) if event is not None)
+
+
+def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
+    """The cache changes of one scheduler step, each decoded when it is asked for: None for one that cannot be indexed,
+    of an unknown type or kind of attention. Raises `OutOfBounds` for
+    more than is read of a pod, and `UndecodableBatch` for anything else."""
     try:
-        batch = msgspec.msgpack.decode(payload)
+        batch = MESSAGE.msgpack(payload, _BATCH)
         raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
-        decoded = [_event(_fields(raw)) for raw in raw_events]
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        for raw in EVENTS.msgpack(memoryview(raw_events), _EVENTS):
+            yield _event(_fields(EVENT.msgpack(memoryview(raw), _ANY)))
+    except OutOfBounds:
+        raise
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UndecodableBatch(f"not a KV event batch: {error}") from error
-    return tuple(event for event in decoded if event is not None)
 
 
-def split_events(events: Iterable[KvEvent]) -> Iterator[tuple[KvEvent, ...]]:
-    """The events in batches of about `PIECE_BLOCKS` blocks. A long event is split, because applying it at once would
-    block requests for too long."""
+def split_events(events: Iterable[KvEvent | None]) -> Iterator[tuple[KvEvent, ...]]:
+    """The events in batches of about `PIECE_BLOCKS` blocks and at most as many events. A long event is split, because
+    applying it at once would block requests for too long. An event of None costs time, too."""
     batch: list[KvEvent] = []
-    blocks = 0
+    cost = 0
     for event in events:
-        for piece in _pieces(event):
-            batch.append(piece)
-            blocks += 0 if isinstance(piece, BlocksCleared) else len(piece.block_hashes)
-            if blocks >= PIECE_BLOCKS:
+        for piece in _pieces(event) if event else (None,):
+            if piece is not None:
+                batch.append(piece)
+            cost += max(len(piece.block_hashes), 1) if isinstance(piece, BlocksStored | BlocksRemoved) else 1
+            if cost >= PIECE_BLOCKS:
                 yield tuple(batch)
-                batch, blocks = [], 0
+                batch, cost = [], 0
     if batch:
         yield tuple(batch)
 
@@ -190,6 +210,7 @@ def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
 
 
 def _hashes(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    BLOCKS.check_items(len(fields["block_hashes"]))
     return tuple(_hash(value) for value in fields["block_hashes"])
 
 
@@ -204,7 +225,7 @@ def _tokens(ids: list[Any]) -> array[int]:
 
 
 def _group(fields: Mapping[str, Any]) -> int:
-    return _optional(fields, "group_idx", int) or 0
+    return round(checked("group_idx", _optional(fields, "group_idx", int) or 0, 0, MAX_GROUP))
 
 
 def _adapter(fields: Mapping[str, Any]) -> str:

@@ -70,6 +70,11 @@ class HolderBlocks:
         self.rule: HitRule | None = None
         """What a hit needs; None while all known groups have full attention."""
 
+    @property
+    def size_blocks(self) -> int:
+        """Engine blocks that are known; all else here is in proportion."""
+        return sum(map(len, self._blocks)) + (len(self._layers) if self._layers is not None else 0)
+
     def blocks_of(self, engine_hash: int) -> Blocks | None:
         return self._blocks[engine_hash % SHARDS].get(engine_hash)
 
@@ -118,7 +123,7 @@ class HolderBlocks:
         for engine_hash, blocks in self._resolved(event):
             known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
             copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
-            if not copies and self._layers:
+            if not copies and self._layers is not None:
                 placed.append(engine_hash)
             # Engines that report all hits announce the same blocks again and again: the counter must not overflow.
             if copies // one & _COUNT < _COUNT and copies + one != _SINGLE_GPU_COPY:
@@ -196,7 +201,7 @@ class HolderBlocks:
             if not copies >> shift & _COUNT:
                 self._drop(known[engine_hash], event.tier, removed)
             if not copies:
-                if self._layers:
+                if self._layers is not None:
                     changes += self._of_layers([engine_hash], held=False)
                 del known[engine_hash]
             if copies > _SINGLE_GPU_COPY:
@@ -257,5 +262,5 @@ class HolderBlocks:
         return BlockChange(tier, held, blocks, layer)
 
     def _learn_rule(self) -> None:
-        if self._layers and self._full_tokens:
+        if self._layers is not None and self._full_tokens:
             self.rule = self._layers.rule(self._full_tokens)

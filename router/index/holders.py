@@ -62,6 +62,9 @@ class Holders:
         self.generations: set[Generation] = set()
         """Those of the known holders: several revisions of a model during an update."""
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def __iter__(self) -> Iterator[KnownHolder]:
         return iter(tuple(self._known.values()))
 

@@ -36,6 +36,9 @@ class LayerGroups:
         self._more = Counter[tuple[int, int, Tier]]()
         """By group and place, the copies beyond the first."""
 
+    def __len__(self) -> int:
+        return len(self._held)
+
     def rule(self, full_tokens: int) -> HitRule:
         """What a hit needs where the blocks of full attention have `full_tokens`."""
         full = LayerType(AttentionKind.FULL, full_tokens)

@@ -27,13 +27,15 @@ _PATH = re.compile(f"/v1/responses/({_ID.pattern})(?:/[a-z_]+)?")
 
 class StoredResponse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A response and the pod that stores it. `model`: its name as clients use it; `at_s`: when it was stored, by the
-    monotonic clock of this machine; `owner`: the tenant that it belongs to, empty where none are configured."""
+    monotonic clock of this machine; `owner`: the tenant that it belongs to, empty where none are configured;
+    `in_background`: whether its pod generates after its first answer."""
 
     id: str
     pod: PodId
     model: str
     at_s: float
     owner: str = ""
+    in_background: bool = False
 
 
 def is_response_id(text: str) -> bool:
@@ -48,11 +50,13 @@ def id_in_path(path: str) -> str:
 
 
 class StoredResponses:
-    """Pods by response id; the ids used least recently are evicted first."""
+    """Pods by response id. Too many are evicted from an owner that has more than its share, the least recently used
+    first."""
 
     def __init__(self) -> None:
         self._known: dict[str, StoredResponse] = {}
-        self._used_s: dict[str, float] = {}
+        self._used_s: dict[str, dict[str, float]] = {}
+        """Ids and when they were used, by owner; the least recently used comes first."""
         self._lost_s: dict[PodId, float] = {}
         self.on_learn: list[Callable[[StoredResponse], None]] = []
         """Called for each id that is new here, unless another router sent it."""
@@ -64,10 +68,15 @@ class StoredResponses:
         """Keep an id, unless its pod is known. `remote`: another router learnt it."""
         if not is_response_id(stored.id) or (stored.id in self._known and not self.is_lost(stored.id)):
             return
+        if stored.id in self._known:
+            self._forget(stored.id)
         self._known[stored.id] = stored
-        self._use(stored.id, now_s)
-        while len(self._known) > MAX_RESPONSES:
-            self._forget(next(iter(self._used_s)))
+        self._use(stored, now_s)
+        if len(self._known) > MAX_RESPONSES:
+            own = self._used_s[stored.owner]
+            if len(own) * len(self._used_s) <= MAX_RESPONSES:
+                own = max(self._used_s.values(), key=len)
+            self._forget(next(iter(own)))
         for share in self.on_learn if not remote else ():
             share(stored)
 
@@ -76,10 +85,10 @@ class StoredResponses:
         stored = self._known.get(response_id)
         if stored is None:
             return None
-        if now_s - self._used_s[response_id] > TTL_S:
+        if now_s - self._used_s[stored.owner][response_id] > TTL_S:
             self._forget(response_id)
             return None
-        self._use(response_id, now_s)
+        self._use(stored, now_s)
         return stored
 
     def is_lost(self, response_id: str) -> bool:
@@ -94,9 +103,13 @@ class StoredResponses:
         if len(self._lost_s) > MAX_LOST_PODS:
             del self._lost_s[next(iter(self._lost_s))]
 
-    def _use(self, response_id: str, now_s: float) -> None:
-        self._used_s.pop(response_id, None)
-        self._used_s[response_id] = now_s
+    def _use(self, stored: StoredResponse, now_s: float) -> None:
+        used_s = self._used_s.setdefault(stored.owner, {})
+        used_s.pop(stored.id, None)
+        used_s[stored.id] = now_s
 
     def _forget(self, response_id: str) -> None:
-        del self._known[response_id], self._used_s[response_id]
+        owner = self._known.pop(response_id).owner
+        del self._used_s[owner][response_id]
+        if not self._used_s[owner]:
+            del self._used_s[owner]

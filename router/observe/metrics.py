@@ -92,6 +92,7 @@ class Metrics:
         self.pod_in_flight = Gauge(r, of_pods.POD_IN_FLIGHT)
         self.pod_state = Gauge(r, of_pods.POD_STATE)
         self.pod_trust = Gauge(r, of_pods.POD_TRUST)
+        self.pod_matching = Gauge(r, of_pods.POD_MATCHING)
         self.pod_running = Gauge(r, of_pods.POD_RUNNING)
         self.pod_waiting = Gauge(r, of_pods.POD_WAITING)
         self.pod_kv_usage = Gauge(r, of_pods.POD_KV_USAGE)

@@ -17,3 +17,5 @@ SHOWN_TRANSFERS, ALERT_TRANSFERS = 6, 10
 """Transfers over a link that are needed for a judgement."""
 SHOWN_SLOW_SHARE, ALERT_SLOW_SHARE = 0.85, 0.7
 """Share of them that must be slow (`SLOW_TRANSFER`)."""
+UNREAD_SHARE = 0.05
+"""Share of requests that are routed by load only."""

@@ -11,12 +11,14 @@ Coefficients of a decode step are learnt from the prompts that were computed in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 import msgspec
 
+from router.guards import Bound
 from router.policy.fit import Fit, FitState, Vector
 from router.policy.prefill_clock import PrefillObservation, TransferObservation
 from router.types import Link, Pod, PodId, PodSpeed
@@ -30,6 +32,10 @@ LINK_SHAPE_SD: Final = (1.5, 1.0)
 FLOOR: Final = (1.0, 1e-4, 1e-9, 1.0, 1e-3, 1e-6)
 LINK_FLOOR: Final = (0.1, 1e-9)
 """Minimum priors: a prior of 0 could not be scaled."""
+CALIBRATION: Final = Bound("calibration", 32 * 1024, 32)
+"""What `load` reads. An item is a fit of 0.6 KB, which takes 60 us to check."""
+MAX_LOG_FACTOR: Final = math.log(20)
+"""`load` takes no fit with a coefficient this far from its prior: the router measures such pods itself."""
 PLAUSIBLE_MS: Final = (0.01, 3_600_000.0)
 
 LEAVE: Final = 0.25
@@ -105,11 +111,11 @@ class _PodClass:
 
 def class_key(pod: Pod) -> str:
     """The name of a pod's class: pods of one model, engine and hardware are expected to be equally fast."""
-    return f"{_class_prefix(pod.base_model)}{pod.engine}/{pod.hardware or 'default'}"
+    return f"{pod.base_model}/{pod.engine}/{pod.hardware or 'default'}"
 
 
-def _class_prefix(model: str) -> str:
-    return f"{model}/"
+def _is_of(class_key: str, model: str | None) -> bool:
+    return model is None or class_key.startswith(f"{model}/")
 
 
 class Calibration:
@@ -179,27 +185,25 @@ class Calibration:
 
     def dump(self, model: str | None = None) -> bytes:
         """The fits of all links and of the classes of `model`, None for every model; a pod's own fit is not kept."""
-        classes = {
-            key: known.fit.state()
-            for key, known in self._classes.items()
-            if model is None or key.startswith(_class_prefix(model))
-        }
+        classes = {key: known.fit.state() for key, known in self._classes.items() if _is_of(key, model)}
         links = {kind: fit.state() for kind, fit in self._links.items()}
         return msgspec.msgpack.encode(_State(VERSION, classes, links))
 
-    def load(self, value: bytes) -> None:
-        """Replace each fit by one of the same prior with more observations. Raises `UnreadableCalibration` and changes
-        nothing for data of another version."""
+    def load(self, value: bytes, model: str | None = None) -> None:
+        """Replace each fit by one of the same prior with more observations; of the classes, only those of `model`, None
+        for every model. Raises `UnreadableCalibration` and changes nothing for data of another version."""
         try:
-            state = msgspec.msgpack.decode(value, type=_State)
+            state = CALIBRATION.msgpack(value, msgspec.msgpack.Decoder(_State))
+            CALIBRATION.check_items(len(state.classes) + len(state.links))
             if state.version != VERSION:
                 raise UnreadableCalibration(f"version {state.version}, not {VERSION}")
-            classes = {key: Fit.restored(fit, SHAPE_SD) for key, fit in state.classes.items()}
+            classes = {key: Fit.restored(fit, SHAPE_SD) for key, fit in state.classes.items() if _is_of(key, model)}
             links = {kind: Fit.restored(fit, LINK_SHAPE_SD) for kind, fit in state.links.items()}
         except ValueError as error:  # msgspec's errors are
             raise UnreadableCalibration(str(error)) from error
         own = {key: known.fit for key, known in self._classes.items()}
-        self._classes |= {key: _PodClass(fit) for key, fit in _better(classes, own)}
+        of_model = {key: fit for key, fit in own.items() if _is_of(key, model)}
+        self._classes |= {key: _PodClass(fit) for key, fit in _better(classes, of_model)}
         self._links |= dict(_better(links, self._links))
 
     def rows(self) -> Iterator[CalibrationRow]:
@@ -221,9 +225,13 @@ def _rows(key: str, pod: PodId, fit: Fit) -> Iterator[CalibrationRow]:
 
 
 def _better(found: Mapping[str, Fit], own: Mapping[str, Fit]) -> Iterator[tuple[str, Fit]]:
+    room = CALIBRATION.max_items - len(own)
     for key, fit in found.items():
         known = own.get(key)
-        if known is None or (fit.prior == known.prior and fit.evidence > known.evidence):
+        factors = (abs(math.log(value / prior)) for value, prior in zip(fit.coefficients, fit.prior, strict=True))
+        room -= known is None
+        is_better = room >= 0 if known is None else fit.prior == known.prior and fit.evidence > known.evidence
+        if is_better and max(factors) <= MAX_LOG_FACTOR:
             yield key, fit
 
 

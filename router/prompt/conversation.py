@@ -71,6 +71,7 @@ class UnreadReason(StrEnum):
     """The tokenizer is `engine`, and no pod answered."""
     TOO_LONG = "too_long"
     """It almost certainly fits no pod."""
+    NO_TOKENIZER = "no_tokenizer"
     BUSY = "too_many_long_prompts"
     """No thread read it in time."""
 

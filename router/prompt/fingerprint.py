@@ -71,6 +71,7 @@ class Fingerprinter:
         max_prompt_tokens: int = MAX_PROMPT_TOKENS,
     ) -> None:
         self._template = template
+        self.renders_chats = template is not None
         self.pictures = template.pictures if template else None
         """What reads pictures, if the engine's way to identify them is known; None: nothing."""
         self._tokenizer, self._backend = tokenizer, tokenizer.backend
@@ -130,7 +131,8 @@ class Fingerprinter:
         return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
 
     def render_new(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
-        """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`."""
+        """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`. Safe
+        in a worker thread."""
         if self.incremental is None or opened.found is None or not opened.found.key:
             return None
         return self.incremental.continue_chat(opened, partial(self._text_of, opened))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from datetime import datetime
@@ -19,6 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _DICT_METHODS = frozenset(dir(dict))
 MAX_ATTRIBUTES = 4096
 """Attributes whose safety is known: a filter may look up names from a request."""
+MAX_INDENTATION = 32
+"""An indented value may have this many times the characters of the compact one: deeper ones would have millions."""
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\[\]|\{\}|[][{},:]')
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message while it is rendered; the same text as in `transformers`."""
 
@@ -66,8 +70,37 @@ def _raise_exception(message: str) -> NoReturn:
 def _tojson(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Jinja's own filter escapes HTML. Python's indenting encoder takes time for each level around each value."""
+    if indent is None:
+        return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    compact = json.dumps(value, ensure_ascii=ensure_ascii, separators=(",", ":"), sort_keys=sort_keys)
+    comma, colon = separators or (",", ": ")
+    return _indented(compact, indent if isinstance(indent, str) else " " * indent, comma, colon)
+
+
+def _indented(compact: str, indent: str, comma: str, colon: str) -> str:
+    """Compact JSON as Python's encoder indents it. Raises `RecursionError` above `MAX_INDENTATION`."""
+    lines, left = ["\n"], MAX_INDENTATION * len(compact)
+
+    def token(found: re.Match[str]) -> str:
+        nonlocal left
+        text = found[0]
+        if text == ":":
+            return colon
+        if text in "{[":
+            lines.append(lines[-1] + indent)
+        elif text in "]}":
+            lines.pop()
+        elif text != ",":
+            return text
+        left -= len(lines[-1])
+        if left < 0:
+            raise RecursionError("nested too deeply to be indented")
+        if text in "]}":
+            return lines[-1] + text
+        return (comma if text == "," else text) + lines[-1]
+
+    return _JSON_TOKEN.sub(token, compact)
 
 
 def _strftime_now(date_format: str) -> str:

@@ -13,7 +13,14 @@ from typing import Any, Literal
 
 from router.errors import ConfigError, MalformedRequest
 from router.prompt.content_format import detect_content_format
-from router.prompt.conversation import ChatMessage, TemplateMessages, Unrenderable, normal_messages, without_developer
+from router.prompt.conversation import (
+    ChatMessage,
+    TemplateMessages,
+    UnreadReason,
+    Unrenderable,
+    normal_messages,
+    without_developer,
+)
 from router.prompt.media import MediaText, media_parts, text_with_pictures, with_media_parts
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities, PictureReader
 from router.prompt.sandbox import compile_template, parse_template, render_template
@@ -123,6 +130,8 @@ class ChatTemplate:
         given = {**self._special_tokens, **variables}
         try:
             return render_template(variant.compiled, variant.text, conversation, given)
+        except RecursionError as error:
+            raise Unrenderable(UnreadReason.TOO_LONG, str(error)) from error
         except Exception as error:  # a template is code: it raises on purpose, or fails on unexpected input
             raise MalformedRequest(f"the chat template refused the request: {error}", param="messages") from error
 

@@ -65,6 +65,11 @@ class Publisher:
         if holder is not None:
             holder.apply(events)
 
+    def size_blocks(self, pod: PodId) -> int:
+        """Blocks in memory that a holder has announced."""
+        holder = self._holders.get(pod)
+        return holder.blocks.size_blocks if holder else 0
+
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """All past events are delivered; `complete` is False if some are lost for good."""
         holder = self._holders.get(pod)

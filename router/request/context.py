@@ -11,6 +11,8 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
+from router.fleet.output_lengths import MAX_ANSWER_TOKENS
+from router.index.stored_responses import StoredResponse
 from router.observe.receipts import Failure, Outcome, RecordedDecision
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
@@ -18,8 +20,13 @@ from router.policy.plans import unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
-from router.request.response_reader import ResponseReader
-from router.types import InferenceRequest, PodId, PromptPrefix
+from router.request.response_reader import ResponseReader, reader_of
+from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix
+
+MAX_TOKENS_PER_S = 2000
+"""More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
+MAX_UNREAD_PROMPT_TOKENS = 1 << 20
+"""At most counted for a prompt that the router does not read to its end."""
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -34,8 +41,12 @@ class RequestContext(msgspec.Struct, eq=False):
     limit_headers: HeaderList = []
     """Its tenant's limits, for the response."""
     prompt: PromptPrefix | None = None
+    unread: str = ""
+    """Why the prompt could not be read."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
+    fetched: str = ""
+    """The id of the response in the background that its path names."""
     workload: str = ""
     """Workload class; empty until the request is decided."""
     policy: Policy | None = None
@@ -51,6 +62,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """In front of the fleet, for a place."""
     ttft_limit_ms: float | None = None
     """The latest first token that its SLO allows; None if its client has chosen a limit, or no queue asked."""
+    sent_s: float = 0.0
+    """When the latest attempt began."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
     suspects: tuple[PodId, ...] = ()
@@ -58,8 +71,8 @@ class RequestContext(msgspec.Struct, eq=False):
     result: str = INTERNAL
     error: str = ""
     """The message of the router's error."""
-    _unread_tokens: int = 0
-    """Assumed length of the prompt in a dropped body."""
+    unread_tokens: int = 0
+    """Assumed length of the prompt in a dropped body, or of what a websocket received."""
     _split_refusal: str | None = None
 
     @property
@@ -67,13 +80,25 @@ class RequestContext(msgspec.Struct, eq=False):
         """Number of prompt tokens; estimated from the body where the prompt was not tokenized."""
         if self.prompt:
             return self.prompt.token_count
-        return self._unread_tokens or unread_tokens(self.request)
+        return self.unread_tokens or unread_tokens(self.request)
+
+    def concerns(self, stored: StoredResponse) -> None:
+        """The path names this stored response."""
+        self.stored_pod = stored.pod
+        if stored.in_background:
+            self.fetched, self.reader = stored.id, reader_of(Endpoint.RESPONSES)
+
+    @property
+    def needs_place(self) -> bool:
+        """Whether a pod has to compute a prompt: not to fetch or cancel a response, or to count tokens."""
+        return self.prompt is not None or (self.prompt_tokens > 0 and not self.request.endpoint.api.is_about_tokens)
 
     def drop_prompt(self) -> None:
         """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
         hashes, which remain, take a twentieth of the memory."""
-        self._unread_tokens = self._unread_tokens or unread_tokens(self.request)
-        self.request = replace(self.request, body=b"", prompt={})
+        self.unread_tokens = self.unread_tokens or unread_tokens(self.request)
+        kept = {"background": True} if self.is_in_background else {}
+        self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
 
@@ -109,6 +134,17 @@ class RequestContext(msgspec.Struct, eq=False):
         return plan.prefill.id if isinstance(plan, Split) else ""
 
     @property
+    def unmatched(self) -> str:
+        """Why nothing of the prompt was matched on the pod that computes it; "" if it was, or if there is no prompt."""
+        if self.prompt is None or self.candidate is None:
+            return self.unread
+        plan = self.candidate.plan
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        if pod.reads_alike(self.request.endpoint):
+            return ""
+        return "conversion_untested" if pod.trust is PrefixTrust.TRUSTED else f"self_test_{pod.trust.value}"
+
+    @property
     def cached_tokens(self) -> int | None:
         """Cached tokens as reported by the pod that computed the prompt; None where it did not report them."""
         split = self.candidate is not None and isinstance(self.candidate.plan, Split)
@@ -119,6 +155,27 @@ class RequestContext(msgspec.Struct, eq=False):
         if self._split_refusal is None:
             self._split_refusal = split_refusal(self.request.endpoint, self.request.body)
         return self._split_refusal
+
+
+def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
+    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent. When it
+    began with a response that is fetched is not known here."""
+    reader, request = context.reader, context.request
+    reported = reader.output_tokens
+    if reported is None:
+        return None
+    most = reader.size_bytes + (MAX_ANSWER_TOKENS if context.fetched else int(elapsed_s * MAX_TOKENS_PER_S))
+    if request.max_output_tokens is not None and request.endpoint.api.is_chat:
+        most = min(most, request.max_output_tokens * request.choices)
+    return min(reported, most)
+
+
+def counted_prompt_tokens(context: RequestContext) -> int | None:
+    """Prompt tokens that the pod reports; the router's own number where that cannot be true."""
+    reported, own, prompt = context.reader.prompt_tokens, context.prompt_tokens, context.prompt
+    is_read = prompt is not None and not prompt.has_media and context.request.endpoint.api.is_chat
+    most = 2 * own + 256 if is_read else MAX_UNREAD_PROMPT_TOKENS
+    return reported if reported is None or reported <= most else own
 
 
 def result_of_status(status: int) -> str:
@@ -139,7 +196,7 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
 
 def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
     """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
-    request, prompt, reader, first_token_s = context.request, context.prompt, context.reader, context.first_token_s
+    request, prompt, first_token_s = context.request, context.prompt, context.first_token_s
     elapsed_s, trace = now_s - context.phases.began_s, context.inbound.trace
     return Outcome(
         id=request.id,
@@ -149,8 +206,8 @@ def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
         model=request.model,
         endpoint=request.endpoint,
         result=context.result,
-        prompt_tokens=(len(prompt.tokens) if prompt else 0) or reader.prompt_tokens or 0,
-        output_tokens=reader.output_tokens,
+        prompt_tokens=(len(prompt.tokens) if prompt else 0) or counted_prompt_tokens(context) or 0,
+        output_tokens=counted_output_tokens(context, elapsed_s),
         cached_tokens=context.cached_tokens,
         ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
         e2e_ms=elapsed_s * 1000,

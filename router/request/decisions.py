@@ -142,7 +142,7 @@ class RequestDecisions:
             congestion=ledger.congestion(fleet, model, now_s),
             pictures=state.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
             learnt_reuse=evicted.reuse_of(request.model),
-            expected_output_tokens=state.output_lengths.expected_tokens(request),
+            expected_output_tokens=state.output_lengths.expected_tokens(request, request.tenant),
         )
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:

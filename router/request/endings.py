@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.admission.tenant import Tenant
+from router.admission.quotas import Hold
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.endpoints import Endpoint
-from router.errors import NoReadyPod, RouterError, Stopping, code_of
+from router.errors import ClientError, NoReadyPod, QuotaExceeded, RouterError, Stopping, UpstreamTimeout, code_of
+from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.observe.counters import Counters
 from router.observe.ended import EndedRequest, EndingSink, UsedTokens
 from router.observe.receipts import CLIENT_GONE, Outcome
+from router.policy.decide import expected_ttft_ms
+from router.request.background_bills import BackgroundBills
 from router.request.clock import Clock
-from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
+from router.request.context import RequestContext, counted_prompt_tokens, outcome_of, ttft_of_one_pod
 from router.request.error_responses import response_for
 from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
+from router.types import InFlight
+
+MIN_STEP_MS = 1.0
+"""A decode step takes at least this long, also on a pod whose speed is not known."""
 
 
 class Endings:
@@ -39,15 +47,23 @@ class Endings:
         self._sinks = sinks
         self._clock = clock
         self._charges = charges
+        self._background = BackgroundBills(charges.settle if charges is not None else lambda _hold, _output: None)
         self._queues = queues
         self._records_usage = records_usage
 
-    def quota_refusal(self, tenant: Tenant, endpoint: Endpoint) -> RouterError | None:
-        """Why none of a tenant's requests needs to be read now; None if one does."""
-        return self._charges.spent(tenant, endpoint) if self._charges is not None else None
+    def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | RouterError | None:
+        """Count a request among its tenant's concurrent ones until it `has_arrived`, or return why its quota refuses
+        it before its body is read."""
+        return self._charges.receive(tenant, endpoint) if self._charges is not None else None
+
+    def has_arrived(self, arriving: Hold | None) -> None:
+        """A request that was received is served now, or refused. Idempotent."""
+        if arriving is not None and self._charges is not None:
+            self._charges.has_arrived(arriving)
 
     def begin(self) -> None:
         """Count a request that is served; `end` must follow."""
+        self._background.expire(self._clock.now_s())
         self._counters.in_flight(1)
 
     def failed(self, context: RequestContext, error: RouterError, *, has_answered: bool) -> None:
@@ -66,9 +82,7 @@ class Endings:
         context.phases.enter("settle", now_s)
         self._counters.in_flight(-1)
         outcome = outcome_of(context, now_s, self._clock.unix_s())
-        used = usage_of(context, outcome) if self._records_usage or context.hold is not None else None
-        if used is not None and context.hold is not None and self._charges is not None:
-            self._charges.end(context.hold, used, is_in_background=context.is_in_background)
+        used = self._settle(context, outcome, now_s) if self._records_usage or context.hold is not None else None
         self._observe(context, outcome, now_s, was_slow=was_slow)
         context.phases.end(self._clock.now_s())
         self._pass_on(
@@ -90,12 +104,20 @@ class Endings:
         )
 
     def refused(
-        self, endpoint: Endpoint, error: Exception, request_id: str = "", trace: Trace | None = None, tenant: str = ""
+        self,
+        endpoint: Endpoint,
+        error: Exception,
+        request_id: str = "",
+        trace: Trace | None = None,
+        tenant: Tenant = OPEN_TENANT,
     ) -> None:
-        """Settle a request that was refused before its body was read. `tenant`: who sent it, if that is known."""
+        """Settle a request that was refused before its body was read. `tenant`: who sent it, if that is known. One that
+        is its client's fault counts as a request, unless a quota refused it."""
         model = error.model if isinstance(error, NoReadyPod) else ""
+        if self._charges is not None and isinstance(error, ClientError) and not isinstance(error, QuotaExceeded):
+            self._charges.count_refused(tenant)
         outcome = self._unread(endpoint, code_of(error), request_id, model, trace)
-        self._end_unread(outcome, tenant, response_for(error).status, str(error), trace)
+        self._end_unread(outcome, tenant.name, response_for(error).status, str(error), trace)
 
     def abandoned(self, endpoint: Endpoint, tenant: str) -> None:
         self._end_unread(self._unread(endpoint, CLIENT_GONE), tenant)
@@ -120,6 +142,43 @@ class Endings:
         for sink in self._sinks:
             sink(ended)
 
+    def _settle(self, context: RequestContext, outcome: Outcome, now_s: float) -> UsedTokens:
+        """What the request used, in the quotas of its tenant, too."""
+        hold, reader = context.hold, context.reader
+        used = usage_of(context, outcome, self._unseen_tokens(context, now_s))
+        if context.fetched and context.status < 400:
+            is_final = reader.output_tokens is not None or context.inbound.method != "GET"
+            used.output_tokens = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
+        elif context.is_in_background and reader.response_id:
+            expected = self._state.output_lengths.charged_tokens(context.request, context.tenant.name)
+            until_s = now_s + expected * self._step_ms(context) / 1000
+            is_open = reader.output_tokens is None
+            self._background.open(reader.response_id, hold if is_open else None, used.output_tokens, until_s)
+            if is_open:
+                return used
+        if hold is not None and self._charges is not None:
+            self._charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
+        return used
+
+    def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
+        """About how many tokens a pod has generated of an unstreamed response that did not end: those of the time since
+        the prefill, at the pod's pace."""
+        request, candidate, api = context.request, context.candidate, context.request.endpoint.api
+        is_known = context.result == "ok" or context.fetched or context.reader.output_tokens is not None
+        if is_known or candidate is None or request.stream or api.is_tunnel or not api.generates:
+            return 0
+        decoding_ms = (now_s - context.sent_s) * 1000 - expected_ttft_ms(candidate.cost)
+        steps = max(decoding_ms, 0.0) / self._step_ms(context)
+        return request.choices * min(int(steps), request.max_output_tokens or MAX_ANSWER_TOKENS)
+
+    def _step_ms(self, context: RequestContext) -> float:
+        """The time of a decode step on the pod that answers, with this request."""
+        assert context.candidate is not None
+        pod = context.candidate.pod
+        there = self._state.ledger.inflight().get(pod.id, InFlight())
+        step_ms = pod.speed.step_ms(there.requests + 1, there.context_tokens + context.prompt_tokens)
+        return max(step_ms, MIN_STEP_MS)
+
     def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
         """Compare what was expected with what happened."""
         state, decision, chosen = self._state, context.decision, ended.served
@@ -133,27 +192,29 @@ class Endings:
             return
         pieces = context.reader.pieces if context.request.stream else 0  # about one a token
         if tokens := ended.output_tokens or pieces:
-            tenant = context.tenant.name if context.hold is not None else ""
-            state.output_lengths.answered(context.request.adapter or context.request.model, tokens, tenant)
+            state.output_lengths.answered(context.request.adapter or context.request.model, tokens, context.tenant.name)
         if self._queues is not None and not was_slow:
             self._queues.answered(context, now_s)
 
 
-def usage_of(context: RequestContext, ended: Outcome) -> UsedTokens:
+def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) -> UsedTokens:
     """What a request used. One that no pod has received or that its pod refused used no tokens; attempts of a request
-    that another pod served then are not counted."""
+    that another pod served then are not counted. The output is the engine's number where the response is complete, and
+    never less than what the client has received. `unseen_tokens`: what the pod has probably generated and not sent."""
     request, reader, estimated = context.request, context.reader, []
     prompt = cached = output = 0
     if ended.served is not None and context.status < 400 and _was_received(context):
-        reported, cached_tokens, counted = reader.prompt_tokens, ended.cached_tokens, ended.output_tokens
+        reported, cached_tokens, counted = counted_prompt_tokens(context), ended.cached_tokens, ended.output_tokens
         prompt = context.prompt_tokens if reported is None else reported
         if reported is None:
             estimated.append("prompt_tokens")
         if cached_tokens is None:
             estimated += ("cached_tokens", "computed_tokens")
+        prompt = 0 if context.fetched else prompt  # it was counted when the response was created
         cached = min(prompt, ended.served.cached_tokens if cached_tokens is None else cached_tokens)
-        if counted is None:
-            counted = reader.tokens if isinstance(reader, TokenCountingReader) else 0
+        relayed = max(reader.tokens if isinstance(reader, TokenCountingReader) else 0, unseen_tokens)
+        if counted is None or (ended.result != "ok" and relayed > counted):
+            counted = relayed
             estimated.append("output_tokens")
         output = counted
     return UsedTokens(

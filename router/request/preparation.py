@@ -59,7 +59,8 @@ class Preparation:
             context.stored_pod = (yield Locate(previous, "previous_response_id", context.tenant.name)).pod
         context.phases.enter("fingerprint", self._clock.now_s())
         if request.prompt:
-            context.prompt = yield Tokens(request)
+            found = yield Tokens(request)
+            context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
         if request.endpoint.api.is_about_tokens:
             answer, context.prompt = token_answer(request, context.prompt, self._fleet.snapshot), None
             if answer is not None:
@@ -68,10 +69,8 @@ class Preparation:
         if not self._trusts_uuids and _may_have_uuids(context):
             context.request = replace(context.request, body=(yield WithoutUuids(context.request.body)))
         self._decisions.decide(context, self._clock.now_s())
-        if context.hold is not None and self._charges is not None:
-            expected_tokens = self._output_lengths.expected_tokens(context.request, context.tenant.name)
-            yield from self._charges.charge(context, expected_tokens)
-        if self._queues is not None and context.prompt is not None:
+        yield from self._charge(context, is_computed=context.needs_place)
+        if self._queues is not None and context.needs_place:
             yield from self._queues.wait_for_place(context)
         return None
 
@@ -79,13 +78,21 @@ class Preparation:
         """The same for a connection whose bytes are not read: it is decided by load."""
         yield from self._begin(context)
         self._decisions.decide(context, self._clock.now_s())
+        yield from self._charge(context, is_computed=True)
+
+    def _charge(self, context: RequestContext, *, is_computed: bool) -> Generator[Step, None, None]:
+        """Count the tokens that it will probably cost. Raises `QuotaExceeded`."""
+        if context.hold is not None and self._charges is not None:
+            output = self._output_lengths.charged_tokens(context.request, context.tenant.name) if is_computed else 0
+            yield from self._charges.charge(context, output)
 
     def _begin(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count one request more of its tenant. Raises `QuotaExceeded`."""
-        if self._counts_tokens and context.request.stream:
-            context.reader = TokenCountingReader(context.reader.format)
         if self._charges is not None and context.tenant.quotas:
             yield from self._charges.begin(context)
+        is_counted = self._counts_tokens or (context.hold is not None and context.hold.applied.output)
+        if is_counted and (context.request.stream or context.fetched or context.request.endpoint.api.is_tunnel):
+            context.reader = TokenCountingReader(context.reader.format)
 
 
 def _may_have_uuids(context: RequestContext) -> bool:

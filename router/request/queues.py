@@ -81,13 +81,14 @@ class RequestQueues:
 
     def answered(self, context: RequestContext, now_s: float) -> None:
         """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
-        Only streams show it. A limit that the client chose itself does not count: it could choose one to be missed."""
-        first_s, limit_ms = context.first_token_s, context.ttft_limit_ms
+        Only streams show it."""
+        first_s, limit_ms = context.first_token_s, evident_limit_ms(context)
         if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
             return
         tokens, decoding_ms = context.reader.output_tokens, (now_s - context.phases.began_s - first_s) * 1000
         tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0
-        self._queues[context.request.model].answered(first_s * 1000 > limit_ms, tpot_ms)
+        is_late = first_s * 1000 > limit_ms
+        self._queues[context.request.model].answered(context.tenant.name, is_late, tpot_ms)
 
     def _queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
@@ -106,6 +107,12 @@ class RequestQueues:
         speed = context.decision.candidates[0].pod.speed
         context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
         return context.ttft_limit_ms
+
+
+def evident_limit_ms(context: RequestContext) -> float | None:
+    """The limit of the first token that shows an error of predictions if it is missed. None where the client chose the
+    limit, because it could choose one to be missed, or where the price of a prompt that was not read is a guess."""
+    return None if context.prompt is None else context.ttft_limit_ms
 
 
 def _deadline_ms(value: bytes) -> float:
@@ -164,6 +171,8 @@ class ModelQueue:
         worth trying again: 0 after one was sent, infinite where none waits. The request must be booked before the next
         call."""
         while isinstance(found := self._queue.expire(now_s), Waiting):
+            if evident_limit_ms(self._tickets[found.number].context) is not None:
+                self.answered(found.tenant.name, is_late=True, tpot_ms=None)
             self._refuse(found)
         soonest_ms = found
         for one in self._queue.first():
@@ -190,11 +199,11 @@ class ModelQueue:
             self.leave(ticket)
             ticket.settle(error)
 
-    def answered(self, is_late: bool, tpot_ms: float | None) -> None:
+    def answered(self, tenant: str, is_late: bool, tpot_ms: float | None) -> None:
         """Update the margins by a request that was answered."""
         queue = self._queue
-        queue.answered(is_late, tpot_ms)
-        self._counters.queue_learnt(self.model, queue.error_share.value, queue.rest_ms.value)
+        queue.answered(tenant, is_late, tpot_ms)
+        self._counters.queue_learnt(self.model, queue.error_share.for_all, queue.rest_ms.for_all)
 
     def _places(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[Place]:
         inflight = self._state.ledger.inflight()

@@ -46,10 +46,14 @@ class QuotaCharges:
         self._has_others = has_others
         self._on_refusal = on_refusal
 
-    def spent(self, tenant: Tenant, endpoint: Endpoint) -> QuotaExceeded | None:
-        """Why none of a tenant's requests needs to be read now; None if one does."""
-        short = self._quotas.spent(tenant.name, tenant.quotas, self._clock.now_s())
-        return None if short is None else self._refusal(tenant, endpoint, short)
+    def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | QuotaExceeded:
+        """Count a request as concurrent while its body arrives, or return why it needs not be read."""
+        found = self._quotas.receive(tenant.name, tenant.quotas, self._clock.now_s())
+        return found if isinstance(found, Hold) else self._refusal(tenant, endpoint, found)
+
+    def has_arrived(self, arriving: Hold) -> None:
+        """Count it no more; `begin` may follow. Idempotent."""
+        self._quotas.end(arriving, 0, 0, self._clock.now_s())
 
     def begin(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count one request more. Raises `QuotaExceeded`."""
@@ -87,10 +91,22 @@ class QuotaCharges:
             raise self._refusal(context.tenant, context.request.endpoint, short)
         context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, self._clock.unix_s())
 
-    def end(self, hold: Hold, used: UsedTokens, *, is_in_background: bool) -> None:
-        """Replace the expected by the real cost. The output of a response in the background is unknown."""
-        output_tokens = None if is_in_background else used.output_tokens
-        self._quotas.end(hold, used.computed_tokens, output_tokens, self._clock.now_s())
+    def count_refused(self, tenant: Tenant) -> None:
+        """Count a request that its client can only send again and again, such as a malformed one."""
+        if tenant.quotas:
+            self._quotas.count(tenant.name, tenant.quotas, self._clock.now_s())
+
+    def end(self, hold: Hold, used: UsedTokens, *, is_unknown: bool) -> None:
+        """Replace the expected by the real cost. `is_unknown`: the pod may have computed what was expected."""
+        prompt_tokens, output_tokens = used.computed_tokens, used.output_tokens
+        if is_unknown:
+            prompt_tokens = max(prompt_tokens, hold.prompt_tokens)
+            output_tokens = max(output_tokens, hold.output_tokens)
+        self._quotas.end(hold, prompt_tokens, output_tokens, self._clock.now_s())
+
+    def settle(self, hold: Hold, output_tokens: int) -> None:
+        """End a hold with this output, and with the expected prompt."""
+        self._quotas.end(hold, None, output_tokens, self._clock.now_s())
 
     def _refuse_unless_shared(self, context: RequestContext, short: Short) -> None:
         """Raise `QuotaExceeded` unless another process may have what the request needs."""

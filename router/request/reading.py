@@ -14,7 +14,7 @@ import msgspec
 from router.admission.tenant import Tenant
 from router.config.edge_schema import Edge
 from router.engines.engine_catalog import accepts_salt
-from router.errors import MalformedRequest, NoReadyPod, UnknownModel
+from router.errors import MalformedRequest, NoReadyPod, UnknownModel, shortened
 from router.fleet.fleet import Fleet
 from router.request.parse import (
     has_engine_fields,
@@ -25,6 +25,8 @@ from router.request.parse import (
     without_engine_fields,
 )
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
+
+MAX_LISTED_CHARACTERS = 500
 
 
 class RequestReader:
@@ -75,6 +77,7 @@ class RequestReader:
             session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
+            choices=max(getattr(parsed, "n", None) or 1, 1),
             prompt=prompt_fields(endpoint, parsed) if parsed else {},
         )
 
@@ -93,13 +96,19 @@ class RequestReader:
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):
-            raise UnknownModel(f"The model `{model}` does not exist.", param="model")
+            usable = sorted(self._usable(tenant))
+            known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
+            raise UnknownModel(f"The model `{model}` does not exist.{known}", param="model")
         return found
+
+    def _usable(self, tenant: Tenant) -> list[str]:
+        """The models, without adapters, that the tenant may use."""
+        served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
+        return [model for model in served if tenant.may_use(model, "")]
 
     def _only_model(self, tenant: Tenant) -> str:
         """The model of a request that names none: the only one that the tenant may use."""
-        served = {model for status in self._fleet.snapshot.pods for model in status.pod.models}
-        usable = [model for model in served if tenant.may_use(model, "")]
+        usable = self._usable(tenant)
         if len(usable) != 1:
             raise MalformedRequest("Set `model` in a JSON body or a form: several models are served.", param="model")
         return usable[0]

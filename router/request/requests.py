@@ -21,7 +21,7 @@ from router.request.inbound import HeaderList
 from router.request.preparation import Preparation
 from router.request.preparation_steps import Locate, Step, Tokens
 from router.request.tracker import Tracker
-from router.types import InferenceRequest
+from router.types import InferenceRequest, PromptPrefix
 
 
 class Requests:
@@ -53,5 +53,6 @@ class Requests:
         previous, stored_pod = request.prompt.get("previous_response_id"), ""
         if previous:
             stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
-        prompt = (yield Tokens(request)) if request.prompt else None
+        found = (yield Tokens(request)) if request.prompt else None
+        prompt = found if isinstance(found, PromptPrefix) else None
         return self._decisions.preview(request, headers, prompt, stored_pod)

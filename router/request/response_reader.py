@@ -16,6 +16,8 @@ _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
 """No match of `_USAGE` is longer, and none contains a newline."""
+_MAX_USAGE_KEYS = 1000
+"""Only the last keys in a piece are looked at."""
 _WINDOW_BYTES = 4096
 """Maximum number of bytes kept of a usage object."""
 _SEARCH_BYTES = 64 * 1024
@@ -30,6 +32,7 @@ class ResponseReader(msgspec.Struct, gc=False):
     format: ResponseFormat = CHAT_FORMAT
     pieces: int = 0
     """Number of pieces so far."""
+    size_bytes: int = 0
     has_token: bool = False
     _searched_bytes: int = 0
     _head: bytes = b""
@@ -46,6 +49,7 @@ class ResponseReader(msgspec.Struct, gc=False):
     def feed(self, piece: bytes) -> bool:
         """Read one piece. Returns True once: for the piece with the first token."""
         self.pieces += 1
+        self.size_bytes += len(piece)
         if not self._searched_bytes:
             self._begin(piece)
         if self._tail or self._usage or _USAGE_KEY in piece or not piece.endswith(b"\n"):
@@ -74,9 +78,9 @@ class ResponseReader(msgspec.Struct, gc=False):
     def _look_for_usage(self, piece: bytes) -> None:
         """Keep the last usage object and what follows. It may be split across pieces, and events may follow it."""
         window = self._tail + piece
-        at = window.rfind(_USAGE_KEY)
-        while at >= 0 and not (found := _USAGE.match(window, at)):  # null in later chunks
-            at = window.rfind(_USAGE_KEY, 0, at)
+        at, tries = window.rfind(_USAGE_KEY), 1
+        while at >= 0 and not (found := _USAGE.match(window, at)) and tries < _MAX_USAGE_KEYS:  # null in later chunks
+            at, tries = window.rfind(_USAGE_KEY, 0, at), tries + 1
         if at >= 0 and found and found.end() > len(self._tail):  # else it was found before
             if self._is_stream and not self._first_usage:
                 first = _USAGE.search(window)
@@ -119,8 +123,12 @@ class TokenCountingReader(ResponseReader, gc=False):
     tokens: int = 0
 
     def feed(self, piece: bytes) -> bool:
-        self.tokens += len(_TOKENS.findall(piece))
+        self.count(piece)
         return ResponseReader.feed(self, piece)
+
+    def count(self, piece: bytes) -> None:
+        """Count the tokens of a piece, and read nothing else."""
+        self.tokens += len(_TOKENS.findall(piece))
 
 
 def reader_of(endpoint: Endpoint) -> ResponseReader:

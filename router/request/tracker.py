@@ -151,6 +151,7 @@ class Tracker:
         which `assume_first_token` is to be called; None for a stream, which shows its first token."""
         context, state, prompt = self.context, self._state, self.context.prompt
         context.tries += 1
+        context.sent_s = now_s
         context.phases.enter("attempt", now_s)
         context.candidate = candidate
         pictures = state.pictures.seen(prompt.pictures, state.fleet.snapshot) if prompt and prompt.pictures else ()
@@ -292,7 +293,8 @@ class Tracker:
         """Record which pod has the response, before the client receives its id."""
         request, owner = self.context.request, self.context.tenant.name
         model = request.adapter or request.model
-        self._state.stored.learn(StoredResponse(self.context.reader.response_id, self._pod, model, now_s, owner), now_s)
+        stored_id, in_background = self.context.reader.response_id, self.context.is_in_background
+        self._state.stored.learn(StoredResponse(stored_id, self._pod, model, now_s, owner, in_background), now_s)
 
     def _record_failure(self, candidate: Candidate, error: UpstreamError, now_s: float) -> None:
         """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the
@@ -370,6 +372,8 @@ class Tracker:
         ]
         if isinstance(plan, Split):
             headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        if reason := context.unmatched:
+            headers.append((b"x-warmroute-match", b"none; reason=" + reason.encode()))
         return headers
 
 

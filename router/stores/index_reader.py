@@ -1,31 +1,34 @@
 """Reads the cluster index from Redis: generations, holders, blocks and the log.
 
-Entries that this version cannot decode are skipped with a warning.
+Entries that this version cannot decode are skipped with a warning, and so is what exceeds a bound: Redis does not even
+send it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import TypeVar, cast
 
-import structlog
-
-from router.errors import shortened
+from router.guards import Bound
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import (
+    ROW_FIELDS,
     HolderRow,
     Keys,
     Unreadable,
     decode_entry,
     decode_generation,
     decode_row,
+    encode_generation,
     pack_blocks,
     scope_of,
     unpack_blocks,
 )
+from router.stores.scripts import BLOCKS, ENTRIES, FIELDS, LAST_ENTRY, MEMBERS
+from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import BlockHash, BlocksByTier, Generation, Tier
 
 SCAN_BLOCKS = 2048
@@ -34,13 +37,17 @@ SCAN_BLOCKS = 2048
 GENERATION_TTL_S = 3600.0
 """A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
-MAX_LOGGED, MAX_LOGGED_CHARACTERS = 100, 500
-"""Different errors that are logged."""
+GENERATIONS = Bound("generations", 2048, 256)
+"""`max_bytes` is the size of one member, here and in the next two."""
+HOLDERS = Bound("holders", 512, 2048)
+ROW = Bound("holder row", 4096, len(ROW_FIELDS))
+ENTRY = Bound("log entry", 40 * 1024, 64)
+"""Publishers write 4,096 blocks at once, which are 32 KiB. `max_items` are the entries of one read, which takes no more
+once it has `BATCH_BYTES`: decoding them takes a few milliseconds."""
+BATCH_BYTES = 256 * 1024
 
 _Raw = TypeVar("_Raw")
 T = TypeVar("T")
-
-log = structlog.get_logger()
 
 
 class IndexReader:
@@ -48,27 +55,44 @@ class IndexReader:
 
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self.nodes = connection.nodes
+        self._connection = connection
         self._redis = connection.client
-        self._max_wait_ms = int(connection.timeout_s * 500)
         self._keys = keys
-        self._skipped: set[str] = set()
+        self._skipped = Skipped()
 
-    async def generations(self) -> list[Generation]:
-        """All generations with a recent heartbeat."""
-        oldest = time.time() - GENERATION_TTL_S
-        members = await self._redis.zrangebyscore(self._keys.scopes, oldest, "+inf")
-        return [found for member in members if (found := self._decoded(decode_generation, member))]
+    async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
+        """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
+        latest."""
+        oldest, members = time.time() - GENERATION_TTL_S, [encode_generation(each) for each in known]
+        scores = await self._redis.zmscore(self._keys.scopes, members) if members else ()
+        alive = [each for each, score in zip(known, scores, strict=True) if score is not None and score >= oldest]
+        newest = await self._members(self._keys.scopes, oldest, GENERATIONS)
+        found = [each for member in newest if (each := self._decoded(decode_generation, member))]
+        return list(dict.fromkeys([*alive, *found]))
+
+    async def _members(self, key: str, lowest: float | str, bound: Bound) -> list[bytes]:
+        """Members of a sorted set, the highest scores first."""
+        found, omitted = await self._connection.read(MEMBERS, key, lowest, bound.max_items, bound.max_bytes)
+        if omitted:
+            self._skipped.warn(TOO_LARGE, what=bound.what, where=key)
+        return cast(list[bytes], found)
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
         """All holders of a generation that have not expired."""
         scope = scope_of(generation)
-        ids = [holder.decode(errors="replace") for holder in await self._redis.zrange(self._keys.holders(scope), 0, -1)]
+        members = await self._members(self._keys.holders(scope), "-inf", HOLDERS)
+        ids = [holder.decode(errors="replace") for holder in members]
         found = {holder: await self.row(generation, holder) for holder in ids}
         return {holder: row for holder, row in found.items() if row is not None}
 
     async def row(self, generation: Generation, holder: HolderId) -> HolderRow | None:
         """One holder; None if it has expired."""
-        fields = await self._redis.hgetall(self._keys.holder(scope_of(generation), holder))
+        key = self._keys.holder(scope_of(generation), holder)
+        found = await self._connection.read(FIELDS, key, ROW.max_bytes, *ROW_FIELDS)
+        if isinstance(found, int):
+            self._skipped.warn(TOO_LARGE, what=ROW.what, where=key)
+            return None
+        fields = {name: value for name, value in zip(ROW_FIELDS, found, strict=True) if value is not None}
         return self._decoded(decode_row, fields, holder=holder) if fields else None
 
     async def blocks(
@@ -78,11 +102,11 @@ class IndexReader:
         can be applied again. A block may occur in several pieces."""
         scope = scope_of(generation)
         for tier in Tier:
-            key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), -1
-            while cursor:
-                cursor, members = await self._redis.sscan(key, max(cursor, 0), count=SCAN_BLOCKS)
-                if members:
-                    yield tier, unpack_blocks(b"".join(set(members)))
+            key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), b""
+            while cursor != b"0":
+                cursor, packed = await self._connection.read(BLOCKS, key, cursor or b"0", SCAN_BLOCKS)
+                if packed:
+                    yield tier, unpack_blocks(packed)
 
     async def leading_run(
         self, generation: Generation, holder: HolderId, row: HolderRow, hashes: Sequence[BlockHash]
@@ -105,25 +129,24 @@ class IndexReader:
     # --- the log ---
 
     async def last_entry(self, generation: Generation) -> bytes:
-        last = await self._redis.xrevrange(self._keys.log(scope_of(generation)), count=1)
-        return bytes(last[0][0]) if last else b"0-0"
+        return bytes(await self._connection.read(LAST_ENTRY, self._keys.log(scope_of(generation))))
 
-    async def entries(
-        self, generation: Generation, after: bytes, *, wait_ms: int, count: int
-    ) -> list[tuple[bytes, LogEntry | None]]:
-        """The next log entries; waits up to `wait_ms` for the first one. None for an unreadable entry."""
-        wait_ms = min(wait_ms, self._max_wait_ms)
-        response = await self._redis.xread({self._keys.log(scope_of(generation)): after}, count=count, block=wait_ms)
-        entries = response[0][1] if response else []
-        return [(entry_id, self._decoded(decode_entry, fields)) for entry_id, fields in entries]
+    async def entries(self, generation: Generation, after: bytes) -> list[tuple[bytes, LogEntry | None]]:
+        """The next log entries. None for an unreadable entry."""
+        key = self._keys.log(scope_of(generation))
+        found = await self._connection.read(ENTRIES, key, after, ENTRY.max_items, ENTRY.max_bytes, BATCH_BYTES)
+        return [(entry_id, self._entry(key, content)) for entry_id, content in found]
+
+    def _entry(self, key: str, content: Sequence[bytes] | int) -> LogEntry | None:
+        if isinstance(content, int):
+            self._skipped.warn(TOO_LARGE, what=ENTRY.what, where=key)
+            return None
+        return self._decoded(decode_entry, dict(zip(content[::2], content[1::2], strict=True)))
 
     def _decoded(self, decode: Callable[[_Raw], T], raw: _Raw, **context: str) -> T | None:
-        """None if it is unreadable. Each error is logged once: generations are read again and again."""
+        """None if it is unreadable."""
         try:
             return decode(raw)
         except Unreadable as error:
-            line = shortened(f"{error} {context}", MAX_LOGGED_CHARACTERS)
-            if line not in self._skipped and len(self._skipped) < MAX_LOGGED:
-                self._skipped.add(line)
-                log.warning("skipping unreadable index entry", error=str(error), **context)
+            self._skipped.warn("skipping unreadable index entry", error=str(error), **context)
             return None

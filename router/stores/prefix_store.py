@@ -37,6 +37,9 @@ class EventStore(Protocol):
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         """Apply events of `pod` in order."""
 
+    def size_blocks(self, pod: PodId) -> int:
+        """Blocks in memory that `pod` has announced."""
+
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """All past events of `pod` are delivered; `complete` is False if some are lost for good."""
 
@@ -71,6 +74,9 @@ class LocalStore:
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
             self._announced.apply(pod, event)
+
+    def size_blocks(self, pod: PodId) -> int:
+        return self._announced.size_blocks(pod)
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """Ignored: a match does not depend on it."""

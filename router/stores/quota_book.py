@@ -9,27 +9,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
+from router.admission.sharing import ROW_TTL_S, SILENT_S, CeilingReport, Grant, Grants
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.scripts import NOW
+from router.stores.scripts import MAX_ROWS, NOW
 
 _KEPT_MS = 120_000
 """Keys that nobody uses expire after this time."""
 
 EXCHANGE_SHARES: Final = f"""{NOW}
 -- KEYS members meter...; ARGV member, then for each meter: limit used wanted
-local ttl_ms = {int(ROW_TTL_S * 1000)}
+local ttl_ms, silent_ms, alive = {int(ROW_TTL_S * 1000)}, {int(SILENT_S * 1000)}, {{}}
 local function text(number) return string.format('%.0f', number) end
 local member, answer = ARGV[1], {{0}}
+for _, key in ipairs(KEYS) do
+  if redis.call('HLEN', key) > {MAX_ROWS} then redis.call('UNLINK', key) end
+end
+local function number(digits) return math.min(tonumber(digits), 1e15) end
+local function is_gone(row_ms) return not row_ms or math.abs(now_ms - number(row_ms)) > ttl_ms end
 redis.call('HSET', KEYS[1], member, text(now_ms))
 redis.call('PEXPIRE', KEYS[1], {_KEPT_MS})
 local members = redis.call('HGETALL', KEYS[1])
 for i = 1, #members, 2 do
-  if tonumber(members[i + 1]) + ttl_ms < now_ms then
+  if is_gone(string.match(members[i + 1], '^%d+$')) then
     redis.call('HDEL', KEYS[1], members[i])
   else
     answer[1] = answer[1] + 1
+    alive[members[i]] = tonumber(members[i + 1]) + silent_ms >= now_ms
   end
 end
 for meter = 2, #KEYS do
@@ -40,10 +46,11 @@ for meter = 2, #KEYS do
   for i = 1, #rows, 2 do
     if rows[i] ~= member then
       local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
-      if not row_ms or tonumber(row_ms) + ttl_ms < now_ms then
+      if is_gone(row_ms) then
         redis.call('HDEL', key, rows[i])
       else
-        free, others_used = free - tonumber(row_ceiling), others_used + tonumber(row_used)
+        free = free - number(alive[rows[i]] and row_ceiling or row_used)
+        others_used = others_used + number(row_used)
       end
     end
   end
@@ -78,5 +85,5 @@ class QuotaBook:
         return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
 
     async def leave(self) -> None:
-        """Be no member any more. The rows expire by themselves. Raises `redis.RedisError`."""
+        """Be no member any more: what it may use is free, what it has used expires. Raises `redis.RedisError`."""
         await self._connection.client.hdel(self._keys.quota_members, self._member)

@@ -20,7 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError, NoScriptError
+from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
 from router.errors import ConfigError
 
@@ -54,10 +54,11 @@ class Secret:
             if self.file is not None:
                 return Path(self.file).read_text("utf-8").strip()
             return os.environ[self.variable] if self.variable is not None else self.value
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"Redis credentials: {error}") from error
-        except KeyError as error:
-            raise ConfigError(f"Redis credentials: environment variable {error} is not set") from error
+        except (OSError, ValueError) as error:  # the name may be the secret itself
+            reason = getattr(error, "strerror", "not UTF-8 text")
+            raise ConfigError(f"Redis credentials: the file that is named cannot be read: {reason}") from None
+        except KeyError:
+            raise ConfigError("Redis credentials: the environment variable that is named is not set") from None
 
 
 class _Credentials(CredentialProvider):
@@ -112,12 +113,24 @@ class RedisConnection:
             host, port = address.nodes[0]
             self.client = redis.asyncio.Redis(host=host, port=port, **options)
 
-    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
-        """Run a script, by its digest if the server has it."""
+    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object], suffix: str = "") -> Any:
+        """Run a script, by its digest if the server has it. With the suffix `_RO`, the right to read suffices."""
         try:
-            return await self.client.evalsha(_digest(lua), len(keys), *keys, *args)
+            return await self.client.execute_command("EVALSHA" + suffix, _digest(lua), len(keys), *keys, *args)
         except NoScriptError:
-            return await self.client.eval(lua, len(keys), *keys, *args)
+            return await self.client.execute_command("EVAL" + suffix, lua, len(keys), *keys, *args)
+
+    async def read(self, lua: str, key: str, *args: object) -> Any:
+        """Run a script that reads one key."""
+        return await self.script(lua, [key], args, "_RO")
+
+    async def may_write(self, sorted_set: str) -> bool:
+        """Whether this user may write the key. Changes nothing."""
+        try:
+            await self.client.zrem(sorted_set, "")
+        except NoPermissionError:
+            return False
+        return True
 
     async def touch(self, key: str, member: bytes | str) -> None:
         await self.client.zadd(key, {member: time.time()})

@@ -152,16 +152,20 @@ class HolderRow:
     facts: HolderFacts
 
 
+ROW_FIELDS = (b"epoch", b"seq", b"complete", b"owner", b"beat", *(b"n%d" % tier for tier in Tier), b"facts")
+"""What `decode_row` needs."""
+
+
 def decode_row(fields: Fields) -> HolderRow:
     """Decode a holder's row. Raises `Unreadable`."""
     try:
         return HolderRow(
-            epoch=int(fields[b"epoch"]),
-            seq=int(fields[b"seq"]),
+            epoch=_count(fields[b"epoch"]),
+            seq=_count(fields[b"seq"]),
             complete=fields[b"complete"] == b"1",
             owner=fields[b"owner"].decode(),
-            beat_s=int(fields[b"beat"]) / 1000,
-            blocks=tuple(int(fields[b"n%d" % tier]) for tier in Tier),
+            beat_s=_count(fields[b"beat"]) / 1000,
+            blocks=tuple(_count(fields[b"n%d" % tier]) for tier in Tier),
             facts=msgspec.json.decode(fields[b"facts"], type=HolderFacts),
         )
     except _DECODE_ERRORS as error:
@@ -175,14 +179,21 @@ def decode_entry(fields: Fields) -> LogEntry:
         return LogEntry(
             kind=EntryKind(fields[b"k"].decode()),
             holder=fields[b"h"].decode(),
-            epoch=int(fields[b"e"]),
-            seq=int(fields[b"s"]),
+            epoch=_count(fields[b"e"]),
+            seq=_count(fields[b"s"]),
             complete=fields.get(b"c", b"1") == b"1",
             facts=msgspec.json.decode(facts, type=HolderFacts) if facts else None,
             changes=tuple(_changes(fields)),
         )
     except _DECODE_ERRORS as error:
         raise Unreadable(f"invalid log entry: {error!r}") from error
+
+
+def _count(digits: bytes) -> int:
+    """A number of at most 16 digits, which microseconds since 1970 have. Raises `ValueError`."""
+    if len(digits) > 16 or not digits.isdigit():
+        raise ValueError(f"number out of range: {digits[:32]!r}")
+    return int(digits)
 
 
 def _changes(fields: Fields) -> Iterable[BlockChange]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.hashing import HASH_BYTES
+
 LOG_ENTRIES: Final = 65_536
 LOG_MS: Final = 60_000
 """Maximum length and age of the log. A reader that falls further behind reads the holders again."""
@@ -32,7 +34,7 @@ BEGIN: Final = (
     + """
 -- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts complete
 local row = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
-if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', row[1]} end
+if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', '0'} end
 local epoch = clock[1] * 1000000 + clock[2]
 if row[2] and epoch <= tonumber(row[2]) then epoch = tonumber(row[2]) + 1 end
 epoch = string.format('%.0f', epoch)
@@ -129,29 +131,91 @@ return 'ok'
 )
 """Remove a holder."""
 
+MEMBERS: Final = """
+-- KEYS sorted set; ARGV lowest score, max members, max bytes of one
+local newest, kept = redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', ARGV[1], 'LIMIT', 0, ARGV[2]), {}
+for _, member in ipairs(newest) do
+  if #member <= tonumber(ARGV[3]) then kept[#kept + 1] = member end
+end
+return {kept, redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf') - #kept}
+"""
+"""Members by score, the highest first, and the number of those that are left out."""
+
+FIELDS: Final = """
+-- KEYS hash; ARGV max bytes of a value, fields...
+for i = 2, #ARGV do
+  local size = redis.call('HSTRLEN', KEYS[1], ARGV[i])
+  if size > tonumber(ARGV[1]) then return size end
+end
+return redis.call('HMGET', KEYS[1], unpack(ARGV, 2))
+"""
+"""Values of a hash, or the size of one that is too large."""
+
+BLOCKS: Final = f"""
+-- KEYS set; ARGV cursor, count
+local page, seen, packed = redis.call('SSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2]), {{}}, {{}}
+for _, member in ipairs(page[2]) do
+  if #member == {HASH_BYTES} and not seen[member] then
+    seen[member], packed[#packed + 1] = true, member
+  end
+end
+return {{page[1], table.concat(packed)}}
+"""
+"""The next cursor and some blocks, each once."""
+
+ENTRIES: Final = """
+-- KEYS log; ARGV after, max entries, max bytes of one, bytes after which to stop
+local found, after, left = {}, ARGV[1], tonumber(ARGV[4])
+for _ = 1, tonumber(ARGV[2]) do
+  local entry = redis.call('XRANGE', KEYS[1], '(' .. after, '+', 'COUNT', 1)[1]
+  if not entry then break end
+  local size = 0
+  for _, text in ipairs(entry[2]) do size = size + 16 + #text end
+  found[#found + 1], after, left = entry, entry[1], left - size
+  if size > tonumber(ARGV[3]) then entry[2], left = size, -1 end
+  if left < 0 then break end
+end
+return found
+"""
+"""The next entries of a log. One that is too large comes without its content, and as the last."""
+
+LAST_ENTRY: Final = """
+-- KEYS log
+return (redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1] or {'0-0'})[1]
+"""
+
+MAX_ROWS: Final = 1024
+"""A hash of routers or processes with more rows is deleted: they write theirs again."""
+
 EXCHANGE: Final = (
     NOW
+    + f"""
+if redis.call('HLEN', KEYS[1]) > {MAX_ROWS} then redis.call('UNLINK', KEYS[1]) end
+"""
     + """
--- KEYS routers; ARGV own id, own row or '', ttl_ms
-local ttl_ms = tonumber(ARGV[3])
+-- KEYS routers; ARGV own id, own row or '', ttl_ms, max bytes of a row, max bytes of all
+local ttl_ms, left = tonumber(ARGV[3]), tonumber(ARGV[5])
 if #ARGV[2] > 0 then
   redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f ', now_ms) .. ARGV[2])
 else
   redis.call('HDEL', KEYS[1], ARGV[1])
 end
 redis.call('PEXPIRE', KEYS[1], 60 * ttl_ms)
-local rows, alive = redis.call('HGETALL', KEYS[1]), {}
-for i = 1, #rows, 2 do
-  local written_ms, row = string.match(rows[i + 1], '^(%d+) (.*)$')
+local alive = {}
+for _, router in ipairs(redis.call('HKEYS', KEYS[1])) do
+  local size = #router + redis.call('HSTRLEN', KEYS[1], router)
+  local fits = size <= tonumber(ARGV[4])
+  local written_ms, row = string.match(fits and redis.call('HGET', KEYS[1], router) or '', '^(%d+) (.*)$')
   local age_ms = written_ms and math.abs(now_ms - written_ms) or math.huge
-  if age_ms > 60 * ttl_ms then
-    redis.call('HDEL', KEYS[1], rows[i])
-  elseif age_ms <= ttl_ms and rows[i] ~= ARGV[1] then
-    alive[#alive + 1] = rows[i]
-    alive[#alive + 1] = row
+  if age_ms > 60 * ttl_ms then redis.call('HDEL', KEYS[1], router) end
+  if not fits or (age_ms <= ttl_ms and router ~= ARGV[1]) then
+    if fits then left = left - size end
+    alive[#alive + 1] = string.sub(router, 1, 256)
+    alive[#alive + 1] = fits and left >= 0 and row or false
   end
 end
 return alive
 """
 )
-"""Write this router's row of a shared fact, or remove it, and read the rows of the other live routers."""
+"""Write this router's row of a shared fact, or remove it, and read the rows of the other live routers. One that is too
+large is nil, and removed."""

@@ -6,20 +6,27 @@ of all routers of a fact, such as their requests in flight (`wiring/shared_facts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 
-from router.policy.calibration import VERSION, Calibration, UnreadableCalibration
+from router.guards import Bound
+from router.policy.calibration import CALIBRATION, VERSION, Calibration, UnreadableCalibration
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import VERSION as SCHEMA_VERSION
 from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
+from router.stores.skipped import Skipped
 
-RowT = TypeVar("RowT")
-"""What each router shares of a fact."""
+RowT = TypeVar("RowT", bound=Sized)
+"""What each router shares of a fact, by pod."""
+
+ROW = Bound("row of a router", 128 * 1024, 10_000)
+"""`max_items`: pods in the rows of all routers; to add them up takes four milliseconds."""
+ALL_ROWS_BYTES = 1024 * 1024
 
 
 def calibration_key(keys: Keys, model: str) -> str:
@@ -42,9 +49,9 @@ class SharedCalibration:
 
     async def exchange(self, calibration: Calibration) -> None:
         """Load better fits from Redis and write new ones. Raises `redis.RedisError`."""
-        found: bytes | None = await self._client.get(self._key)
+        found: bytes | None = await self._client.getrange(self._key, 0, CALIBRATION.max_bytes)
         try:
-            calibration.load(found or b"")
+            calibration.load(found or b"", self._model)
         except UnreadableCalibration:
             found = None
         own = calibration.dump(self._model)
@@ -81,6 +88,7 @@ class SharedRows(Generic[RowT]):
         self._key = keys.fact(fact.key)
         self._router = router
         self._ttl_ms = int(fact.ttl_s * 1000)
+        self._skipped = Skipped()
         self._decoder = msgspec.msgpack.Decoder(fact.row)
 
     async def exchange(self, own: RowT) -> dict[str, RowT]:
@@ -90,13 +98,21 @@ class SharedRows(Generic[RowT]):
     async def leave(self) -> None:
         await self._exchange(b"")
 
-    async def _exchange(self, row: bytes) -> dict[str, RowT]:
-        args = (self._router, row, self._ttl_ms)
+    async def _exchange(self, own: bytes) -> dict[str, RowT]:
+        args = (self._router, own, self._ttl_ms, ROW.max_bytes, ALL_ROWS_BYTES)
         flat = await self._connection.script(EXCHANGE, [self._key], args)
         found: dict[str, RowT] = {}
-        for router, other in zip(flat[::2], flat[1::2], strict=True):
+        items = 0
+        for name, other in zip(flat[::2], flat[1::2], strict=True):
+            router = name.decode(errors="replace")
+            if other and len(other) > ROW.max_bytes // 8:
+                await asyncio.sleep(0)  # yield to requests
             try:
-                found[router.decode()] = self._decoder.decode(other)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+                row = ROW.msgpack(other or b"", self._decoder)
+                ROW.check_items(items + len(row))
+            except ValueError as error:
+                why = "too large" if other is None else str(error)
+                self._skipped.warn("skipping row of a router", router=router, error=why)
                 continue
+            found[router], items = row, items + len(row)
         return found

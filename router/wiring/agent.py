@@ -75,7 +75,7 @@ class Agent:
         self.fleet.listen(log_changes(self.fleet))  # first, so that lines are in the order of the changes
         self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
         self._pools = upstream_pools(config.limits)
-        self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv)
+        self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv, self._breaker.exceeded)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
         self._membership.check(published.pods)

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from router.config.load import ENGINE_TOKENIZER, load
+from router.config.links import load_link_classes
+from router.config.load import ENGINE_TOKENIZER, load_valid, read_document
 from router.config.model_names import with_model_folders
 from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_classes
-from router.config.router_file import MistakeList, check_references
+from router.config.priors import all_priors
+from router.config.router_file import MistakeList, check_names, check_references
 from router.config.schema import ModelConfig, RouterConfig
+from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
 from router.wiring.prompts import harmony
 from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer, read_template
 
 
-def check_router(path: Path, policies: Path, *, offline: bool) -> tuple[RouterConfig, PolicySet]:
+def check_router(path: Path, policies: Path, *, offline: bool, files: bool = True) -> tuple[RouterConfig, PolicySet]:
     """The configuration and its active policies, after everything was loaded once; `offline`: except tokenizers of the
-    hub. Raises `ConfigError` with all mistakes."""
-    config, mistakes = with_model_folders(load(path, RouterConfig)), MistakeList(path)
+    hub; without `files`: except the files, keys and folders of the machine that it is for. Raises `ConfigError` with
+    all mistakes."""
+    mistakes = MistakeList(path)
+    config, wrong = load_valid(path, RouterConfig)
+    mistakes.add(wrong)
+    _check_addresses(mistakes, path, config)
+    if not files:
+        check_names(mistakes, config, all_priors(None), load_link_classes())
+        _check_policies(mistakes, config.model_copy(update={"classes": None}), policies)
+        mistakes.report()
+        return config, PolicyFolder(policies, config.policy, load_classes(None).names).read()
+    with mistakes.elsewhere():
+        config = with_model_folders(config)
     check_references(mistakes, config)
     for number, model in enumerate(config.models):
         place = model.tokenizer
@@ -49,8 +64,22 @@ def _check_policies(mistakes: MistakeList, config: RouterConfig, folder: Path) -
     library = PolicyLibrary(folder)
     with mistakes.at("policy"):
         library.known(config.policy)
+    classes = None
     with mistakes.at("classes"):
         classes = load_classes(config.classes).names
-        for name in library.own:
-            with mistakes.elsewhere():
-                check(library, name, classes)
+    for name in library.own:
+        with mistakes.elsewhere():
+            check(library, name, classes)
+
+
+def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) -> None:
+    """What is valid, but hardly meant: an empty file, and a pod at the port of web servers."""
+    with mistakes.at():
+        if not read_document(path).data:
+            raise ConfigError(
+                "the file is empty; name pods under `pods` or `discovery`, as `warmroute config show` does"
+            )
+    for number, pod in enumerate(config.pods):
+        with mistakes.at("pods", number, "url"):
+            if pod.url.startswith("http:") and urlsplit(pod.url).port is None:
+                raise ConfigError("no port; write the engine's, such as :8000, or :80")

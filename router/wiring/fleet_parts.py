@@ -35,7 +35,7 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Pod, PodId, PodState, PrefixTrust
+from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 
@@ -83,7 +83,7 @@ class FleetParts:
         self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
         if shared:
             self.state.stored.on_learn.append(shared.add)
-        self.kv_streams = KvStreams(fleet, self.store, metrics.kv)
+        self.kv_streams = KvStreams(fleet, self.store, metrics.kv, self.breaker.exceeded)
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
         self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
@@ -107,7 +107,7 @@ class FleetParts:
         feeds = {
             **self.membership.feeds,
             "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
-            "load": LoadFeed(self.fleet, self.ledger, fetch, config).run,
+            "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
@@ -149,6 +149,19 @@ class FleetParts:
         """Whether the index receives the pod's KV events."""
         return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
 
+    def matching_of(self, pod: Pod) -> tuple[Matching, str]:
+        """How prompts are matched on a pod, and why not by its KV events."""
+        if why := next(filter(None, map(self._prompts.unread_reason, pod.models)), ""):
+            return Matching.OFF, why
+        if pod.trust is not PrefixTrust.TRUSTED:
+            return Matching.OFF, f"self-test {pod.trust.value}: {self.fleet.trust_reason(pod.id)}"
+        if self.publishes_events(pod.id):
+            return Matching.EVENTS, ""
+        flag, config = ENGINES[pod.engine].kv_events_flag, self.membership.config_of(pod)
+        if flag and not (config and config.kv_events == "off"):
+            return Matching.NO_EVENTS, f"no KV events: its cache is guessed from its prompts; start it with {flag}"
+        return Matching.PREDICTED, ""
+
     def senders(self) -> int:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
 
@@ -156,6 +169,7 @@ class FleetParts:
         """Record what a pod serves and follow its KV events."""
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
+        self._warn_of_others_models(pod, facts)
         self._prompts.add_served(facts.models, self._served)
         generation = self._prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
@@ -175,6 +189,16 @@ class FleetParts:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
             self.fleet.trust_pictures(pod.id)
+
+    def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
+        """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""
+        names = {*facts.models, *facts.adapters}
+        for other in (status.pod for status in self.fleet.snapshot.pods if status.pod.id != pod.id):
+            taken = names.intersection(other.models)
+            if taken and not pod.allowed_models and set(facts.models) != set(other.models):
+                hint = "limit what it may serve by `models` of the pod"
+                log.warning("pod lists models of others", pod=pod.id, models=sorted(taken)[:8], of=other.id, hint=hint)
+                return
 
     def _served(self) -> frozenset[str]:
         return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)

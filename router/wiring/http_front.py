@@ -12,7 +12,7 @@ from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.http.websockets import WebSocketTunnels
-from router.frontends.prompt_readers import PromptReader
+from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.frontends.response_locator import ResponseLocator
 from router.frontends.step_executor import QueueTasks, StepExecutor
 from router.observe.metrics import Metrics
@@ -26,11 +26,17 @@ def build_steps(
     responses: ResponseLocator,
     metrics: Metrics,
     next_exchange: Callable[[], Awaitable[None]] | None = None,
+    unlisted: PromptReader | None = None,
 ) -> StepExecutor:
     """What does the work of preparing requests. `next_exchange`: see `StepExecutor`."""
     queues = QueueTasks(core.queues, metrics.queued.set) if core.queues is not None else None
     return StepExecutor(
-        readers=readers, responses=responses, next_exchange=next_exchange, queues=queues, uuids=UuidRemoval()
+        readers=readers,
+        unlisted=unlisted or NoPromptReader(lambda *_: None),
+        responses=responses,
+        next_exchange=next_exchange,
+        queues=queues,
+        uuids=UuidRemoval(),
     )
 
 

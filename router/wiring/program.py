@@ -29,7 +29,7 @@ from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
-from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
+from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
@@ -116,7 +116,9 @@ class Program:
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         exchange, responses = self.quotas.next_exchange, self.pods.responses
-        self._steps = build_steps(self.core, self.prompts.readers, responses, self.metrics, exchange)
+        self._steps = build_steps(
+            self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
+        )
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
         self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
@@ -173,6 +175,7 @@ class Program:
             self.prompts.cache_bytes,
             HitWorth(self.records.recent, self.metrics, self.pods.gpus_of),
             self.records.recent.in_flight_tokens,
+            self.pods.matching_of,
         )
 
     def _build_page(self) -> PageSource:
@@ -205,7 +208,7 @@ class Program:
             self.policies,
             self.pods.membership,
             ExplainRoutes(self.records.recent.find, self._read_preview, self._preview),
-            partial(describe_pods, self.fleet, self.pods.ledger, self.pods.store, self.pods.kv_streams),
+            partial(describe_pods, self._metrics_page, self.pods.kv_streams),
             self._readiness,
             self._metrics_page.render,
             self._snapshots,
@@ -222,8 +225,9 @@ class Program:
     async def _read_preview(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        """A request of an operator, on behalf of the tenant in `edge.tenant_header`."""
-        name = named.get(self._config.edge.tenant_header.lower().encode(), b"").decode("latin-1")
+        """A request of an operator, on behalf of the tenant that the call names, also in `edge.tenant_header`."""
+        header = self._config.edge.tenant_header.lower().encode()
+        name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:

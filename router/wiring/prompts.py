@@ -20,6 +20,7 @@ from router.frontends.prompt_readers import (
     EnginePromptReader,
     FleetLookups,
     LocalPromptReader,
+    NoPromptReader,
     PromptReader,
     ReadThreads,
 )
@@ -146,6 +147,7 @@ class Prompts:
         """Models of patterns and unlisted models that have a reader."""
         self.generations: dict[str, Generation] = {}
         self.readers: dict[str, PromptReader] = {}
+        self.unlisted = NoPromptReader(self._count_unread)
         for model in config.models:
             if model.is_pattern and model.tokenizer != ENGINE_TOKENIZER and model.tokenizer and not model.has_folders:
                 tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
@@ -188,9 +190,19 @@ class Prompts:
             return None
         request = InferenceRequest(id=NO_CLIENT, endpoint=endpoint, model=body["model"], body=b"", prompt=body)
         try:
-            return await reader.read(request)
+            found = await reader.read(request)
         except MalformedRequest:
             return None
+        return found if isinstance(found, PromptPrefix) else None
+
+    def unread_reason(self, model: str) -> str:
+        """Why the chats of a model that a pod serves are routed by load only; "" if they are not."""
+        reader = self.readers.get(model)
+        if reader is None:
+            return "no tokenizer is configured for the model"
+        if isinstance(reader, LocalPromptReader) and not reader.renders_chats:
+            return "its tokenizer has no chat template; set `chat_template` to the engine's"
+        return ""
 
     def advice(self, model: str, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why a pod has other tokens of a prompt than the router, and what to do; "" if that is unknown."""
@@ -269,5 +281,7 @@ class Prompts:
             return
         counter = self._metrics.unread_prompts.labels(request.model, reason.value)
         if not counter.value:
-            log.info("prompt routed without prefix matching", model=request.model, reason=reason.value, details=details)
+            log.warning(
+                "prompt routed without prefix matching", model=request.model, reason=reason.value, details=details
+            )
         counter.inc()

@@ -9,17 +9,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from router.config.mistakes import nearest
 from router.errors import ConfigError, shortened
 from router.prompt.tokenizer import Tokenizer
 
+HUB_TIMEOUT_S = 3.0
 PACKAGE = "package:"
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that use `tokenizer.json` unchanged; others build their own tokenizer from its vocabulary."""
@@ -59,6 +63,11 @@ def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # both libraries raise anything for a broken file
+        if not is_local(place) and not _reaches_hub():
+            raise ConfigError(
+                f"tokenizer {place}: no such folder, not in the cache, and the hub does not answer; name a folder,"
+                " or check the network (`config check --offline` skips tokenizers of the hub)"
+            ) from None
         raise ConfigError(f"tokenizer {place}: {shortened(str(error).partition(chr(10))[0], 300)}") from error
     template = read_template(source.chat_template) if source.chat_template else loaded.chat_template
     tokenizer = Tokenizer(loaded.backend, _fingerprint(place, template), loaded.special_tokens, template)
@@ -146,11 +155,23 @@ def _load_with_transformers(place: str) -> _Loaded:
     reference: Any = (
         PreTrainedTokenizerFast(tokenizer_file=str(Path(place, "tokenizer.json")))
         if bare
-        else AutoTokenizer.from_pretrained(place)
+        else AutoTokenizer.from_pretrained(place, local_files_only=not Path(place).is_dir() and not _reaches_hub())
     )
     if getattr(reference, "backend_tokenizer", None) is None:
         raise ConfigError(f"tokenizer {place}: no tokenizer.json; only fast tokenizers can be reproduced")
     return _Loaded(reference.backend_tokenizer, dict(reference.special_tokens_map), reference.chat_template)
+
+
+def _reaches_hub() -> bool:
+    """Whether the hub accepts connections. Its client would try for a minute. Behind a proxy, that is not known."""
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    if getproxies():
+        return True
+    try:
+        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=HUB_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _fingerprint(place: str, template: str | Mapping[str, str] | None) -> str:

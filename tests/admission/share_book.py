@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from router.admission.sharing import ROW_TTL_S, CeilingReport, Grant, Grants
+from router.admission.sharing import ROW_TTL_S, SILENT_S, CeilingReport, Grant, Grants
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -32,10 +32,11 @@ class ShareBook:
 
     def _grant(self, member: str, report: CeilingReport, now_s: float) -> Grant:
         rows = self.rows.setdefault(report.meter, {})
+        alive = {one for one, at_s in self.members.items() if at_s + SILENT_S >= now_s}
         for gone in [one for one, row in rows.items() if row.at_s + ROW_TTL_S < now_s]:
             del rows[gone]
-        others = [row for one, row in rows.items() if one != member]
-        free = report.limit - sum(row.ceiling for row in others)
+        others = {one: row for one, row in rows.items() if one != member}
+        free = report.limit - sum(row.ceiling if one in alive else row.used for one, row in others.items())
         ceiling = max(report.used, min(report.used + report.wanted, free))
         if ceiling:
             rows[member] = _Row(report.used, ceiling, now_s)
@@ -43,4 +44,4 @@ class ShareBook:
             rows.pop(member, None)
         if not rows:
             del self.rows[report.meter]
-        return Grant(ceiling, sum(row.used for row in others), free - ceiling)
+        return Grant(ceiling, sum(row.used for row in others.values()), free - ceiling)

@@ -76,12 +76,12 @@ def test_a_quota_for_all_models_is_spent_before_a_request_is_read() -> None:
     all_models, one_model = Quota(requests_per_minute=2), Quota(model="m", requests_per_minute=1)
     limits, quotas = (all_models, one_model, Quota(output_tokens_per_minute=1)), Quotas()
     for model in ("m", "n"):
-        assert quotas.spent("tenant", limits, NOW_S) is None
+        assert isinstance(quotas.receive("tenant", limits, NOW_S), Hold)
         hold = begun(quotas, limits, model=model)
         quotas.charge(hold, 0, 1, NOW_S)
-    spent = quotas.spent("tenant", limits, NOW_S)
-    assert spent is not None and (spent.limit, spent.is_tokens) == (2, False)
-    assert quotas.spent("tenant", limits, NOW_S + 61) is None
+    spent = quotas.receive("tenant", limits, NOW_S)
+    assert isinstance(spent, Short) and (spent.limit, spent.is_tokens) == (2, False)
+    assert isinstance(quotas.receive("tenant", limits, NOW_S + 61), Hold)
 
 
 def test_tokens_are_charged_when_their_number_is_known() -> None:

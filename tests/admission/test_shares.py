@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -150,13 +154,13 @@ def test_whether_a_quota_is_spent_is_asked_without_a_claim() -> None:
     book, limits = ShareBook(), (Quota(requests_per_minute=10),)
     one, other = Member("one"), Member("other")
     exchange(book, one, other)
-    assert one.quotas.spent("t", limits, 0) is None
+    assert isinstance(one.quotas.receive("t", limits, 0), Hold)
     assert not one.sharing.reports(0)
     for turn in range(100):
         admitted(one, limits, 10, turn / 20)
         exchange(book, one, now_s=turn / 20)
-    spent = one.quotas.spent("t", limits, 5)
-    assert spent is not None and spent.retry_after_s == 56
+    spent = one.quotas.receive("t", limits, 5)
+    assert isinstance(spent, Short) and spent.retry_after_s == 56
 
 
 def test_without_the_book_each_process_has_its_share() -> None:
@@ -220,7 +224,9 @@ def test_an_empty_book_learns_what_was_used() -> None:
 def test_a_silent_process_loses_its_share() -> None:
     book = ShareBook()
     assert book.exchange("a", [CeilingReport("m", 10, 6, 4)], 0.0).grants[0].ceiling == 10
-    assert book.exchange("b", [CeilingReport("m", 10, 0, 5)], 3.0).grants[0].ceiling == 0
+    assert book.exchange("b", [CeilingReport("m", 10, 0, 5)], 1.0).grants[0].ceiling == 0
+    found = book.exchange("b", [CeilingReport("m", 10, 0, 5)], 1.1)
+    assert (found.grants[0].ceiling, found.members) == (4, 2)  # what it has used is not free
     found = book.exchange("b", [CeilingReport("m", 10, 0, 5)], 3.1)
     assert (found.grants[0].ceiling, found.members) == (5, 1)
 
@@ -228,3 +234,87 @@ def test_a_silent_process_loses_its_share() -> None:
 def test_a_local_share_is_what_was_granted_and_a_part_of_what_was_free() -> None:
     assert [local_ceiling(90, ceiling, 30, 3) for ceiling in (60, 0, 0)] == [70, 10, 10]
     assert local_ceiling(90, 100, 0, 3) == local_ceiling(90, 90, -5, 3) == 90
+
+
+class Traffic:
+    """Routers of one book, and four requests of a tenant that may have eight, in virtual time."""
+
+    RUNNING, LIMITS = 4, (Quota(concurrent_requests=8),)
+
+    def __init__(self, routers: int, seed: int) -> None:
+        self._random = Random(seed)
+        self.book = ShareBook()
+        self.routers = [Member(str(number)) for number in range(routers)]
+        for router in self.routers:
+            router.sharing.members = 1
+        self.can_reach_book = True
+        self.refused = 0
+        self._running: list[tuple[float, Member, Hold]] = []
+
+    def run(self, from_s: float, to_s: float, favourite: Member | None = None) -> None:
+        """Whenever a request ends, another one comes: to any router, or to `favourite`."""
+        for tick in range(int(from_s * 20), int(to_s * 20)):
+            now_s = tick / 20
+            self.end(lambda end_s, _router, now_s=now_s: end_s <= now_s, now_s)  # type: ignore[misc]
+            for router in self.routers:
+                self._exchange(router, now_s)
+            while len(self._running) < self.RUNNING:
+                router = favourite or self._random.choice(self.routers)
+                if not self._begin(router, now_s):
+                    self.refused += 1
+                    break
+
+    def end(self, has_ended: Callable[[float, Member], bool], now_s: float) -> None:
+        for end_s, router, hold in [one for one in self._running if has_ended(one[0], one[1])]:
+            router.quotas.end(hold, None, None, now_s)
+            self._running.remove((end_s, router, hold))
+
+    def _exchange(self, router: Member, now_s: float) -> None:
+        reports = router.sharing.reports(now_s)
+        if self.can_reach_book:
+            router.sharing.granted(self.book.exchange(router.name, reports, now_s), now_s)
+        else:
+            router.sharing.lost(now_s)
+
+    def _begin(self, router: Member, now_s: float) -> bool:
+        """As `QuotaCharges` does."""
+        for _ in range(3):
+            found = router.quotas.begin("t", self.LIMITS, "m", "", now_s)
+            if isinstance(found, Hold):
+                self._running.append((now_s + self._random.uniform(0.3, 2.0), router, found))
+                return True
+            if not found.may_fit:
+                return False
+            self._exchange(router, now_s)
+        return False
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("routers", [2, 4, 8])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_small_limit_of_concurrent_requests_outlives_the_book(routers: int, seed: int, is_empty: bool) -> None:
+    """While Redis is away and just after it has come back, with its content or without, no request is refused where
+    half of what is allowed runs."""
+    traffic = Traffic(routers, seed)
+    traffic.run(0, 10, traffic.routers[0] if seed == 0 else None)
+    traffic.refused, traffic.can_reach_book = 0, False
+    traffic.run(10, 15, traffic.routers[0] if seed == 0 else None)
+    if is_empty:
+        traffic.book = ShareBook()
+    traffic.can_reach_book = True
+    traffic.run(15, 25, traffic.routers[0] if seed == 0 else None)
+    assert traffic.refused == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_killed_router_holds_no_share_for_long(seed: int) -> None:
+    """A second after it, no more than what it used, and after three seconds nothing."""
+    traffic = Traffic(2, seed)
+    dead, other = traffic.routers
+    traffic.run(0, 10, dead)
+    traffic.end(lambda _end_s, _router: True, 10)
+    traffic.routers.remove(dead)
+    traffic.run(10, 11.1, other)
+    traffic.refused = 0
+    traffic.run(11.1, 20, other)
+    assert traffic.refused == 0

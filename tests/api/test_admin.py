@@ -73,7 +73,7 @@ class Router:
             self.policies,
             cast(Membership, self),
             ExplainRoutes(self._find, self._read, self._preview),
-            partial(describe_pods, self.fleet, Ledger(), store, streams),
+            partial(describe_pods, page, streams),
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),

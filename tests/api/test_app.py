@@ -113,6 +113,11 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: PublicEndpoi
     assert error_of(answer)["message"] == "/livez does not support POST."
 
 
+@pytest.mark.parametrize("path", ["/health", "/healthz"])
+async def test_a_probe_of_an_engine_is_told_those_of_the_router(router: PublicEndpoints, path: str) -> None:
+    assert "/livez and /readyz" in error_of(await router.call("GET", path))["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "key"), [("/tokenizer_info", "edge.extra_paths"), ("/reset_prefix_cache", "edge.control_paths")]
 )

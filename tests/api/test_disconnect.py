@@ -94,7 +94,7 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     await loop.settle()
     pods.pools.close()
     await loop.settle()
-    assert not edge.body_memory.bytes and not edge._serving and not protocol.connection.tasks, callback
+    assert not edge.body_memory.bytes and not edge.in_flight.used and not protocol.connection.tasks, callback
     assert not [*leftovers(pods, loop)], callback
     assert not loop.timers(), callback
     return lost

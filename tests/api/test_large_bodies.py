@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
 from router.frontends.http import large_bodies
 from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain
@@ -148,12 +150,73 @@ async def test_a_form_is_not_counted() -> None:
 async def test_the_event_loop_runs_between_slices_of_one_body_at_a_time() -> None:
     """However many large bodies arrive."""
     bodies, body = LargeBodies(ITEMS), b'{"' + b"x" * (8 * large_bodies.SLICE_BYTES)
-    checks = [asyncio.ensure_future(bodies.check(Endpoint.CHAT, body, f"tenant {number}")) for number in range(5)]
+    checks = [
+        asyncio.ensure_future(bodies.check(Endpoint.CHAT, body, Tenant(name=f"tenant {number}"))) for number in range(5)
+    ]
     turns = 0
     while not all(check.done() for check in checks):
         await asyncio.sleep(0)
         turns += 1
     assert turns >= len(checks) * 8
+
+
+@pytest.mark.anyio
+async def test_a_tenant_with_one_large_body_waits_for_no_other_tenants_bodies() -> None:
+    """Each tenant gets every other slice; of two that wait, the one with twice the weight gets two of three."""
+    bodies, large, done = LargeBodies(ITEMS), b'{"' + b"x" * (32 * large_bodies.SLICE_BYTES), list[str]()
+
+    async def check(name: str, body: bytes, weight: float = 1.0) -> None:
+        await bodies.check(Endpoint.CHAT, body, Tenant(name=name, weight=weight))
+        done.append(name)
+
+    checks = [asyncio.ensure_future(check("flood", large)) for _ in range(20)]
+    await asyncio.sleep(0)
+    checks += [
+        asyncio.ensure_future(check(name, large[: -16 * large_bodies.SLICE_BYTES], weight))
+        for name, weight in (("light", 1.0), ("heavy", 2.0))
+    ]
+    await asyncio.gather(*checks[-2:])
+    assert done == ["heavy", "light"]
+    for pending in checks:
+        pending.cancel()
+    await asyncio.gather(*checks, return_exceptions=True)
+    await asyncio.wait_for(check("later", large), 5)
+
+
+@pytest.mark.anyio
+async def test_a_shorter_body_of_the_same_tenant_is_checked_first() -> None:
+    """It does not wait until a long one ends."""
+    bodies, large, done = LargeBodies(ITEMS), b'{"' + b"x" * (32 * large_bodies.SLICE_BYTES), list[int]()
+
+    async def check(size: int) -> None:
+        await bodies.check(Endpoint.CHAT, large[:size])
+        done.append(size)
+
+    await asyncio.gather(check(len(large)), check(len(large) // 2), check(large_bodies.SLICE_BYTES))
+    assert done == sorted(done)
+
+
+@pytest.mark.anyio
+async def test_a_body_that_left_gives_its_turn_to_the_next() -> None:
+    turns, order = FairTurns(), list[str]()
+
+    async def take(name: str) -> None:
+        async with turns.turn(Tenant(name=name), 0, 1):
+            order.append(name)
+            await asyncio.sleep(0)
+
+    async with turns.turn(Tenant(name="first"), 0, 1):
+        waiting = [asyncio.create_task(take(name)) for name in ("b", "c", "d")]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order == ["c", "d"]
+    async with asyncio.timeout(5), turns.turn(Tenant(name="last"), 0, 1):
+        waiting = [asyncio.create_task(take("f")), asyncio.create_task(take("g"))]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(waiting[0].cancel)  # just as it gets its turn
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert order[-1] == "g"
 
 
 class WatchedCounter(ItemCounter, gc=False):
@@ -173,7 +236,7 @@ async def test_the_next_request_of_a_chat_is_counted_from_where_it_differs(monke
     monkeypatch.setattr(WatchedCounter, "counted_bytes", [])
     bodies, chat = LargeBodies(ITEMS), b'{"messages":["' + b"x" * 300
     for body, owner in ((chat + b'"]}', "a"), (chat + b'","y"]}', "a"), (chat + b'"]}', "b")):
-        await bodies.check(Endpoint.CHAT, body, owner)
+        await bodies.check(Endpoint.CHAT, body, Tenant(name=owner))
     assert WatchedCounter.counted_bytes == [100, 100, 100, 17, 21, 100, 100, 100, 17]
 
 
@@ -225,7 +288,7 @@ async def test_large_bodies_are_decoded_in_a_thread_one_at_a_time() -> None:
         return threading.current_thread().name
 
     body = bytes(large_bodies.DECODED_INLINE_BYTES + 1)
-    names = await asyncio.gather(*(bodies.decode(body, work) for _ in range(8)))
+    names = await asyncio.gather(*(bodies.decode(OPEN_TENANT, body, work) for _ in range(8)))
     assert most == 1
     assert threading.current_thread().name not in names
 

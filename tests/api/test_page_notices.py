@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.frontends.admin.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
+from router.types import Matching
 
 LINKS = {"elsewhere": (100.0, 20.0)}
 WELL = Present(pods=6, waiting=2, slowdowns={"pod-1": 1.3}, index_age_s=0.4, reload_age_s=5.0, reload_ttft_ratio=1.1)
@@ -66,6 +67,16 @@ def test_restarts_of_the_last_minute_are_counted() -> None:
             {"events_lost": tuple("abcde")},
             "events",
             "KV events were lost: a, b, c and 2 more. Their caches are partly unknown until they restart.",
+        ),
+        (
+            {"matching": {"a": (Matching.OFF, "no tokenizer"), "b": (Matching.EVENTS, "")}},
+            "matching",
+            "1 of 6 pods (a) are routed by load only: no tokenizer.",
+        ),
+        (
+            {"matching": {"a": (Matching.NO_EVENTS, "no KV events"), "b": (Matching.PREDICTED, "")}},
+            "matching",
+            "1 of 6 pods (a): no KV events.",
         ),
         ({"index_age_s": 8.2}, "index", "The shared index is 8 s old: Redis does not answer."),
         (

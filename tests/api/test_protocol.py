@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
+from router.admission.fair_bound import FairBound
 from router.admission.gate import AdmissionGate
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
@@ -53,6 +54,9 @@ class Edge:
     own_bodies: bool = False
     websocket_paths: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        self.client_connections = FairBound(self.limits.max_connections, "connections", "limits.max_connections")
+
     def methods(self, path: str) -> frozenset[str]:
         return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
 
@@ -60,7 +64,7 @@ class Edge:
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
-    def quota_refusal(self, _received: ReceivedRequest) -> None:
+    def tenant_refusal(self, _received: ReceivedRequest) -> None:
         pass
 
     def abandoned(self, received: ReceivedRequest) -> None:

@@ -27,7 +27,7 @@ from router.types import FleetSnapshot, PodLoad, PodState, PodStatus, PrefixTrus
 from tests.policy.scenes import pod
 
 PODS = 500
-MAX_BODY_BYTES, MAX_TURN_MS = 3_000_000, 5.0
+MAX_BODY_BYTES, MAX_TURN_MS = 3_200_000, 5.0
 FORMATS = {"plain": PLAIN, "openmetrics": OPEN_METRICS}
 POD_NAMES = [f"llm-{number:03}-decode-6f9c7d5b84" for number in range(PODS)]
 OWN_FITS = 50

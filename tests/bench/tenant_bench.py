@@ -131,7 +131,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
             assert not [*charges.begin(context), *charges.charge(context, 256)], "it waits"
             used = usage_of(context, ended)
             assert context.hold is not None
-            charges.end(context.hold, used, is_in_background=False)
+            charges.end(context.hold, used, is_unknown=False)
             metrics.observe_usage(used)
             writer.write(used)
 

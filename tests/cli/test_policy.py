@@ -46,6 +46,16 @@ def test_one_file_can_be_checked_alone(typed: Typed, tmp_path: Path) -> None:
     assert typed("policy", "lint", tmp_path / "missing.yaml").code == 1
 
 
+def test_a_policy_is_shown_with_all_that_it_inherits(typed: Typed, tmp_path: Path) -> None:
+    """As a file that can be read again, and does not differ."""
+    mine = write(tmp_path, "mine", "extends: cost_aware\nshortlist: 8\n")
+    shown = typed("policy", "show", mine).out
+    assert "shortlist: 8" in shown and "indifference_ms:" in shown
+    again = tmp_path / "again.yaml"
+    again.write_text(shown.replace("name: mine", "name: again"))
+    assert typed("policy", "diff", mine, again).out == ""
+
+
 def test_differences_are_printed_by_field_with_units(typed: Typed, tmp_path: Path) -> None:
     """Resolved: what both inherit is no difference. Exit code 1, as of diff."""
     mine = write(

@@ -115,12 +115,13 @@ def test_pods_that_do_not_fit_are_counted() -> None:
 
 def test_a_pod_shows_why_it_needs_attention() -> None:
     ejected = PodRow(
-        "a", "vllm", ["m"], state="ejected", state_reason="refused", trust="mismatch", kv_events="incomplete"
+        "a", "vllm", ["m"], state="ejected", state_reason="refused", matching="off", kv_events="incomplete"
     )
+    ejected = msgspec.structs.replace(ejected, matching_reason="self-test mismatch: token 3 differs")
     found = snapshot()
     found.pods = [ejected]
     (line,) = [line for line in drawn(view_of(found), width=160) if line.startswith("a ")]
-    assert "refused; prefixes mismatch; KV events incomplete" in line
+    assert "refused; self-test mismatch: token 3 differs; KV events incomplete" in line and "off" in line
 
 
 def test_no_rate_is_invented_at_the_first_snapshot() -> None:

@@ -63,6 +63,6 @@ def test_all_unset_variables_are_reported_with_line_and_key(folder: Path) -> Non
 @pytest.mark.parametrize("text", ["listen: {port: '${WARM_SECRET}'}", "log: {format: 'x${WARM_SECRET}'}"])
 def test_the_value_of_a_variable_is_not_printed(folder: Path, text: str) -> None:
     """It may be a secret in the wrong place."""
-    with pytest.raises(ConfigError, match="the value is not shown") as caught:
+    with pytest.raises(ConfigError, match="not shown") as caught:
         loaded(folder, text)
     assert CANARY not in str(caught.value)

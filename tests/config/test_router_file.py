@@ -31,7 +31,7 @@ def check(path: Path, text: str) -> None:
     ("right", "wrong", "where"),
     [
         ("model: llama-3.1-8b", "model: llama-9", "4: models.0.cost.model: no prior named 'llama-9'"),
-        ("  hardware: h100x1", "  hardware: tpu", "7: pods.0.hardware: no prior of 'llama-3.1-8b' on 'tpu'"),
+        ("  hardware: h100x1", "  hardware: tpu", "7: pods.0.hardware: no prior of 'llama-3.1-8b' on this hardware"),
         ("rdma_100", "rdma_101", "9: links.elsewhere: unknown link class 'rdma_101'"),
     ],
 )
@@ -57,14 +57,15 @@ def test_a_credential_file_without_a_key_is_refused_with_its_line(tmp_path: Path
         key.write_text(content)
     with pytest.raises(ConfigError) as caught:
         check(path, text)
-    assert str(caught.value).startswith(f"{path}:10: pods.1.auth.bearer_file: ") and str(key) in str(caught.value)
+    assert str(caught.value).startswith(f"{path}:10: pods.1.auth.bearer_file: ")
+    assert (str(key) in str(caught.value)) is (content is not None)  # a file that does not exist may be a key
     assert "two words" not in str(caught.value)
 
 
 def test_a_missing_file_of_admin_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
     path, tokens = tmp_path / "router.yaml", tmp_path / "tokens"
     text = f"admin:\n  host: 0.0.0.0\n  bearer_file: {tokens}\n{GOOD}"
-    with pytest.raises(ConfigError, match=rf"^{path}:3: admin\.bearer_file: .*{tokens}"):
+    with pytest.raises(ConfigError, match=rf"^{path}:3: admin\.bearer_file: cannot read a file"):
         check(path, text)
     tokens.write_text("token")
     check(path, text)
@@ -78,7 +79,9 @@ def test_a_wrong_authority_of_an_api_server_is_refused_with_its_line(tmp_path: P
     check(path, text)
     if content is not None:
         ca.write_text(content)
-    with pytest.raises(ConfigError, match=rf"^{path}:15: discovery\.kubernetes\.0\.api\.ca_file: .*{ca}"):
+    with pytest.raises(
+        ConfigError, match=rf"^{path}:15: discovery\.kubernetes\.0\.api\.ca_file: .*{ca if content else 'read a file'}"
+    ):
         check(path, f"{text}      ca_file: {ca}\n")
     check(path, f"{text.replace('https', 'http')}      ca_file: {ca}\n")
     check(path, f"{text}      ca_file: ''\n")

@@ -82,9 +82,9 @@ def fields_of(annotation: Any) -> Iterator[tuple[str, Any, type[BaseModel], Call
 
 
 def places() -> Iterator[Place]:
-    """Every field that may hold a secret."""
+    """Every field that may hold a secret. Names of files and variables with one are shown if they are right."""
     for path, kind, model, build in fields_of(RouterConfig):
-        if may_hold_secret(kind) and not any(True for _ in fields_of(kind)):
+        if may_hold_secret(kind) and not any(True for _ in fields_of(kind)) and not path.endswith(("_file", "_env")):
             name = path.rpartition(".")[2]
 
             def holding(value: Any, build: Any = build, name: str = name, model: Any = model) -> Any:
@@ -160,6 +160,76 @@ def misplaced(node: Any, value: str) -> Iterator[Any]:
     elif isinstance(node, dict):
         for key in node:
             yield from ({**node, key: inner} for inner in misplaced(node[key], value))
+
+
+# --- a key in the wrong place ---
+
+KEY = f"sk-{CANARY}"
+SHAPES: list[Any] = [KEY, KEY * 40, f"Bearer {KEY}", [KEY], {KEY: KEY}, {"bearer": KEY}, {"key": KEY}]
+
+
+def near_secrets() -> Iterator[tuple[str, Any]]:
+    """Every key next to and above one that can hold or name a secret, as a document with the value at this key."""
+    leaves = ((kind, model) for _, kind, model, _ in fields_of(RouterConfig) if not any(True for _ in fields_of(kind)))
+    secret = {model for kind, model in leaves if may_hold_secret(kind)}
+    for path, kind, model, build in fields_of(RouterConfig):
+        if model in secret or may_hold_secret(kind):
+            name = path.rpartition(".")[2]
+            yield path, lambda value, build=build, model=model, name=name: build({**minimal(model), name: value})
+
+
+NEAR = dict(near_secrets())
+
+
+def test_keys_near_secrets_are_found_in_the_schema() -> None:
+    assert NEAR.keys() >= {
+        "admin",
+        "admin.host",
+        "admin.bearer_file",
+        "pods.auth",
+        "pods.role",
+        "pods.hardware",
+        "pods.auth.bearer_env",
+        "pods.auth.bearer_file",
+        "index.redis.password_file",
+        "discovery.kubernetes.api.token_file",
+        "discovery.kubernetes.pod.auth",
+    }
+
+
+@pytest.mark.parametrize("name", NEAR)
+@pytest.mark.parametrize("shape", SHAPES, ids=map(str, range(len(SHAPES))))
+def test_a_key_in_the_wrong_place_is_not_printed(name: str, shape: Any, tmp_path: Path) -> None:
+    """Under or next to a key that can hold or name a secret: a pod's key as its `auth`, or in place of its file."""
+    for error in (refused(NEAR[name](shape), tmp_path, load_router), refused(NEAR[name](shape))):
+        assert CANARY not in error
+
+
+def refused(document: Any, folder: Path | None = None, read: Callable[[Path], RouterConfig] | None = None) -> str:
+    """What is printed if the configuration is refused."""
+    printed = said(document, folder, read)
+    return printed if "Traceback" in printed else ""
+
+
+@pytest.mark.parametrize("name", ["username_file", "password_file", "username_env", "password_env"])
+def test_a_password_in_place_of_its_source_is_not_printed(name: str) -> None:
+    """These are read when a connection begins."""
+    secret = Secret(file=KEY) if name.endswith("_file") else Secret(variable=KEY)
+    with pytest.raises(ConfigError) as caught:
+        secret.read()
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"admin": KEY}, "must be a mapping of keys to values (got text of 16 characters, not shown"),
+        ({"admin": True}, "must be a mapping of keys to values (got True)"),
+        ({"pods": [{"url": "http://h:1", "auth": 7}]}, "must be a mapping of keys to values (got 7)"),
+    ],
+)
+def test_the_type_and_length_of_a_value_that_is_not_shown_are(document: Any, message: str) -> None:
+    assert message in said(document)
 
 
 def test_a_piece_of_a_password_is_not_printed_as_a_key(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from router.engines.adapter import (
     MAX_MODELS,
+    MODELS,
     EngineAdapter,
     PodFacts,
     on_pod,
@@ -22,6 +23,7 @@ from router.engines.adapter import (
 )
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.engines.sglang import Sglang
+from router.guards import OutOfBounds
 from router.prompt import completion
 from router.types import MAX_NAME_CHARACTERS
 from tests.policy.scenes import make_pod
@@ -35,12 +37,14 @@ engines = pytest.mark.parametrize("name", ENGINES)
         ("tcp://*:5557", "http://10.0.0.7:8000", "tcp://10.0.0.7:5557"),
         ("tcp://[::]:5557", "https://pod.svc/prefix", "tcp://pod.svc:5557"),
         ("tcp://0.0.0.0:5557", "http://[fd00::1]:8000", "tcp://[fd00::1]:5557"),
-        ("tcp://10.9.9.9:41033", "http://10.0.0.7:8000", "tcp://10.9.9.9:41033"),
-        ("ipc:///run/kv", "http://10.0.0.7:8000", "ipc:///run/kv"),
+        ("tcp://10.9.9.9:41033", "http://10.0.0.7:8000", "tcp://10.0.0.7:41033"),
+        ("tcp://redis.svc:6379", "http://10.0.0.7:8000", "tcp://10.0.0.7:6379"),
+        *((f"tcp://*:{port}", "http://10.0.0.7:8000", None) for port in ("", "*", "0", "-1", "65536", "1e3", "٣")),
+        *((name, "http://10.0.0.7:8000", None) for name in ("ipc:///run/kv", "ipc://*", "inproc://x:1", "*:5557", "")),
     ],
 )
-def test_a_wildcard_is_the_host_that_the_pod_is_reached_on(endpoint: str, url: str, reached: str) -> None:
-    """Other addresses stay."""
+def test_a_pod_names_no_host_but_its_own(endpoint: str, url: str, reached: str | None) -> None:
+    """The router connects to its port over TCP, on the host on which it reaches the pod."""
     assert on_pod(endpoint, make_pod(url=url)) == reached
 
 
@@ -212,3 +216,51 @@ def test_the_owner_of_models_shows_the_engine(owner: str, engine: str) -> None:
 def test_ranks_count_only_if_they_are_numbered_from_zero(ranks: Iterable[str], count: int) -> None:
     """And if they are not more than a pod has."""
     assert rank_count(ranks) == count
+
+
+SOURCES = "/kv_event_sources"
+
+
+@pytest.mark.parametrize("endpoint", ["ipc:///tmp/*", "ipc://\0x", "tcp://*:99999999", "udp://*:1", "\0"])
+def test_other_addresses_are_no_source_of_events(endpoint: str) -> None:
+    """Of no engine, with or without a replay."""
+    models = answer({"data": [{"id": "m"}]})
+    vllm = answer({"0": {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": endpoint}})
+    host = endpoint.partition("://")[2] or endpoint
+    events = {"publisher": "zmq", "endpoint_host": f"x/../{host}", "endpoint_port_base": 1 << 40}
+    info = answer({"kv_events": events})
+    for name, answers in (("vllm", {SOURCES: vllm}), ("sglang", {"/server_info": info})):
+        facts = ENGINES[name].describe({"/v1/models": models, **answers}, make_pod(engine=name))
+        assert facts is not None and facts.kv_events is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":[%b]}' % b",".join([b'{"id":"m"}'] * 100_000),
+        b'{"data":[{"id":"%b"}]}' % (b"m" * MODELS.max_bytes),
+    ],
+    ids=["too many", "too long"],
+)
+def test_a_list_of_models_without_an_end_is_not_decoded(body: bytes) -> None:
+    """100,000 of them would hold the event loop for 12 ms, every 10 s."""
+    with pytest.raises(OutOfBounds, match="list of models"):
+        parse_models(body)
+
+
+@pytest.mark.parametrize("name", ["block_size", "hash_block_size"])
+def test_a_block_that_no_engine_has_is_unknown(name: str) -> None:
+    """The self-test sends four blocks of text."""
+    metrics = b'vllm:cache_config_info{%b="999999999999999",num_gpu_blocks="9"} 1\n' % name.encode()
+    answers = {"/v1/models": answer({"data": [{"id": "m"}]}), "/metrics": metrics}
+    facts = ENGINES["vllm"].describe(answers, make_pod())
+    assert facts is not None and facts.block_size_tokens is None and facts.capacity_tokens is None
+
+
+def test_a_pod_serves_only_the_models_that_it_may() -> None:
+    """Names and patterns; of base models and adapters alike."""
+    cards = [{"id": "m"}, {"id": "bank"}, {"id": "lora-1", "parent": "m"}, {"id": "bank-lora", "parent": "m"}]
+    body = answer({"data": cards})
+    facts = parse_models(body, ("m", "lora-*"))
+    assert facts is not None and (facts.models, facts.adapters) == (("m",), ("lora-1",))
+    assert parse_models(body, ("other",)) is None

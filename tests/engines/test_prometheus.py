@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from time import thread_time
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from router.engines.prometheus import LoadGauges, read_load, samples
+from router.engines.prometheus import METRICS, LoadGauges, read_load, samples
+from router.guards import OutOfBounds, OutOfRange
 from router.types import PodLoad
 from tests.examples import examples
 
@@ -60,14 +63,59 @@ def test_garbage_never_raises(noise: bytes) -> None:
         read_load(text, GAUGES, None, 0.0)
 
 
-def test_values_with_an_infinite_sum_are_read() -> None:
-    """Each value is a float."""
-    load = read_load(
-        b'run{rank="0"} 1e308\nrun{rank="1"} 1e308\nusage{rank="0"} 1e308\nusage{rank="1"} 1e308\n', GAUGES, None, 0.0
-    )
-    assert load is not None
-    assert load.running == 2 * int(1e308)
-    assert load.kv_usage == 1e308
+@pytest.mark.parametrize(
+    "line", [b"run 1e308", b"run -1", b"run 3\nwait 1e7", b"run 3\nusage 2", b"run 3\nusage -1e-9"]
+)
+def test_a_figure_that_cannot_be_true_makes_the_load_unknown(line: bytes) -> None:
+    """It would be an operand of every price."""
+    with pytest.raises(OutOfRange, match="expected 0 to"):
+        read_load(line + b"\n", GAUGES, None, 0.0)
+
+
+def test_usage_just_above_one_is_one() -> None:
+    load = read_load(b"run 3\nusage 1.01\n", GAUGES, None, 0.0)
+    assert load is not None and load.kv_usage == 1.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{%b} 1" % (b"a=b," * 15_000),
+        b"{%b} 1" % (b"a" * 60_000),
+        b'{a="%b} 1' % (b"\\a" * 30_000),
+        b"{%b} 1" % (b"," * 60_000),
+    ],
+    ids=["no quotes", "one name", "an open quote", "commas"],
+)
+def test_a_line_is_read_in_linear_time(line: bytes) -> None:
+    """60 KB of labels without quotes took 12 s, each further one more than the last. A second is a hundred times what
+    it takes."""
+    began_s = thread_time()
+    assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
+    assert thread_time() - began_s < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"run 1\n" * 100_000,
+        b"runs\n" * 100_000,
+        (b"run{" + b'a="",' * 600 + b"} 1\n") * 500,
+        b"#" * METRICS.max_bytes + b"\nrun 1\n",
+    ],
+    ids=["samples", "others", "labels", "bytes"],
+)
+def test_a_page_is_read_up_to_its_bound(text: bytes) -> None:
+    """No page that a real engine has comes near."""
+    with pytest.raises(OutOfBounds, match="page of metrics"):
+        read_load(text, GAUGES, None, 0.0)
+
+
+def test_a_page_of_64_ranks_is_within_the_bound() -> None:
+    """With as many labels as vLLM gives its cache's configuration."""
+    labels = ",".join(f'name_of_a_label_{number}="a value"' for number in range(37))
+    text = "\n".join(f'run{{rank="{rank}",{labels}}} 1' for rank in range(64)).encode()
+    assert read_load(text, GAUGES, None, 0.0) == PodLoad(64)
 
 
 def test_ranks_are_summed_and_their_usage_averaged() -> None:

@@ -61,9 +61,9 @@ class LossyConnection(RedisConnection):
 
     delivers = True
 
-    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object]) -> Any:
+    async def script(self, lua: str, keys: Sequence[str], args: Sequence[object], suffix: str = "") -> Any:
         if self.delivers:
-            return await super().script(lua, keys, args)
+            return await super().script(lua, keys, args, suffix)
         async with self.client.pipeline(transaction=True) as both:
             both.eval(lua, len(keys), *keys, *args)
             both.xtrim(LOG, maxlen=0, approximate=False)

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
 from router.engines.adapter import KvEventSource
-from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, KvStreams, binds
+from router.feeds import kv_zmq
+from router.feeds.kv_zmq import END_OF_REPLAY, LIVE_MESSAGES, KvFeed, KvStreams, binds
 from router.fleet.fleet import Fleet
-from router.index.events import PIECE_BLOCKS
+from router.guards import Bound, OutOfBounds
+from router.index import events as events_module
+from router.index.events import EVENTS, MESSAGE, PIECE_BLOCKS
 from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.stores.prefix_store import LocalStore
-from router.types import BlocksRemoved, KvEvent, PodId
+from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
+from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
@@ -429,3 +435,154 @@ def test_each_gap_of_a_stream_is_counted_once() -> None:
     for complete in (True, False, False, True, False):
         streams.stream_state("a", complete=complete)
     assert metrics.gaps.labels("a").value == 2.0
+
+
+# --- pods that send too much ---
+
+
+def raw(events: object) -> bytes:
+    return msgspec.msgpack.encode([1.0, events, 0])
+
+
+@pytest.mark.parametrize("kind", ["BlockRemoved", "of an unknown type"])
+async def test_a_message_with_many_events_is_decoded_in_turns(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at once: each turn of the event loop decodes as many as are applied in half a millisecond."""
+    turn, decoded = 0, Counter[int]()
+    read = events_module._event
+
+    def count(fields: dict[str, object]) -> KvEvent | None:
+        decoded[turn] += 1
+        return read(fields)
+
+    async def serve() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(events_module, "_event", count)
+    serving = asyncio.create_task(serve())
+    await KvFeed(POD, NOWHERE, RecordingSink()).receive(message(0, raw([[kind, [number]] for number in range(20_000)])))
+    serving.cancel()
+    assert decoded.total() == 20_000 and max(decoded.values()) <= 2 * PIECE_BLOCKS
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        raw([["BlockRemoved", [1]]] * (EVENTS.max_items + 1)),
+        raw([["BlockRemoved", list(range(20_000))]]),
+        raw([["BlockRemoved", [1], "x" * 500_000]]),
+        raw(["x" * MESSAGE.max_bytes]),
+        msgspec.msgpack.encode([1.0] * 1000),
+    ],
+    ids=["events", "blocks", "one event", "bytes", "fields"],
+)
+async def test_more_than_is_read_of_a_pod_is_out_of_bounds(payload: bytes) -> None:
+    """None of it is applied."""
+    sink = RecordingSink()
+    with pytest.raises(OutOfBounds):
+        await KvFeed(POD, NOWHERE, sink).receive(message(0, payload))
+    assert sink.lives == [[]]
+
+
+async def test_a_group_that_no_model_has_is_undecodable() -> None:
+    """The groups of a pod are kept."""
+    _, feed = await calls_of(message(0, raw([{"type": "BlockRemoved", "block_hashes": [1], "group_idx": 1 << 40}])))
+    assert feed.undecodable == 1
+
+
+def streams_of(**facts: Any) -> tuple[KvStreams, LocalStore]:
+    """The streams of one pod, and their store."""
+    store = LocalStore()
+    streams = KvStreams(Fleet(), store, KvStreamMetrics(CollectorRegistry()))
+    pod = make_pod(POD, **facts)
+    streams.follow(pod, Generation(model="m", block_size_tokens=1), None)
+    return streams, store
+
+
+def stored(first: int, count: int) -> tuple[KvEvent, ...]:
+    numbers = range(first, first + count)
+    return (BlocksStored(block_hashes=tuple(numbers), tokens=numbers, block_size_tokens=1),)
+
+
+def test_a_pod_cannot_announce_more_blocks_than_it_can_have() -> None:
+    """As many times its own capacity as other tiers may have."""
+    streams, store = streams_of(capacity_tokens=16_000, block_size_tokens=1)
+    with pytest.raises(OutOfBounds, match="KV blocks"):
+        for first in range(0, 300_000, 1000):
+            streams.apply(POD, stored(first, 1000))
+    assert 256_000 <= store.size_blocks(POD) <= 257_000
+
+
+def test_many_names_of_the_same_blocks_count_too() -> None:
+    """Each is kept."""
+    streams, store = streams_of(capacity_tokens=16, block_size_tokens=16)
+    with pytest.raises(OutOfBounds):
+        for first in range(0, 100_000, 1000):
+            names = tuple(range(first, first + 1000))
+            streams.apply(POD, (BlocksStored(block_hashes=names, tokens=[7] * 1000, block_size_tokens=1),))
+    assert store.size_blocks(POD) <= 67_000
+
+
+@pytest.mark.net
+async def test_a_pod_that_sends_too_much_is_reported_and_loses_its_blocks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By name; it is followed again after a pause."""
+    monkeypatch.setattr(kv_zmq, "EXCESS_PAUSE_S", 0.01)
+    reported, store = asyncio.Queue[tuple[str, str]](), LocalStore()
+    streams = KvStreams(
+        Fleet(), store, KvStreamMetrics(CollectorRegistry()), lambda pod, why, _: reported.put_nowait((pod, why))
+    )
+    pod = make_pod(POD)
+    streams.follow(pod, Generation(model="m", block_size_tokens=1), KvEventSource(engine.source.endpoint))
+    await engine.subscribed()
+    streams.apply(POD, stored(0, 10))
+    await engine.pub.send_multipart(message(0, raw(["x" * MESSAGE.max_bytes])))
+    name, reason = await reported.get()
+    assert name == POD and "KV event message" in reason
+    assert (store.size_blocks(POD), streams.state_of(POD)) == (0, "incomplete")
+    assert await engine.pub.recv() == b"\x00"
+    await engine.subscribed()
+    await streams.stop()
+
+
+@pytest.mark.net
+async def test_a_message_of_many_frames_is_out_of_bounds(engine: Engine) -> None:
+    feed = KvFeed(POD, KvEventSource(engine.source.endpoint), RecordingSink())
+    running = asyncio.create_task(feed.run())
+    await engine.subscribed()
+    await engine.pub.send_multipart([b""] * 1000)
+    with pytest.raises(ExceptionGroup) as caught:
+        await running
+    assert isinstance(caught.value.exceptions[0], OutOfBounds)
+
+
+@pytest.mark.net
+async def test_a_replay_is_read_up_to_its_bound(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its messages are applied, and the rest is asked for. One that never ends is out of bounds."""
+    monkeypatch.setattr(kv_zmq, "REPLAY", Bound("replay", 1000, 4))
+    monkeypatch.setattr(kv_zmq, "MAX_REPLAYS", 3)
+    sink = RecordingSink()
+    running = asyncio.create_task(KvFeed(POD, engine.source, sink, replay_idle_ms=IDLE_MS).run())
+    await engine.subscribed()
+    for first in (0, 3, 6):
+        assert await engine.asked_from() == first
+        await engine.answer(*range(first, first + 40), end=False)
+    with pytest.raises(ExceptionGroup, match="unhandled errors") as caught:
+        await running
+    assert isinstance(caught.value.exceptions[0], OutOfBounds)
+    assert sink.lives == [list(range(10))]
+
+
+@pytest.mark.net
+async def test_messages_wait_in_the_engine_while_they_are_not_applied() -> None:
+    """Not in the router: its socket takes a few of a megabyte each, and the rest stays where it is."""
+    subscriber = kv_zmq._socket(zmq.SUB, LIVE_MESSAGES)
+    try:
+        messages, size_bytes = subscriber.getsockopt(zmq.RCVHWM), subscriber.getsockopt(zmq.MAXMSGSIZE)
+        assert isinstance(messages, int) and isinstance(size_bytes, int)
+        assert messages > 0 and 0 < messages * size_bytes <= 128 * 1024 * 1024
+    finally:
+        subscriber.close(linger=0)

@@ -8,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from router.config.schema import Probes
 from router.decision import Lease
+from router.engines.prometheus import METRICS
 from router.feeds.load_feed import LoadFeed
 from router.feeds.pod_problems import Fetch
 from router.fleet.fleet import Fleet, PodEvent
@@ -152,3 +154,36 @@ async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network) -> 
     network["a"].answers["/metrics"] = queue_of(1)
     await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
     assert load(fleet, "a").foreign_waiting == 1
+
+
+def page(waiting: str) -> bytes:
+    ranks = (f'vllm:num_requests_waiting{{engine="{rank}"}} {waiting}' for rank in range(4))
+    return metrics(1) + "\n".join([*ranks, ""]).encode()
+
+
+async def test_a_pod_whose_load_cannot_be_true_counts_as_one_without_a_load(network: Network) -> None:
+    """Its last load is forgotten, too; it is logged once, and the pod stays ready."""
+    fleet, excess = fleet_of(make_pod("a")), list[object]()
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda *found: excess.append(found))
+    network["a"].answers["/metrics"] = page("3")
+    await feed.scrape("a")
+    assert load(fleet, "a").waiting == 12
+    network["a"].answers["/metrics"] = page("1e308")
+    with capture_logs() as logs:
+        for _ in range(3):
+            await feed.scrape("a")
+    assert load(fleet, "a") == PodLoad() and not excess
+    assert [(line["pod"], line["reason"]) for line in logs] == [
+        ("a", "vllm:num_requests_waiting is 1e+308, expected 0 to 1e+06")
+    ]
+
+
+async def test_a_pod_with_more_metrics_than_are_read_is_reported(network: Network) -> None:
+    """Its load is unknown."""
+    fleet, excess = fleet_of(make_pod("a")), list[tuple[str, str]]()
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda pod, why, _: excess.append((pod, why)))
+    network["a"].answers["/metrics"] = b"#" * METRICS.max_bytes + metrics(1)
+    await feed.scrape("a")
+    size_bytes = METRICS.max_bytes + len(metrics(1))
+    assert load(fleet, "a") == PodLoad()
+    assert excess == [("a", f"page of metrics: {size_bytes} bytes, at most {METRICS.max_bytes} are read")]

@@ -480,3 +480,21 @@ def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
     breaker = Breaker(fleet, EjectionRules(late_to_eject=0))
     late(breaker, "a", 100)
     assert state(fleet, "a") is PodState.READY
+
+
+def test_a_pod_that_sends_too_much_is_ejected_at_once(fleet: Fleet) -> None:
+    """With the reason, and for longer than after failures: it passes every probe."""
+    breaker = Breaker(fleet)
+    breaker.exceeded("a", "too many models", 0.0)
+    assert (state(fleet, "a"), fleet.state_reason("a")) == (PodState.EJECTED, "too many models")
+    assert not breaker.may_probe("a", 9.0) and breaker.may_probe("a", 11.0)
+
+
+def test_the_last_ready_pod_is_not_ejected_for_sending_too_much(fleet: Fleet) -> None:
+    """What it sends too much of is not read, and its requests are served."""
+    breaker, refused = Breaker(fleet), list[str]()
+    breaker.on_refused = refused.append
+    for pod in ("a", "b", "gone"):
+        breaker.exceeded(pod, "too many models", 0.0)
+    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
+    assert refused == ["b"]

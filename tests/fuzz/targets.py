@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import bodies, documents, edge, engines, pods, prompts, stored
+from tests.fuzz import bodies, documents, edge, engines, evil_pod, evil_tenant, pods, prompts, stored
 
 FOUND = Path(__file__).parent / "found"
 
@@ -24,6 +24,8 @@ class Target:
     seeds: Sequence[bytes]
     words: Sequence[bytes] = ()
     max_bytes: int = 1024
+    uses_network: bool = False
+    """Whether it runs a whole router, over sockets."""
 
 
 TARGETS: Mapping[str, Target] = {
@@ -38,6 +40,8 @@ TARGETS: Mapping[str, Target] = {
     "facts": Target(engines.facts, engines.FACTS, engines.FACT_WORDS),
     "rows": Target(stored.rows, stored.ROWS, stored.ROW_WORDS),
     "calibrations": Target(stored.calibrations, stored.CALIBRATIONS, stored.CALIBRATION_WORDS, 2048),
+    "pod": Target(evil_pod.pods, evil_pod.PODS, evil_pod.POD_WORDS, 8192, uses_network=True),
+    "tenant": Target(evil_tenant.tenants, evil_tenant.TENANTS, evil_tenant.TENANT_WORDS, 8192, uses_network=True),
     "config": Target(documents.config, documents.CONFIGS, documents.YAML_WORDS),
     "policies": Target(documents.policies, documents.POLICIES, documents.YAML_WORDS),
 }

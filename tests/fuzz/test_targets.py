@@ -17,14 +17,17 @@ def _without_logs() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", TARGETS)
+MARKED = [pytest.param(name, marks=pytest.mark.net if TARGETS[name].uses_network else ()) for name in TARGETS]
+
+
+@pytest.mark.parametrize("name", MARKED)
 def test_seeds_pass_their_target(name: str) -> None:
     """Also an empty input."""
     for seed in (b"", *TARGETS[name].seeds):
         TARGETS[name].run(seed)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", MARKED)
 def test_found_inputs_pass_their_target(name: str) -> None:
     for path in found(name):
         TARGETS[name].run(path.read_bytes())

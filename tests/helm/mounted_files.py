@@ -24,6 +24,8 @@ def _tokenizer() -> Path:
 def _volume_files(rendered: Rendered, volume: Object) -> dict[str, str] | None:
     """Content by path in the volume; None for a volume that is not rendered: it contains a tokenizer."""
     if "secret" in volume:
+        if "items" not in volume["secret"]:
+            return {"tenants.yaml": "tenants: [{name: one}]\n"}
         return {item["path"]: SECRET for item in volume["secret"]["items"]}
     if name := volume.get("configMap", {}).get("name"):
         found = [one for one in rendered.all("ConfigMap") if one["metadata"]["name"] == name]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,11 @@ from typing import Any
 import pytest
 
 from helm.generate import CHART
-from helm.monitoring.alerts import ALERTS, FAILED
+from helm.monitoring.alerts import ALERTS, FAILED, Alert, commands, runbook
+from router.cli import COMMANDS, pods_command
+from router.frontends.admin.views import describe_pods
 from router.observe.declared.metric_catalog import DECLARED
+from tests.helm.charts import minimal
 from tests.helm.prometheus_tool import needs_promtool, promtool
 
 RULES = CHART / "files" / "alerts.yaml"
@@ -51,6 +56,9 @@ WELL: Mapping[str, str] = {
     f'warmroute_cached_tokens_captured_total{{{TARGET},model="m",tier="gpu"}}': "0+400000",
     f'warmroute_cached_tokens_delivered_total{{{TARGET},model="m"}}': "0+190000",
     f'warmroute_pod_prefix_trust{{{POD},trust="mismatch"}}': "0",
+    f'warmroute_pod_matching{{{POD},matching="off"}}': "0",
+    f'warmroute_pod_matching{{{POD},matching="no_events"}}': "0",
+    f'warmroute_unread_prompts_total{{{TARGET},model="m",reason="media"}}': "0+5",
     f"warmroute_kv_stream_complete{{{POD}}}": "1",
     f"warmroute_index_age_seconds{{{TARGET}}}": "1",
     f"warmroute_index_dropped_blocks_total{{{TARGET}}}": "0+0",
@@ -115,6 +123,9 @@ INCIDENTS: Mapping[str, Incident] = {
         changed("warmroute_cached_tokens_delivered", "0+60000"), {"namespace": "llm", "model": "m"}
     ),
     "WarmrouteParityMismatch": Incident(changed("warmroute_pod_prefix_trust", "1"), OF_POD),
+    "WarmrouteMatchingOff": Incident(changed(f'warmroute_pod_matching{{{POD},matching="off"', "1"), OF_POD),
+    "WarmroutePromptsUnread": Incident(changed("warmroute_unread_prompts", "0+60"), {"namespace": "llm", "model": "m"}),
+    "WarmrouteKvEventsMissing": Incident(changed(f'warmroute_pod_matching{{{POD},matching="no_events"', "1"), OF_POD),
     "WarmrouteKvEventsIncomplete": Incident(changed("warmroute_kv_stream_complete", "0"), OF_POD),
     "WarmrouteIndexStale": Incident(changed("warmroute_index_age", "0+60"), OF_ROUTER),
     "WarmrouteIndexFull": Incident(changed("warmroute_index_dropped", "0+5"), OF_ROUTER),
@@ -195,4 +206,45 @@ def annotated(labels: Mapping[str, str], name: str) -> dict[str, str]:
     summary = alert.summary
     for label, value in labels.items():
         summary = summary.replace(f"{{{{ $labels.{label} }}}}", value)
-    return {"summary": summary, "description": f"{alert.means} {alert.act}"}
+    url = f"RUNBOOK.md#{alert.name.lower()}"
+    return {"summary": summary, "description": f"{alert.means} {alert.act}", "runbook_url": url}
+
+
+# --- the runbook ---
+
+
+def test_a_refusal_that_is_meant_is_no_failure() -> None:
+    """`admission` refuses requests that would be late, and quotas those above them."""
+    assert not {"overloaded", "share_exceeded", "rate_limit_exceeded"} & set(FAILED.removeprefix("~").split("|"))
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_commands_of_the_runbook_run_in_a_pod_of_the_chart(alert: Alert) -> None:
+    """In the form of `kubectl exec`, with the token that the chart mounts; and they exist."""
+    for command in commands(alert):
+        assert command.startswith("kubectl -n NAMESPACE exec deployment/RELEASE-warmroute -c router -- warmroute ")
+        name = command.split(" -- warmroute ")[1].split()[0]
+        assert name in COMMANDS and command.endswith("--bearer-file /run/secrets/warmroute/admin/token")
+
+
+def test_columns_that_the_runbook_names_exist() -> None:
+    named = {
+        column for one in ALERTS for column in re.findall(r"warmroute pods`, column (\w+)", f"{one.look} {one.act}")
+    }
+    table = inspect.getsource(pods_command._print_pods)
+    assert named == {"matching"} and all(f'"{column}"' in table for column in named)
+    fields = {field for one in ALERTS for field in re.findall(r"warmroute pods --json`, `(\w+)`", one.look)}
+    assert fields == {"kv_events"} and all(f'"{field}"' in inspect.getsource(describe_pods) for field in fields)
+
+
+def test_every_alert_leads_to_its_paragraph() -> None:
+    """`runbook_url` is the anchor, behind the address that the values name."""
+    headings = {line.removeprefix("## ").lower() for line in runbook().splitlines() if line.startswith("## ")}
+    for url, prefix in (("", "RUNBOOK.md#"), ("https://wiki.example/runbook", "https://wiki.example/runbook#")):
+        rule = {"monitoring": {"prometheusRule": {"enabled": True, "runbookUrl": url}}}
+        groups = minimal(rule).one("PrometheusRule")["spec"]["groups"]
+        alerts = [one for group in groups for one in group["rules"] if "alert" in one]
+        assert len(alerts) == len(ALERTS)
+        for one in alerts:
+            assert one["annotations"]["runbook_url"] == prefix + one["alert"].lower()
+            assert one["alert"].lower() in headings and one["annotations"]["summary"]

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -64,8 +66,8 @@ def running(tmp_path: Path, *engine_arguments: str) -> Iterator[Rendered]:
 def helm_test(rendered: Rendered, seconds: int) -> subprocess.CompletedProcess[str]:
     """Run the command of the test pod, at this machine's address."""
     pod = container(rendered, "Pod", "chat")
-    url, model, _ = pod["args"]
-    local = [f"http://127.0.0.1:{url.rpartition(':')[2]}", model, str(seconds)]
+    url, model, _, tenants = pod["args"]
+    local = [f"http://127.0.0.1:{url.rpartition(':')[2]}", model, str(seconds), tenants]
     command = [sys.executable, *pod["command"][1:], *local]
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
@@ -81,6 +83,35 @@ def test_a_router_that_does_not_answer_fails_the_test() -> None:
     done = helm_test(minimal({"service": {"port": free_port()}}), 1)
     assert done.returncode == 1
     assert "Connection refused" in done.stderr
+
+
+@pytest.mark.parametrize(("status", "ends"), [(401, 0), (200, 1)])
+def test_with_tenants_and_no_key_a_refusal_passes(status: int, ends: int) -> None:
+    """A request without a key that is answered fails it."""
+
+    class Router(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Router) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        values = {"tenants": {"existingSecret": "t"}, "service": {"port": server.server_port}}
+        done = helm_test(minimal(values), 0)
+        server.shutdown()
+    assert done.returncode == ends
+    assert ("test.apiKeySecret" in done.stdout) is not bool(ends)
+
+
+def test_the_chat_has_the_key_of_a_tenant() -> None:
+    values = {"tenants": {"existingSecret": "t"}, "test": {"apiKeySecret": {"name": "k", "key": "api"}}}
+    pod = container(minimal(values), "Pod", "chat")
+    assert pod["env"] == [{"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": "k", "key": "api"}}}]
 
 
 def test_values_merge_as_in_helm() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.helm.charts import CHART, HelmFailed, Object, Rendered, example, minimal
+from tests.helm.charts import CHART, MINIMAL, HelmFailed, Object, Rendered, example, helm, merged, minimal
 from tests.helm.kubernetes_schemas import mistakes
 
 SELECTOR = {"selector": "app=vllm"}
@@ -217,6 +217,18 @@ def test_redis_credentials_are_files() -> None:
     }
 
 
+def test_publishers_have_a_redis_user_of_their_own() -> None:
+    """Under the same path, so that one configuration serves both."""
+    rendered = example("mooncake-store")
+    secrets = {
+        one["metadata"]["name"]: volume["secret"]["secretName"]
+        for one in rendered.all("Deployment")
+        for volume in one["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == "redis"
+    }
+    assert secrets == {"r-warmroute": "warmroute-redis", "r-warmroute-publisher": "warmroute-publisher-redis"}
+
+
 def test_valkey_keeps_nothing_and_evicts_nothing() -> None:
     [container] = example("lmcache").one("StatefulSet")["spec"]["template"]["spec"]["containers"]
     [command] = container["args"]
@@ -399,3 +411,49 @@ def test_the_sidecar_to_copy_is_the_sidecar_of_the_chart() -> None:
 def test_the_mutating_policy_is_valid() -> None:
     text = (CHART / "examples" / "sidecar" / "mutating-policy.yaml").read_text(encoding="utf-8")
     assert not [mistake for one in YAML(typ="safe").load_all(text) for mistake in mistakes("1.37", one)]
+
+
+# --- memory ---
+
+
+def memory(values: dict[str, Any]) -> str:
+    [found] = [one for one in router(minimal(values))["spec"]["containers"] if one["name"] == "router"]
+    limit = found["resources"]["limits"]["memory"]
+    assert isinstance(limit, str)
+    return limit
+
+
+def test_the_memory_limit_follows_from_models_bodies_and_replica() -> None:
+    """Unless the values name one."""
+    models = [{"name": f"m{number}", "tokenizer": f"/models/{number}"} for number in range(10)]
+    redis = {"index": {"redis": {"url": "redis://redis:6379/0", "max_replica_bytes": 256 * 2**20}}}
+    assert memory({}) == "2048Mi"
+    assert memory({"config": {"models": models}}) == f"{512 + 1024 + 10 * 228}Mi"
+    assert memory({"config": {"models": models, **redis}}) == f"{512 + 1024 + 10 * 228 + 256}Mi"
+    assert memory({"resources": {"limits": {"memory": "4Gi"}}, "config": {"models": models}}) == "4Gi"
+
+
+# --- notes ---
+
+
+def notes(**values: Any) -> str:
+    chart = ("install", "r", CHART, "--dry-run=client", "--namespace", "n")
+    return helm(*chart, values=merged(MINIMAL, values)).partition("NOTES:")[2]
+
+
+def test_notes_say_what_routers_without_a_shared_index_do_not_share() -> None:
+    assert "Several routers run without config.index.redis" in notes()
+    assert "grants every tenant its whole quota" in notes(tenants={"existingSecret": "t"})
+    assert "Several routers" not in notes(replicaCount=1)
+    assert "Several routers" not in notes(valkey={"enabled": True})
+
+
+def test_notes_name_the_flags_of_engines_that_the_chart_does_not_run() -> None:
+    found = notes(config={"discovery": {"kubernetes": [SELECTOR]}})
+    flags = ("--kv-events-config", "--enable-prompt-tokens-details", "--enable-force-include-usage")
+    assert all(flag in found for flag in flags)
+
+
+def test_notes_name_the_key_that_the_chat_of_tenants_needs() -> None:
+    assert "test.apiKeySecret.name" in notes(tenants={"existingSecret": "t"})
+    assert "test.apiKeySecret" not in notes(tenants={"existingSecret": "t"}, test={"apiKeySecret": {"name": "k"}})

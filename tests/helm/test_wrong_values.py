@@ -39,6 +39,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"config": {"limits": {"drain_timeout_s": 700}}}, "need at least 715"),
     ({"preStopSeconds": 30}, "need at least 640"),
     ({"config": {"listen": {"workers": 4}}}, "a router is one process; set `replicaCount: 4`"),
+    (
+        {"config": {"admission": {"max_wait_ms": 900}}},
+        "config.admission: each of several routers would fill all places",
+    ),
     ({"autoscaling": {"hpa": {"enabled": True}, "keda": {"enabled": True}}}, "hpa and keda are both enabled"),
     ({"autoscaling": {"minReplicas": 5, "maxReplicas": 4, "hpa": {"enabled": True}}}, "minReplicas (5) exceeds"),
     ({"autoscaling": {"keda": {"enabled": True, "fallbackReplicas": 1}}}, "a gap of metrics would remove routers"),
@@ -51,6 +55,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"valkey": {"enabled": True}, "redis": {"existingSecret": "a"}}, "the bundled Valkey has valkey.existingSecret"),
     ({"redis": {"existingSecret": "credentials"}}, "config.index.redis.url does not name a Redis"),
     (merged(REDIS, {"redis": {"usernameKey": "user"}}), "redis.existingSecret does not name a Secret"),
+    (merged(REDIS, {"redis": {"publisherSecret": "a"}}), "does not name the routers' Secret"),
     (merged(REDIS, {"redis": {"tls": {"caKey": "ca.crt"}}}), "existingSecret does not name the Secret"),
     (merged(REDIS, {"redis": {"tls": {"existingSecret": "a"}}}), "name caKey, certKey or keyKey"),
     (merged(REDIS, {"redis": {"tls": {"existingSecret": "a", "caKey": "b"}}}), "must begin with rediss://"),

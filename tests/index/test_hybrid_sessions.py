@@ -139,6 +139,13 @@ def test_a_pod_says_what_decides_its_hits() -> None:
     assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
 
 
+def test_blocks_of_windows_count_as_blocks_of_the_pod() -> None:
+    """Also those that full attention never has: what a pod may announce is bounded."""
+    blocks = two_groups(order="window first")
+    blocks.apply(POD, BlocksStored(block_hashes=tuple(range(100, 200)), group=1, layers=WINDOW))
+    assert blocks.size_blocks(POD) == 5 + 2 + 100
+
+
 def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))

@@ -39,6 +39,31 @@ def test_the_least_recently_used_is_evicted(monkeypatch: pytest.MonkeyPatch) -> 
     assert [bool(responses.find(name, 3.0)) for name in ("r1", "r2", "r3")] == [True, False, True]
 
 
+def test_a_tenant_with_many_responses_evicts_no_other_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own are evicted, also where another tenant needs room."""
+    monkeypatch.setattr(stored_responses, "MAX_RESPONSES", 6)
+    responses = StoredResponses()
+    for number, owner in enumerate(["good", *["flood"] * 20, "good", "late"]):
+        responses.learn(StoredResponse(f"{owner}_{number}", "a", "m", 0.0, owner), float(number))
+    kept = [
+        number
+        for number in range(23)
+        for owner in ("good", "flood", "late")
+        if responses.find(f"{owner}_{number}", 30.0)
+    ]
+    assert kept == [0, 18, 19, 20, 21, 22]
+    assert len(responses) == 6
+
+
+def test_an_id_that_its_pod_lost_may_get_another_owner() -> None:
+    responses = StoredResponses()
+    responses.learn(StoredResponse("r", "a", "m", 0.0, "one"), 0.0)
+    responses.lose("a", 1.0)
+    responses.learn(StoredResponse("r", "b", "m", 2.0, "two"), 2.0)
+    assert responses.find("r", TTL_S + 1.0) == StoredResponse("r", "b", "m", 2.0, "two")
+    assert responses.find("r", 3 * TTL_S) is None
+
+
 def test_a_second_pod_cannot_take_an_id() -> None:
     """Clients of vLLM choose ids; but after the first pod has lost it, it is free."""
     responses = learnt("r")

@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from router.feeds.discovery.kube_api import NOT_ACCEPTED
 from tests.live_k8s.certificates import make_chain
 from tests.live_k8s.release import Release
 from tests.live_k8s.traffic import traffic
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-NOT_ACCEPTED, NOT_TRUSTED = "the API server does not accept the token", "CERTIFICATE_VERIFY_FAILED"
+NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 async def test_a_token_that_is_replaced_before_it_expires_loses_nothing(cluster: Release) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.live_ui.conftest import HOSTILE, SCREENSHOTS, TOKEN
@@ -67,6 +69,32 @@ async def test_every_view_is_readable_and_accessible(
             assert [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found] == [], view
         assert page.faults == []
         await page.context.close()
+
+
+async def test_figures_that_are_missing_say_why_and_what_to_switch_on(browser: Any, admin_url: str) -> None:
+    """Of engines that report neither cached tokens nor usage, and of prompts that were not read."""
+    async with asyncio.timeout(DEADLINE_S):
+        async with (
+            httpx.AsyncClient(trust_env=False) as client,
+            client.stream("GET", f"{admin_url}/ui/events") as events,
+        ):
+            line = await anext(line async for line in events.aiter_lines() if line.startswith("data: "))
+        snapshot = json.loads(line.removeprefix("data: "))
+        for figures in (snapshot["since_start"], snapshot["last_minute"]):
+            figures |= {"requests": 4, "unread_prompts": 4, "saved_s": {}, "saved_gpu_s": {}}
+            figures["token_shares"] |= {"delivered": None}
+            one = {"requests": 4, "failures": 0, "ttft_s": {"count": 4, "p50": 0.1, "p95": 0.2}, "tpot_s": {}}
+            figures["classes"] = {"chat": one}
+        page = await browser.new_page()
+        body = f"data: {json.dumps(snapshot)}\n\n"
+        await page.route("**/ui/events", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+        await page.goto(f"{admin_url}/ui")
+        await page.wait_for_selector("#classes td")
+        delivered, tpot = await page.inner_text("#no-delivered"), await page.inner_text("#no-tpot")
+        assert "--enable-prompt-tokens-details" in delivered and "--enable-cache-report" in delivered
+        assert "TPOT is unknown" in tpot and "stream_options.include_usage" in tpot
+        assert "no prompt was read" in await page.inner_text("#worth")
+        await page.close()
 
 
 async def test_names_that_contain_html_are_text(browser: Any, admin_url: str) -> None:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from router.errors import MalformedRequest
 from router.prompt import template as template_module
 from router.prompt.conversation import Unrenderable
-from router.prompt.sandbox import compile_template, render_template
+from router.prompt.sandbox import MAX_INDENTATION, compile_template, render_template
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from tests.prompt.conftest import TEMPLATE
@@ -87,6 +89,60 @@ def test_every_recorded_chat_is_rendered_as_by_transformers(
     assert len(pairs) > 50
     for ours, theirs in pairs:
         assert ours == theirs
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.sampled_from('ab"\\\\,:[]{}é\n\u2028'), max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text('a"\\\\{', max_size=3) | st.integers(), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@given(
+    value=JSON,
+    indent=st.sampled_from([0, 1, 2, 4, -1, True, "\t", "[,"]),
+    separators=st.sampled_from([None, (",", ":"), (" , ", " = ")]),
+    options=st.fixed_dictionaries({"ensure_ascii": st.booleans()}),
+)
+@settings(max_examples=300, deadline=None)
+def test_indented_json_is_that_of_python(value: Any, indent: Any, separators: Any, options: dict[str, Any]) -> None:
+    """For every value, with every way to indent it."""
+    options = {**options, "indent": indent, "separators": separators}
+    rendered = compile_template("{{ value | tojson(**options) }}").render(value=value, options=options)
+    assert rendered == json.dumps(value, **options)
+
+
+def test_tools_nested_deeply_are_left_to_the_engine_where_they_are_printed_with_an_indent(deepseek: Tokenizer) -> None:
+    """Their text would have hundreds of times their size. Without an indent, it has as many characters."""
+    printing = "{{% for tool in tools %}}{{{{ tool | tojson({}) }}}}{{% endfor %}}"
+    indented, compact = (ChatTemplate(deepseek, printing.format(option)) for option in ("indent=4", ""))
+    messages = [{"role": "user", "content": "hi"}]
+    chain: dict[str, Any] = {}
+    for _ in range(900):
+        chain = {"a": chain}
+
+    def chat(parameters: Any) -> dict[str, Any]:
+        return {
+            "messages": messages,
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}],
+        }
+
+    with pytest.raises(Unrenderable, match="nested too deeply"):
+        indented.render(chat(chain))
+    assert (
+        chat(chain)["tools"][0]["function"]["parameters"]
+        == json.loads(compact.render(chat(chain)))["function"]["parameters"]
+    )
+    wide: Any = [{f"field_{number}": {"type": "string", "enum": ["a", "b"]} for number in range(20)}]
+    for _ in range(MAX_INDENTATION):
+        wide = {"properties": wide}
+    assert json.loads(indented.render(chat(wide)))["function"]["parameters"] == wide
 
 
 @pytest.mark.parametrize("field", [True, "content", "reasoning"])

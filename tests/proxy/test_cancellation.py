@@ -197,7 +197,7 @@ async def _cancel_before(callback: int, scenario: Scenario) -> tuple[bool, list[
     if scenario.tokenizer:
         tokenizer = pods.pod(scenario.tokenizer)
         reader = EnginePromptReader(PROMPT.generation, pods.pools.of, lambda model: [tokenizer], lambda *why: None)
-        pods.read = reader.read  # type: ignore[method-assign]
+        pods.read = reader.read  # type: ignore[assignment, method-assign]
     if scenario.connected:
         await _serve(pods, scenario)
         await loop.settle()

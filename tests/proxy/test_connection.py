@@ -215,3 +215,39 @@ async def test_small_messages_are_sent_at_once() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         connection.close()
         await over.wait()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+CALL_BYTES = 4096
+"""What one call of the loop receives here."""
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"0\r\n" + b"a: b\r\n" * 200_000, b"0\r\na: " + b"b" * 1_200_000, b"5;" + b"x" * 1_200_000],
+    ids=["trailers", "one trailer", "the extension of a chunk"],
+)
+@pytest.mark.parametrize("pours", [True, False])
+@pytest.mark.anyio
+async def test_framing_without_an_end_is_an_error(framing: bytes, *, pours: bool) -> None:
+    """It would be kept in memory, and no timeout ends it: bytes arrive."""
+    pieces = [CHUNKED, *(framing[at : at + CALL_BYTES] for at in range(0, len(framing), CALL_BYTES))]
+    with pytest.raises(UpstreamBroken, match="limit"):
+        await received(pieces, pours=pours)
+
+
+@pytest.mark.anyio
+async def test_a_long_body_with_little_in_a_chunk_is_read() -> None:
+    """Its framing is longer than the limit for trailers, and than its body."""
+    chunk = b"1;%b\r\nx\r\n" % (b"e" * 1000)
+    pieces = [CHUNKED, *([chunk] * (READ_PAUSE_BYTES // 500)), b"0\r\n\r\n"]
+    status, body = await received(pieces, pours=True)
+    assert (status, len(body)) == (200, 5 + READ_PAUSE_BYTES // 500)
+
+
+@pytest.mark.anyio
+async def test_a_response_has_a_limited_number_of_headers() -> None:
+    """Each is a call of Python: 40,000 fit into one read."""
+    head = b"HTTP/1.1 200 OK\r\n" + b"a:\r\n" * 2000 + b"\r\n"
+    with pytest.raises(UpstreamBroken):
+        await received([head], pours=False)

@@ -14,14 +14,18 @@ from router.frontends import prompt_readers
 from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 REQUEST = InferenceRequest(
-    id="r", endpoint=Endpoint.CHAT, model="m", body=b"", prompt={"messages": [{"role": "user", "content": "hi"}]}
+    id="r",
+    endpoint=Endpoint.CHAT,
+    model="m",
+    body=b" " * 20_000,
+    prompt={"messages": [{"role": "user", "content": "hi"}]},
 )
 
 
@@ -58,7 +62,7 @@ async def test_a_pod_is_asked_for_the_tokens() -> None:
     async with town(a=knows) as place:
         prefix = await reader_in(place, []).read(REQUEST)
         tokens = token_array([7, 8, 9])
-        assert prefix is not None
+        assert isinstance(prefix, PromptPrefix)
         assert (prefix.tokens, prefix.hashes) == (tokens, hash_blocks(tokens, 2, generation_seed(GENERATION)))
         (asked,) = place.made["a"].asked
         assert (asked.target, asked.body["messages"]) == ("/tokenize", REQUEST.prompt["messages"])
@@ -79,7 +83,7 @@ async def test_many_tokens_are_decoded_in_a_thread(count: int, monkeypatch: pyte
     monkeypatch.setattr(prompt_readers, "TOKENIZE_TIMEOUT_S", LONGER_S)
     async with town(a=answers) as place:
         prefix = await reader_in(place, []).read(REQUEST)
-    assert prefix is not None and len(prefix.tokens) == count
+    assert isinstance(prefix, PromptPrefix) and len(prefix.tokens) == count
     assert [name == threading.current_thread().name for name in threads] == [count == 3]
 
 
@@ -101,7 +105,7 @@ async def test_messages_are_tokenized_as_the_chat_that_the_engine_makes_of_them(
     async with town(a=knows) as place:
         reader = reader_in(place, unread)
         assert await reader.read(message) is not None
-        assert await reader.read(late) is None
+        assert isinstance(await reader.read(late), UnreadReason)
         (asked,) = place.made["a"].asked
         system, user, assistant = asked.body["messages"]
         assert (system["content"], user) == ("S", said[0])
@@ -124,7 +128,7 @@ async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
     """Visibly, and after two were asked."""
     unread: list[UnreadReason] = []
     async with town(a=is_broken, b=is_broken, c=knows) as place:
-        assert await reader_in(place, unread).read(REQUEST) is None
+        assert isinstance(await reader_in(place, unread).read(REQUEST), UnreadReason)
     assert unread == [UnreadReason.NOT_TOKENIZED]
 
 
@@ -134,6 +138,22 @@ async def test_a_chat_with_a_picture_is_not_tokenized_on_a_pod() -> None:
         unread: list[UnreadReason] = []
         messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
         asked = replace(REQUEST, body=b'"image_url"', prompt={"messages": messages})
-        assert await reader_in(place, unread).read(asked) is None
+        assert await reader_in(place, unread).read(asked) is UnreadReason.MEDIA
         assert unread == [UnreadReason.MEDIA]
         assert not place.made["a"].asked
+
+
+async def claims(asked: Asked) -> None:
+    await asked.answer({"tokens": [7] * 5000, "count": 5000})
+
+
+async def test_a_pod_that_claims_more_tokens_than_a_prompt_can_have_is_not_believed() -> None:
+    """The next one is asked: else its claim would make the prompt too long for every pod."""
+    short = replace(REQUEST, body=b" " * 100)
+    async with town(a=claims, b=knows) as place:
+        prefix = await reader_in(place, []).read(short)
+        assert isinstance(prefix, PromptPrefix) and len(prefix.tokens) == 3
+    unread = list[UnreadReason]()
+    async with town(a=claims, b=claims) as place:
+        assert await reader_in(place, unread).read(short) is UnreadReason.NOT_TOKENIZED
+        assert unread == [UnreadReason.NOT_TOKENIZED]

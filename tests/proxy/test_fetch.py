@@ -10,6 +10,7 @@ import pytest
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
+from router.guards import Bound
 from tests.policy.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
@@ -99,7 +100,7 @@ async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod()
 
 async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection is closed."""
-    monkeypatch.setattr(upstream, "MAX_FETCHED_BYTES", 99)
+    monkeypatch.setattr(upstream, "RESPONSE", Bound("response", 99))
 
     async def script(call: Call) -> None:
         await call.request()
@@ -107,7 +108,7 @@ async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyP
         await call.hung_up()
 
     async with serving(script) as (pod, pool):
-        with pytest.raises(UpstreamBroken, match="larger than the limit"):
+        with pytest.raises(UpstreamBroken, match="at most 99 are read"):
             await pool.fetch("/metrics", PATIENCE_S)
         await pod.wait_for_ends()
 

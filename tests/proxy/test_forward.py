@@ -65,7 +65,7 @@ async def test_an_answer_is_expected_to_be_as_long_as_finished_ones() -> None:
     async with town(a=saying({"error": {}, "usage": {"completion_tokens": 9}}, 404)) as pods:
         await pods.forward(pods.context())
         assert pods.output_lengths.expected_tokens(pods.context().request) == PRIOR_OUTPUT_TOKENS
-        pods.made["a"].behaviour = saying(answer(usage={"prompt_tokens": 9, "completion_tokens": 4000}))
+        pods.made["a"].behaviour = saying(answer("h" * 4000, usage={"prompt_tokens": 9, "completion_tokens": 4000}))
         for _ in range(50):
             await pods.forward(pods.context())
         expected = pods.output_lengths.expected_tokens(pods.context().request)
@@ -78,7 +78,7 @@ async def test_an_answer_is_expected_to_be_as_long_as_finished_ones() -> None:
 async def test_a_quota_expects_answers_as_long_as_those_of_its_tenant() -> None:
     """Long answers of another one do not use it up."""
     limits = (Quota(output_tokens_per_minute=10**9),)
-    async with town(a=saying(answer(usage={"prompt_tokens": 9, "completion_tokens": 4000}))) as pods:
+    async with town(a=saying(answer("h" * 4000, usage={"prompt_tokens": 9, "completion_tokens": 4000}))) as pods:
 
         async def charged(tenant: str) -> int:
             context = pods.context()

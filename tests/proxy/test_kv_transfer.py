@@ -16,6 +16,7 @@ from router.engines.handoff.dialect import Order
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http import kv_transfer
+from router.guards import Bound
 from router.types import InFlight, Link, Links
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 from tests.request.cores import CHAT
@@ -294,12 +295,13 @@ async def test_after_a_failed_prefill_one_pod_computes(
 
 async def test_a_prefill_response_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read whole, so one without an end would fill the memory."""
-    monkeypatch.setattr(kv_transfer, "MAX_PREFILL_BYTES", 1000)
+    monkeypatch.setattr(kv_transfer, "RESPONSE", Bound("response", 1000))
     endless = saying(answer("h" * 2000, kv_transfer_params=PARAMS))
     async with town(p=endless, d=ANSWERING) as pods:
         context = pods.context(split(pods), direct(pods))
         assert (await pods.serve(context)).json["choices"][0]["message"]["content"] == "hello"
-        assert [failure.message for failure in context.failures] == ["pod p: response is larger than the limit"]
+        (failure,) = context.failures
+        assert failure.message.startswith("pod p: response: ") and failure.message.endswith("at most 1000 are read")
 
 
 async def test_a_successful_handoff_clears_the_failures_of_the_prefill_pod() -> None:

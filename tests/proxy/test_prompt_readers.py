@@ -121,7 +121,7 @@ class Reading:
         prefix = await self.reader.read(request)
         if self.reader.check.running is not None:
             await asyncio.wait([self.reader.check.running])
-        assert prefix is not None
+        assert isinstance(prefix, PromptPrefix)
         return list(prefix.tokens)
 
 
@@ -135,7 +135,7 @@ async def test_of_texts_without_a_prefix_only_the_length_is_read(
     raw = msgspec.Raw(msgspec.json.encode([text]))
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt={"input": raw})
     prefix = await Reading(tokenizer).reader.read(request)
-    assert prefix is not None
+    assert isinstance(prefix, PromptPrefix)
     count = len(tokenizer.encode(text, add_special_tokens=True))
     assert (prefix.token_count, len(prefix.tokens), len(prefix.hashes), prefix.has_media) == (count, 0, 0, True)
     long = msgspec.structs.replace(request, prompt={"input": msgspec.Raw(b'"' + b"x" * MAX_TEXT_BYTES + b'"')})
@@ -153,14 +153,14 @@ async def test_one_text_to_embed_has_the_prefix_of_a_completion(tokenizer: Token
     text = TEXT * 20
     prefix = await reading.reader.read(embeddings(input=text))
     expected = reading.fingerprinter.fingerprint(msgspec.structs.replace(completion(text), salt="s"))
-    assert prefix is not None and prefix.hashes
+    assert isinstance(prefix, PromptPrefix) and prefix.hashes
     assert (prefix.tokens, prefix.hashes, prefix.has_media) == (expected.tokens, expected.hashes, False)
 
 
 @pytest.mark.parametrize("name", CHANGING_FIELDS)
 async def test_of_texts_that_the_engine_changes_only_the_length_is_read(tokenizer: Tokenizer, name: str) -> None:
     prefix = await Reading(tokenizer).reader.read(embeddings(input=TEXT * 20, **{name: 1}))
-    assert prefix is not None
+    assert isinstance(prefix, PromptPrefix)
     assert (len(prefix.hashes), prefix.has_media) == (0, True)
 
 
@@ -231,6 +231,61 @@ async def test_the_next_turn_of_a_long_chat_is_read_inline(tokenizer: Tokenizer)
     assert tokens == list(reading.fingerprinter.fingerprint(chat(*turns, "fourth", add_generation_prompt=True)).tokens)
 
 
+class WatchedRendering(ChatTemplate):
+    """Records the threads in which chats are rendered."""
+
+    threads: set[str]
+
+    def render(self, body: Any, *, keeps_empty_tools: bool = False) -> str:
+        self.threads.add(threading.current_thread().name)
+        return super().render(body, keeps_empty_tools=keeps_empty_tools)
+
+
+NOISE = {name: {"type": "string"} for name in map(str, range(1_000))}
+
+
+@pytest.mark.parametrize(
+    ("fields", "inline"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": NOISE}}]}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "words " * 5_000}}]}, True),
+        ({"chat_template_kwargs": {"x": [[[]]] * 10_000}}, False),
+    ],
+    ids=["many fields", "a long text", "many lists"],
+)
+async def test_a_chat_with_many_items_is_rendered_in_a_thread(
+    tokenizer: Tokenizer, fields: dict[str, Any], inline: bool
+) -> None:
+    """However few bytes it has: a template may take microseconds for each item."""
+    reading, request = Reading(tokenizer), chat("hi", **fields)
+    template = reading.fingerprinter._template = WatchedRendering(tokenizer)
+    template.threads = set()
+    assert len(request.body) < INLINE_BYTES
+    tokens = await reading.tokens(request)
+    assert {name.startswith("long-prompt") for name in template.threads} == {not inline}
+    assert tokens == list(reading.fingerprinter.fingerprint(request).tokens)
+
+
+async def test_new_messages_with_many_items_are_rendered_in_a_thread(tokenizer: Tokenizer) -> None:
+    """Also those behind a cached prefix."""
+    reading = Reading(tokenizer)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    many = msgspec.json.encode(NOISE).decode()
+    turns = [TEXT * 4_000, *(f"turn {number}" for number in range(3))]
+    for count in (2, 3, 4):
+        await reading.tokens(chat(*turns[:count], tools=tools))
+    template = reading.fingerprinter._template = WatchedRendering(tokenizer)
+    template.threads = set()
+    await reading.tokens(chat(*turns, "next", tools=tools))
+    assert template.threads == {threading.current_thread().name}
+    template.threads.clear()
+    request = chat(*turns, "next", many, tools=tools)
+    tokens = await reading.tokens(request)
+    assert {name.startswith("long-prompt") for name in template.threads} == {True}
+    reading.fingerprinter.forget_segments()
+    assert tokens == list(reading.fingerprinter.fingerprint(request).tokens)
+
+
 async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_prefix(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +294,7 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
     watched = reading.watch(gate)
     found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))
-    assert found == [None] * count
+    assert found == [UnreadReason.BUSY] * count
     assert reading.unread == [UnreadReason.BUSY] * count
     assert (watched.most, len(watched.threads)) == (READ_THREADS, READ_THREADS)
     gate.set()
@@ -263,7 +318,7 @@ async def test_a_text_that_fits_no_pod_is_refused_before_it_is_tokenized(
     watched = reading.watch()
     request = completion(text)
     if error is None:
-        assert await reading.reader.read(request) is None
+        assert await reading.reader.read(request) is UnreadReason.TOO_LONG
         assert reading.unread == [UnreadReason.TOO_LONG]
     else:
         with pytest.raises(ContextTooLong, match=error) as caught:
@@ -303,7 +358,7 @@ async def test_a_very_large_body_is_never_decoded(tokenizer: Tokenizer, request_
     """The engine decides about it."""
     reading, request = Reading(tokenizer, context_tokens=1_000_000), request_of("a" * MAX_RENDER_BYTES)
     reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
-    assert await reading.reader.read(request) is None
+    assert await reading.reader.read(request) is UnreadReason.TOO_LONG
     assert reading.unread == [UnreadReason.TOO_LONG]
 
 

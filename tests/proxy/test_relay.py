@@ -13,6 +13,7 @@ from router.errors import UpstreamBroken
 from router.frontends.http.connection import Connection, UpstreamTimeouts
 from router.frontends.http.relay import end_broken_stream, is_stream, read_all, relay
 from router.frontends.http.upstream import Reply, UpstreamPool
+from router.guards import Bound
 from router.request.inbound import HeaderList
 from router.request.response_reader import ResponseReader, reader_of
 from router.request.tracker import MAX_HELD_BYTES
@@ -277,9 +278,9 @@ async def test_read_all_has_a_limit() -> None:
         pod.send(b"abc")
         pod.send(b"abc")
         pod.end()
-    assert await read_all(fits.reply, max_bytes=6) == b"abcabc"
-    with pytest.raises(UpstreamBroken, match="larger than the limit"):
-        await read_all(too_long.reply, max_bytes=5)
+    assert await read_all(fits.reply, Bound("a", 6)) == b"abcabc"
+    with pytest.raises(UpstreamBroken, match="at most 5 are read"):
+        await read_all(too_long.reply, Bound("a", 5))
 
 
 async def test_a_broken_stream_ends_with_an_error_event() -> None:

@@ -471,7 +471,7 @@ async def test_headers_over_the_limit_end_the_connection() -> None:
 
     async def script(call: Call) -> None:
         await call.request()
-        await call.answer(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (READ_PAUSE_BYTES // 6 + 1))
+        await call.answer(b"HTTP/1.1 200 OK\r\n" + b"x: %b\r\n" % (b"y" * 1000) * (READ_PAUSE_BYTES // 1000 + 1))
         await call.hung_up()
 
     async with serving(script) as (pod, pool), asyncio.timeout(PATIENCE_S):

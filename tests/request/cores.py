@@ -115,13 +115,14 @@ class CoreOfPods:
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
         self.ended: list[EndedRequest] = []
+        self.quotas = Quotas()
         recording = observers(self.metrics, self.recent, RequestLog("json", write=self.log_lines.append))
         recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
         self.lookups = PodLookups(
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
         )
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES))
-        settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=Quotas()))
+        settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=self.quotas))
         self.core = build_core(self.state, settings, routing, recording, clock)
 
     def is_idle(self) -> bool:

@@ -11,6 +11,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
 from router.endpoints import endpoint_of
 from router.errors import RouterError, UpstreamError
+from router.index.stored_responses import StoredResponse
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.core import Core
@@ -120,18 +121,24 @@ class MemoryFront:
         if core.queues is not None:
             core.queues.on_change = self.waiting.append
 
-    def receive(self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT) -> MemoryExchange:
-        """Take one request, and send it to a pod unless it is refused or waits."""
+    def receive(
+        self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT, stored: StoredResponse | None = None, **head: Any
+    ) -> MemoryExchange:
+        """Take one request, and send it to a pod unless it is refused or waits. `stored`: the response that its path
+        names; `head`: other fields of an `Inbound`."""
         exchange, endpoint = MemoryExchange(self._core), endpoint_of(path)
         endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
         try:
-            request = self._reader.read(endpoint, {}, body, request_id, tenant)
+            request = self._reader.read(endpoint, {}, body, request_id, tenant, stored.model if stored else "")
         except RouterError as error:
-            endings.refused(endpoint, error, request_id)
+            endings.refused(endpoint, error, request_id, tenant=tenant)
             exchange.refuse(error)
             return exchange
-        inbound, phases = Inbound(request_id, "POST", path.encode(), []), Phases(self._core.clock.now_s())
+        given = {"method": "POST", "headers": [], **head}
+        inbound, phases = Inbound(id=request_id, target=path.encode(), **given), Phases(self._core.clock.now_s())
         exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
+        if stored is not None:
+            exchange.context.concerns(stored)
         endings.begin()
         self._prepare(exchange, steps := self._core.requests.prepare(exchange.context), steps.send, None)
         return exchange

@@ -9,15 +9,7 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
-from router.types import (
-    AttentionKind,
-    BlocksStored,
-    Generation,
-    LayerType,
-    PrefixMatch,
-    PromptPrefix,
-    Tier,
-)
+from router.types import AttentionKind, BlocksStored, Generation, LayerType, PrefixMatch, PromptPrefix, Tier
 from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)

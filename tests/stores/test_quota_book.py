@@ -57,6 +57,16 @@ async def test_what_a_process_had_that_is_silent_is_free(connection: RedisConnec
     assert await connection.client.hkeys(KEYS.quota("m")) == [b"here"]
 
 
+async def test_a_process_holds_what_it_has_used_a_second_after_its_last_exchange(connection: RedisConnection) -> None:
+    """What more it might have used is free. It still counts as a process for a while."""
+    gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
+    await gone.exchange([CeilingReport("m", 10, 6, 4)])
+    (row,) = await connection.client.hvals(KEYS.quota("m"))
+    written_ms = int(row.split(b" ")[2])
+    await connection.client.hset(KEYS.quota_members, "gone", str(written_ms - 1100))
+    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(4, 6, 0)], 2)
+
+
 async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:
     await connection.client.hset(KEYS.quota("m"), "newer", "1 2 3 4")
     assert await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)]) == Grants(
@@ -66,10 +76,10 @@ async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnect
 
 async def test_a_process_that_stops_is_no_member(connection: RedisConnection) -> None:
     one, other = (QuotaBook(connection, KEYS, name) for name in "ab")
-    await one.exchange([])
+    await one.exchange([CeilingReport("m", 10, 6, 4)])
     assert (await other.exchange([])).members == 2
     await one.leave()
-    assert (await other.exchange([])).members == 1
+    assert await other.exchange([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(4, 6, 0)], 1)
 
 
 async def test_unused_keys_expire(connection: RedisConnection) -> None:

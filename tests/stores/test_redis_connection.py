@@ -9,16 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from structlog.testing import capture_logs
 
+from router.admission.sharing import CeilingReport
 from router.errors import ConfigError
+from router.feeds.cluster_feeds import ReceiptStream, SharedResponses
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
+from router.index.stored_responses import StoredResponse
+from router.policy.calibration import Calibration
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
+from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection, Secret, Tls, redis_error_text
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedFact, SharedRows
+from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_process import address_of
 from tests.redis_servers.server import (
@@ -55,9 +61,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def acl_of_the_readme() -> str:
-    """The command as pasted from the README."""
-    return next(line for line in SCHEMA.read_text("utf-8").splitlines() if line.startswith("ACL SETUSER"))
+def acl_of_the_readme() -> list[str]:
+    """The commands as pasted from the README."""
+    return [line for line in SCHEMA.read_text("utf-8").splitlines() if line.startswith("ACL SETUSER")]
 
 
 @asynccontextmanager
@@ -70,22 +76,43 @@ async def connected(url: str, **options: object) -> AsyncIterator[RedisConnectio
         await connection.close()
 
 
-async def publish_and_read(connection: RedisConnection, holder: str = "pod") -> None:
-    """All operations of publishers and routers."""
+async def publish_and_read(
+    connection: RedisConnection, router: RedisConnection | None = None, holder: str = "pod"
+) -> None:
+    """What publishers write and routers read."""
+    router = router or connection
     writer = HolderWriter(connection, KEYS, GENERATION, holder, holder_ttl_s=30)
     assert await writer.begin(EntryKind.EMPTY, FACTS, take_over=True) is WriteResult.OK
     assert await writer.apply([BlockChange(Tier.GPU, True, BLOCKS)], complete=True) is WriteResult.OK
     assert await writer.beat(complete=True) is WriteResult.OK
-    reader = IndexReader(connection, KEYS)
+    reader = IndexReader(router, KEYS)
     assert await reader.generations() == [GENERATION]
     row = (await reader.rows(GENERATION))[holder]
     assert row.blocks[Tier.GPU] == len(BLOCKS)
     read = [blocks async for _, blocks in reader.blocks(GENERATION, holder, row)]
     assert sorted(block for piece in read for block in piece) == BLOCKS
-    entries = await reader.entries(GENERATION, b"0-0", wait_ms=1, count=10)
+    entries = await reader.entries(GENERATION, b"0-0")
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
-    assert await SharedRows(connection, KEYS, "router", FACT).exchange({"a": InFlight()}) == {}
+    assert await reader.last_entry(GENERATION) == entries[-1][0]
+    assert await reader.leading_run(GENERATION, holder, row, BLOCKS) == (len(BLOCKS), 0, 0, 0)
+    await share_everything(router)
     assert await writer.retire() is WriteResult.OK
+
+
+async def share_everything(router: RedisConnection) -> None:
+    """What routers share."""
+    assert await SharedRows(router, KEYS, "router", FACT).exchange({"a": InFlight()}) == {}
+    await SharedCalibration(router, KEYS, "org/model", ttl_s=60).exchange(Calibration())
+    responses = SharedResponses(router, KEYS)
+    responses.add(StoredResponse("r", "a", "m", 0.0))
+    await responses.send()
+    assert await responses.find("r")
+    book = QuotaBook(router, KEYS, "router")
+    assert (await book.exchange([CeilingReport("m", 10, 0, 5)])).members == 1
+    await book.leave()
+    stream = ReceiptStream(router, KEYS.receipts, 100, lambda lost: pytest.fail("receipts are lost"))
+    stream.write(b"line")
+    await stream.send()
 
 
 # --- addresses ---
@@ -105,8 +132,8 @@ def test_secrets_are_never_printed() -> None:
 
 
 @pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
-def test_a_missing_secret_names_its_file_or_variable(secret: Secret) -> None:
-    with pytest.raises(ConfigError, match=r"no/such/file|NO_SUCH_VARIABLE"):
+def test_a_missing_secret_says_whether_a_file_or_a_variable_was_named(secret: Secret) -> None:
+    with pytest.raises(ConfigError, match=r"Redis credentials: the (file|environment variable) that is named"):
         secret.read()
 
 
@@ -131,7 +158,7 @@ class TestDeployments:
             host, port = cluster.nodes[0]
             async with connected(f"redis://{host}:{port}", mode="cluster") as connection:
                 for holder in ("a", "b", "c"):
-                    await publish_and_read(connection, holder)
+                    await publish_and_read(connection, holder=holder)
 
     async def test_a_sentinel_that_changes_the_master(self, kind: str) -> None:
         """The same connection continues with the new master."""
@@ -170,19 +197,89 @@ class TestUsers:
 
     pytestmark = net
 
-    async def test_the_user_of_the_readme_has_all_required_permissions(self, kind: str) -> None:
-        """And none for other keys."""
-        line = acl_of_the_readme()
+    @pytest.fixture
+    async def users(self, kind: str) -> AsyncIterator[tuple[RedisConnection, RedisConnection]]:
+        """The publishers' and the routers' connection, with the users of the README."""
         async with RedisServer(kind) as server:
             async with server.client() as admin:
-                assert await admin.execute_command(*line.split())
-            url = server.url.replace("redis://", "redis://warmroute:secret@")
-            async with connected(url) as connection:
-                await publish_and_read(connection)
-                with pytest.raises(RedisError, match=r"(?i)permission"):
-                    await connection.client.get("somebody-elses")
-                with pytest.raises(RedisError, match=r"(?i)permission"):
-                    await connection.client.flushall()
+                for line in acl_of_the_readme():
+                    assert await admin.execute_command(*line.split())
+            urls = (server.url.replace("redis://", f"redis://{name}:secret@") for name in ("publisher", "router"))
+            publisher_url, router_url = urls
+            async with connected(publisher_url) as publisher, connected(router_url) as router:
+                yield publisher, router
+
+    async def test_the_users_of_the_readme_have_all_required_permissions(
+        self, users: tuple[RedisConnection, RedisConnection]
+    ) -> None:
+        """And none for other keys."""
+        publisher, router = users
+        await publish_and_read(publisher, router)
+        await share_everything(router)
+        for connection in users:
+            with pytest.raises(RedisError, match=r"(?i)permission"):
+                await connection.client.get("somebody-elses")
+            with pytest.raises(RedisError, match=r"(?i)permission"):
+                await connection.client.flushall()
+
+    @pytest.mark.parametrize(
+        "key",
+        [
+            KEYS.routers,
+            KEYS.receipts,
+            KEYS.quota_members,
+            KEYS.quota("tenant\0m\0PROMPT"),
+            KEYS.quota("a}:b"),
+            KEYS.response("resp_1"),
+            calibration_key(KEYS, "org/model"),
+        ],
+    )
+    async def test_a_publisher_can_neither_write_nor_read_what_routers_share(
+        self, users: tuple[RedisConnection, RedisConnection], key: str
+    ) -> None:
+        """By command, or in a script."""
+        publisher, router = users
+        for attempt in (
+            publisher.client.set(key, "forged"),
+            publisher.client.get(key),
+            publisher.client.rename(KEYS.scopes, key),
+            publisher.client.copy(KEYS.scopes, key),
+            publisher.script("return redis.call('SET', KEYS[1], 'forged')", [key], []),
+            publisher.script("return redis.call('SET', ARGV[1], 'forged')", [], [key]),
+        ):
+            with pytest.raises(RedisError, match=r"(?i)permission|can't access"):
+                await attempt
+        assert not await router.client.exists(key)
+        with pytest.raises(NoPermissionError):  # names of tenants and ids of responses
+            await publisher.client.scan()
+
+    async def test_a_router_cannot_write_what_publishers_write(
+        self, users: tuple[RedisConnection, RedisConnection]
+    ) -> None:
+        """Which proves that it is not their user."""
+        publisher, router = users
+        writer = HolderWriter(router, KEYS, GENERATION, "forged", holder_ttl_s=30)
+        with pytest.raises(NoPermissionError):
+            await writer.begin(EntryKind.EMPTY, FACTS, take_over=True)
+        assert await publisher.may_write(KEYS.scopes) and not await router.may_write(KEYS.scopes)
+
+    async def test_the_owner_of_a_response_is_read_only_with_users_of_their_own(
+        self, users: tuple[RedisConnection, RedisConnection], kind: str
+    ) -> None:
+        """A publisher with the routers' user can name any tenant. Responses that belong to nobody are found."""
+        _, router = users
+        everything = ("~*", "+@all", "on", "nopass")
+        async with RedisServer(kind) as server, server.client() as admin, connected(server.url) as shared:
+            assert await admin.execute_command("ACL", "SETUSER", "default", *everything)
+            for connection, found in ((router, {"owned", "free"}), (shared, {"free"})):
+                responses = SharedResponses(connection, KEYS)
+                responses.add(StoredResponse("owned", "pod", "m", 0.0, "tenant a"))
+                responses.add(StoredResponse("free", "pod", "m", 0.0))
+                await responses.send()
+                with capture_logs() as lines:
+                    for _ in range(2):
+                        assert {each for each in ("owned", "free") if await responses.find(each)} == found
+                assert len(lines) == (connection is shared)
 
     async def test_a_rotated_password_is_read_again(self, kind: str, tmp_path: Path) -> None:
         """With the next connection."""
@@ -200,14 +297,14 @@ class TestUsers:
                 await connection.client.ping()
                 await connection.client.ping()
             secret.write_text("new\n")
-            await publish_and_read(connection, "after")
+            await publish_and_read(connection, holder="after")
 
     async def test_a_missing_secret_at_run_time_is_a_redis_error(self, kind: str, tmp_path: Path) -> None:
         """So that it is retried like any other."""
         address = replace(address_of("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
             connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
-            with pytest.raises(AuthenticationError, match="gone"):
+            with pytest.raises(AuthenticationError, match="the file that is named cannot be read: No such file"):
                 await connection.client.ping()
             await connection.close()
 

@@ -28,7 +28,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import Endpoint, Generation, InferenceRequest, Pod
+from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 from router.wiring.agent import Agent
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B
@@ -147,7 +147,7 @@ async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )
-    return prefix is not None and not deployment.program.pods.store.match(prefix, 1e9).blocks
+    return isinstance(prefix, PromptPrefix) and not deployment.program.pods.store.match(prefix, 1e9).blocks
 
 
 async def says_degraded(deployment: Deployment) -> bool:

@@ -83,7 +83,7 @@ async def test_the_openai_sdk_notices_nothing(deploy: Deploy) -> None:
             assert streamed == answer.choices[0].message.content
             assert [model.id async for model in sdk.models.list()] == ["demo"]
             assert (await sdk.embeddings.create(model="demo", input="x")).data[0].embedding
-            with pytest.raises(openai.NotFoundError, match="does not exist"):
+            with pytest.raises(openai.NotFoundError, match=r"does not exist\. Models: demo\."):
                 await sdk.chat.completions.create(**asked | {"model": "other"})
 
 

@@ -23,7 +23,7 @@ from router.phases import PHASES
 from router.policy.calibration import class_key
 from router.prompt.conversation import UnreadReason
 from router.request.error_responses import RESPONSES
-from router.types import Endpoint, PodSpeed, PodState, PrefixTrust, Role, Tier
+from router.types import Endpoint, Matching, PodSpeed, PodState, PrefixTrust, Role, Tier
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -43,6 +43,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "state": {state.value for state in PodState},
     "role": {role.value for role in Role},
     "resource": {resource.value for resource in Resource},
+    "matching": {matching.value for matching in Matching},
     "trust": {trust.value for trust in PrefixTrust},
     "dialect": set(DIALECTS),
     "by": {"prior", "learnt"},

@@ -32,6 +32,8 @@ async def test_the_page_and_its_data_are_served(deploy: Deploy) -> None:
         page = await deployment.admin.get("/ui")
         assert page.status_code == 200 and "sha256-" in page.headers["content-security-policy"]
         assert page.text.startswith("<!doctype html>")
+        root = await deployment.admin.get("/")
+        assert (root.status_code, root.headers["location"]) == (307, "/ui")
         answer = await deployment.chat(CHAT)
         async for found in snapshots(deployment.admin):
             if found["decisions"] and "result" in found["decisions"][0]:

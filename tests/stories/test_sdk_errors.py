@@ -198,7 +198,7 @@ async def test_errors_before_the_stream_have_the_shape_of_the_api_that_was_calle
             "type": "error",
             "error": {
                 "type": "not_found_error",
-                "message": "The model `gone` does not exist.",
+                "message": "The model `gone` does not exist. Models: demo, recorded.",
                 "param": "model",
                 "code": "model_not_found",
             },

@@ -65,6 +65,8 @@ async def test_a_request_needs_a_key_of_a_tenant_that_may_use_its_model(deploy: 
         }
         assert await post(deployment, "key-acme", model="lora") == (200, "")
         assert await post(deployment, "key-plain", model="lora") == (404, "model_not_found")
+        hidden = await deployment.client.post("/v1/chat/completions", json=CHAT, headers=bearer("key-other"))
+        assert "demo`" in hidden.text and "Models:" not in hidden.text
         without = await deployment.client.post("/v1/chat/completions", json=CHAT, headers={"x-tenant-id": "acme"})
         assert (without.status_code, without.headers["www-authenticate"]) == (401, "Bearer")
         unknown = await deployment.client.post(
@@ -197,17 +199,19 @@ async def test_prefixes_are_shared_inside_a_group_only(deploy: Deploy, sharing: 
 
 
 async def test_an_operator_previews_on_behalf_of_a_tenant(deploy: Deploy, sharing: Path) -> None:
-    """The tenant is named in `edge.tenant_header`; its own prefixes are found, others are not."""
+    """Its own prefixes are found, others are not. The tenant is named in the call, or in `edge.tenant_header`."""
     async with deploy(1, tenants=sharing) as deployment:
         body = {"model": "demo", "messages": LONG, "max_tokens": 2}
         await deployment.client.post("/v1/chat/completions", json=body, headers=bearer("key-one"))
         await deployment.until(deployment.events_are_applied)
         found = {}
         for name in ("one", "two", "alone"):
-            answer = await deployment.admin.post("/admin/preview", json=body, headers={"x-tenant-id": name})
+            answer = await deployment.admin.post(f"/admin/preview?tenant={name}", json=body)
+            same = await deployment.admin.post("/admin/preview", json=body, headers={"x-tenant-id": name})
+            assert answer.status_code == same.status_code == 200
             found[name] = (
                 msgspec.json.decode(answer.content, type=Explained).explanation.columns[0].plan.cached_tokens > 0
             )
         assert found == {"one": True, "two": True, "alone": False}
         unknown = await deployment.admin.post("/admin/preview", json=body)
-        assert unknown.status_code == 400 and "tenant" in unknown.text
+        assert unknown.status_code == 400 and "--tenant" in unknown.text

@@ -34,7 +34,7 @@ async def billed(deploy: Deploy, folder: Path, quotas: str = "", **more: Any) ->
     """A router in front of one pod, with the tenant `acme`, and its file of usage."""
     tenants, usage = folder / "tenants.yaml", folder / "usage.jsonl"
     tenants.write_text(f"tenants: [{{name: acme, keys: [{sha256(b'acme').hexdigest()}], quotas: [{quotas}]}}]")
-    async with deploy(1, tenants=tenants, usage=usage, **more) as deployment:
+    async with deploy(more.pop("pods", 1), tenants=tenants, usage=usage, **more) as deployment:
         deployment.client.headers["authorization"] = "Bearer acme"
         yield deployment, usage
         await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
@@ -76,16 +76,17 @@ async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_pat
 
 
 async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
-    """By the model, the queue, the quota; not those that are refused before their key is checked, or for it."""
-    async with billed(deploy, tmp_path, "{requests_per_minute: 1}", admission=CLOSED) as (deployment, usage):
+    """By the model, which counts as a request, the queue, the quota; not those that are refused before their key is
+    checked, or for it."""
+    async with billed(deploy, tmp_path, "{requests_per_minute: 2}", admission=CLOSED) as (deployment, usage):
         assert (await send(deployment, {"authorization": "Bearer unknown"})).status_code == 401
         assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
         assert (await send(deployment)).status_code == 429
-        limits = deployment.program._edge.limits
-        deployment.program._edge.limits = limits.model_copy(update={"max_in_flight": 0})
+        in_flight = deployment.program._edge.in_flight
+        in_flight.add("", 1.0, 2 * in_flight.limit)
         assert (await send(deployment)).status_code == 503
-        deployment.program._edge.limits = limits
+        in_flight.give_back("", 2 * in_flight.limit)
     expected = [(404, "model_not_found", 0), (503, "overloaded", 0), (429, "rate_limit_exceeded", 0)]
     assert endings(lines(usage)) == expected
 
@@ -141,3 +142,23 @@ async def test_a_websocket_is_a_request_of_its_tenant(deploy: Deploy, tmp_path: 
             assert third.head.startswith(b"HTTP/1.1 429 ") and b"x-ratelimit-remaining-requests: 0" in third.head
     found = endings(lines(usage))
     assert found.count((101, "ok", 0)) == 2 and found.count((429, "rate_limit_exceeded", 0)) == 3
+
+
+async def test_the_tokens_of_a_websocket_are_counted(deploy: Deploy, tmp_path: Path) -> None:
+    """Those that the pod sends; what the client sends counts as audio."""
+    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 1000}") as (deployment, usage):
+        async with connected(deployment, "/v1/realtime", "Authorization: Bearer acme") as socket:
+            for _ in range(30):
+                message = b'{"type":"transcription.delta","delta":"a"}'
+                socket.send(1, message)
+                assert await socket.receive(1, len(message)) == message
+        await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
+    (found,) = lines(usage)
+    assert (found.output_tokens, found.prompt_tokens > 0, "output_tokens" in found.estimated) == (30, True, True)
+
+
+async def test_an_unknown_id_of_a_response_counts_as_a_request(deploy: Deploy, tmp_path: Path) -> None:
+    """So its tenant cannot search for others."""
+    async with billed(deploy, tmp_path, "{requests_per_minute: 3}", pods=2) as (deployment, _):
+        found = [(await deployment.client.get(f"{RESPONSES}/resp_{number}")).status_code for number in range(5)]
+    assert found == [404, 404, 404, 429, 429]

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from router.frontends.http import websockets
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.mock_realtime import frame
@@ -159,3 +160,18 @@ async def test_which_websockets_are_refused(deploy: Deploy, target: str, headers
     edge = Edge(cors_origins=("https://good.example",))
     async with deploy(pods=1, edge=edge) as deployment, connected(deployment, target, *headers) as socket:
         assert int(socket.head.split(b" ")[1]) == status
+
+
+@pytest.mark.parametrize("limits", [Limits(write_timeout_s=0.2), Limits(slow_read_timeout_s=0.2)])
+async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy, limits: Limits) -> None:
+    """After the same times as the client of a stream. Nothing stays booked: no slot, no connection to the pod."""
+    async with deploy(pods=1, limits=limits) as deployment, connected(deployment) as socket:
+        socket.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        socket.send(TEXT, LONG * 4)
+        await deployment.until(lambda: _in_flight(deployment) == 0)
+        edge = deployment.program._edge
+        await deployment.until(lambda: edge.in_flight.used == 0)
+        with pytest.raises(OSError):  # reset, or a broken pipe
+            while True:
+                socket.writer.write(bytes(1 << 16))
+                await socket.writer.drain()

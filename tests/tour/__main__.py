@@ -1,4 +1,4 @@
-"""Runs every fenced shell command of the READMEs in order, in a copy of the repository: `make tour`.
+"""Runs every fenced shell command of the READMEs and of `docs/` in order, in a copy of the repository: `make tour`.
 
     python -m tests.tour README.md loadtest/README.md
 
@@ -26,10 +26,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.redis_servers.server import binaries
-from tests.tour.markdown import OUTPUT, SHELL, Block, blocks_of, differences
+from tests.tour.markdown import OUTPUT, SHELL, Block, blocks_of, differences, mistakes
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "policies/README.md", "loadtest/README.md")
+PAGES = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = ("README.md", *PAGES, "policies/README.md", "loadtest/README.md")
 REPLACED = {
     "http://10.0.0.7:8000": "http://127.0.0.1:9000",
     "http://10.0.0.8:8000": "http://127.0.0.1:9001",
@@ -177,8 +178,14 @@ def main() -> int:
     """The exit code: 0 if every command of every document succeeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("documents", nargs="*", default=DOCUMENTS)
+    parser.add_argument("--short", action="store_true", help="read the commands instead of running them: seconds")
     parser.add_argument("--venv", type=Path, help="use this virtual environment instead of a new one")
     options = parser.parse_args()
+    found = [line for name in options.documents for block in blocks_of(ROOT / name, name) for line in mistakes(block)]
+    if found or options.short:
+        print(*found, sep="\n")
+        print("these would stop a reader" if found else "every command can be read; `make tour` runs them")
+        return bool(found)
     for port in PORTS:
         with socket.socket() as probe:
             if not probe.connect_ex(("127.0.0.1", port)):

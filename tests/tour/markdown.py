@@ -13,6 +13,7 @@ A comment applies to the next block and is invisible on the page:
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from pathlib import Path
 NOTE = re.compile(r"\s*<!-- tour: (skip|instead|before|replace|file|append)[, ]+(.+?) -->\s*")
 FENCE = re.compile(r"(\s*)```(\w*)\s*")
 SHELL, OUTPUT = "sh", "text"
+UNBOUNDED = re.compile(r"(?:^|[;&|]\s*)(?:until|while(?! (?:IFS=\S* )?read\b))\s", re.MULTILINE)
+OWN_PACKAGE = re.compile(r"\bpip3? install\b.*?['\" ]\.(?:\[|['\" ]|$)")
 FIGURE = re.compile(r"\d[\d.,]*")
 SPACE = re.compile(r"[\s─]+")
 
@@ -66,6 +69,21 @@ def blocks_of(path: Path, name: str) -> list[Block]:
             found.append(replace(notes, line=number, language=fence[2], text=text))
             notes = Block(name, 0, "", "")
     return found
+
+
+def mistakes(block: Block) -> list[str]:
+    """What would stop a reader, found without running the block: broken shell, a loop that may never end, and versions
+    that nobody tested."""
+    if block.language != SHELL or block.skip:
+        return []
+    parsed = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    found = [parsed.stderr.strip()] if parsed.returncode else []
+    if UNBOUNDED.search(block.text):
+        found.append("a loop that may never end; write `for _ in $(seq 60); do COMMAND && break; sleep 1; done`")
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if OWN_PACKAGE.search(line) and "constraints.txt" not in line and "dist/" not in line:
+            found.append(f"untested versions: `{line.strip()}` needs `-c constraints.txt`")
+    return [f"{block.place}: {one}" for one in found]
 
 
 def _with_note(block: Block, kind: str, text: str) -> Block:

@@ -16,6 +16,7 @@ from router.engines.adapter import decode
 from router.engines.handoff.usage import Usage
 from router.engines.steering import HANDOFF_FIELDS
 from router.errors import MalformedRequest
+from router.guards import Bound
 
 Opaque = dict[str, msgspec.Raw]
 
@@ -52,11 +53,21 @@ def edited(
 # --- prefill responses ---
 
 
+PREFILL = Bound("prefill response", 16 * 1024 * 1024, 8192, b"{:")
+"""One token and transfer parameters; lists of tokens and blocks are not decoded."""
+
+
 class _PrefillChoice(msgspec.Struct):
     finish_reason: str | None = None
     text: str = ""
     prompt_token_ids: msgspec.Raw = msgspec.Raw(b"null")
     disaggregated_params: Opaque | None = None
+
+
+class _First(msgspec.Struct, array_like=True):
+    """The first of several lists. The others are skipped."""
+
+    tokens: msgspec.Raw
 
 
 class PrefillResponse(msgspec.Struct):
@@ -81,9 +92,9 @@ class PrefillResponse(msgspec.Struct):
         """The prompt's tokens, undecoded: there may be a million. Their place differs by endpoint; TensorRT-LLM has one
         list per prompt."""
         for place in (self.prompt_token_ids, self.choice.prompt_token_ids):
-            lists = decode(bytes(place), list[msgspec.Raw]) if _begins(place, b"[[") else [place]
-            if lists and _begins(lists[0], _NUMBERS):
-                return lists[0]
+            first = decode(bytes(place), _First, PREFILL) if _begins(place, b"[[") else _First(place)
+            if first and _begins(first.tokens, _NUMBERS):
+                return first.tokens
         return None
 
 
@@ -102,7 +113,7 @@ def read_prefill(response: bytes) -> PrefillResponse | None:
         response.decode()
     except UnicodeDecodeError:
         return None
-    return decode(response, PrefillResponse)
+    return decode(response, PrefillResponse, PREFILL)
 
 
 def whole_response(response: bytes) -> bytes:

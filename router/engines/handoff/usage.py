@@ -11,17 +11,21 @@ from typing import Annotated
 
 import msgspec
 
-from router.engines.adapter import decode
+from router.engines.adapter import MAX_COUNT, decode
+from router.guards import Bound
 
-MAX_HELD_BYTES = 4 * 1024 * 1024
+MAX_HELD_BYTES = 1024 * 1024
 """A longer response, or line of a stream, is not corrected."""
+MAX_TRIES = 4
+"""The usage is at the end: of more places with the key, the last ones are tried."""
+_RESPONSE = Bound("response", MAX_HELD_BYTES, counted=b"")
 _NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _KEY = b'"cached_tokens"'
 _DATA = b"data:"
 
 
 class _PromptTokensDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
 
 
 class Usage(msgspec.Struct):
@@ -85,7 +89,11 @@ def _corrected(response: bytes, cached_tokens: int) -> bytes:
     """Replaces the number in the usage, as a JSON reader sees it; the same text elsewhere stays."""
     if _reported(response) in (None, cached_tokens):
         return response
-    for found in _NUMBER.finditer(response):
+    at = len(response)
+    for _ in range(MAX_TRIES):
+        at = max(response.rfind(_KEY, 0, at), 0)
+        if (found := _NUMBER.match(response, at)) is None:
+            continue
         changed = b"%b%d%b" % (response[: found.start(1)], cached_tokens, response[found.end(1) :])
         if _reported(changed) == cached_tokens:
             return changed
@@ -93,5 +101,5 @@ def _corrected(response: bytes, cached_tokens: int) -> bytes:
 
 
 def _reported(response: bytes) -> int | None:
-    found = decode(response, _WithUsage)
+    found = decode(response, _WithUsage, _RESPONSE)
     return found.usage.cached_tokens if found and found.usage else None

@@ -39,6 +39,7 @@ CONNECT_TIMEOUT_S = 3.0
 QUIET_S = 120.0
 """A connection that is silent for longer is broken; watches end earlier."""
 SUCCESS = range(200, 300)
+NOT_ACCEPTED = "the API server does not accept the credentials"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -70,7 +71,7 @@ class Permission:
         if error.status not in (401, 403):
             return f"{path}: {error.status or ''} {error}".replace("  ", " ")
         if error.status == 401:
-            return f"{path}: 401 {error}; the API server does not accept the credentials (discovery.kubernetes.api)"
+            return f"{path}: 401 {error}; {NOT_ACCEPTED} (discovery.kubernetes.api)"
         role = "ClusterRole" if self.namespace == "*" else f"Role in namespace {self.namespace}"
         verbs = ", ".join(f'"{verb}"' for verb in self.verbs)
         refused = f"{verb} is not permitted: " if verb else ""

@@ -24,6 +24,7 @@ from router.types import Role
 DEFAULT_PORT = 8000
 MAX_PORTS = 64
 """Ports of one pod that are used."""
+MAX_PORTS_CHARACTERS = 1024
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 ROLES: Mapping[str, str] = {
@@ -75,8 +76,10 @@ CONVENTIONS = (
     Convention("Kubernetes 1.35", ZONE_LABEL, "zone"),
 )
 """The first row that applies gives the fact."""
+_CONFIGURED = ("kv_events", "speed", "models")
+"""Fields that no annotation sets: a pod does not decide which models it may serve."""
 _OWN = {
-    **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in ("kv_events", "speed")},
+    **{name.replace("_", "-"): name for name in PodSettings.model_fields if name not in _CONFIGURED},
     **{name: name.replace("-", "_") for name in ("ports", "kv-events", "kv-events-port", "kv-replay-port")},
 }
 """Fields by the name of our own annotation."""
@@ -153,13 +156,15 @@ def _annotated(pod: KubePod) -> dict[str, Any]:
     events, replay = given.pop("kv_events_port", ""), given.pop("kv_replay_port", "")
     found: dict[str, Any] = dict(given)
     if events:
-        replay_endpoint = f"tcp://{{host}}:{_numbers(replay)[0]}" if replay else None
-        found["kv_events"] = KvEvents(endpoint=f"tcp://{{host}}:{_numbers(events)[0]}", replay_endpoint=replay_endpoint)
+        replay_endpoint = f"tcp://{{host}}:{_port(replay)}" if replay else None
+        found["kv_events"] = KvEvents(endpoint=f"tcp://{{host}}:{_port(events)}", replay_endpoint=replay_endpoint)
     return found
 
 
 def _numbers(text: str) -> list[int]:
     """Ports from a list separated by commas, without duplicates. Raises `ConfigError`."""
+    if len(text) > MAX_PORTS_CHARACTERS:
+        raise ConfigError(f"{len(text)} characters are no list of ports")
     found = list(dict.fromkeys(_port(part.strip()) for part in text.split(",") if part.strip()))
     if len(found) > MAX_PORTS:
         raise ConfigError(f"more than {MAX_PORTS} ports")

@@ -293,6 +293,7 @@ def configured_pods(
             role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
             pool=config.pool,
+            allowed_models=config.models,
             hardware=_hardware(config),
             handoff=config.handoff,
             handoff_port=config.handoff_port,

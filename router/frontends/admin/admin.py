@@ -176,6 +176,10 @@ def add_policy_routes(router: APIRouter, feed: PolicyFeed) -> None:
         return {"version": done.version, "changed": done.changed, "review": done.review}
 
 
+PREVIEWED_TENANT = b"x-warmroute-tenant"
+"""Header with the tenant of a preview, which the query parameter `tenant` sets."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
     """The calls about decisions. `find` returns a decision by request id, `read` parses a body, `preview` decides
@@ -201,6 +205,9 @@ class ExplainRoutes:
         async def preview(request: Request) -> Response:
             headers: HeaderList = list(request.scope["headers"])
             body = await request.body()
-            parsed = await self.read(Endpoint.CHAT, first_values(headers), body, f"preview-{uuid.uuid4().hex}")
+            named = dict(first_values(headers))
+            if tenant := request.query_params.get("tenant"):
+                named[PREVIEWED_TENANT] = tenant.encode("latin-1", "replace")
+            parsed = await self.read(Endpoint.CHAT, named, body, f"preview-{uuid.uuid4().hex}")
             found = explained_json(await self.preview(parsed, headers))
             return Response(found, media_type="application/json")

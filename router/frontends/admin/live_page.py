@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fastapi import FastAPI, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from router.errors import Saturated
@@ -96,6 +96,10 @@ def add_page_routes(app: FastAPI, stream: SnapshotStream) -> None:
     @app.get(PAGE_PATH)
     async def operators_page() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get("/")
+    async def root() -> Response:
+        return RedirectResponse(PAGE_PATH)
 
     @app.get(EVENTS_PATH)
     async def events() -> Response:

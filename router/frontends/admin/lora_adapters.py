@@ -18,11 +18,12 @@ from router.errors import MalformedRequest, UnknownModel, UpstreamError, shorten
 from router.fleet.fleet import Fleet
 from router.frontends.http.relay import read_all
 from router.frontends.http.upstream import UpstreamPool
+from router.guards import Bound
 from router.types import MAX_NAME_CHARACTERS, Pod, PodId, PodState, PodStatus
 
 TIMEOUT_S = 120.0
 """How long one pod may take: it may download the adapter."""
-MAX_ANSWER_BYTES = 64 * 1024
+ANSWER = Bound("answer", 64 * 1024)
 MAX_ANSWER_CHARACTERS = 300
 _DONE = {True: "loaded", False: "unloaded"}
 
@@ -103,7 +104,7 @@ class LoraAdapters:
 
     async def _post(self, pod: Pod, path: str, body: bytes) -> tuple[int, str]:
         reply = await self._pool_of(pod).send("POST", path, {"content-type": "application/json"}, body)
-        text = (await read_all(reply, MAX_ANSWER_BYTES)).decode(errors="replace")
+        text = (await read_all(reply, ANSWER)).decode(errors="replace")
         return reply.status, shortened(text, MAX_ANSWER_CHARACTERS)
 
     def _learn(self, pod_id: PodId, name: str, *, load: bool) -> None:

@@ -32,7 +32,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.CAPTURED_TOKENS: (),
     of_requests.DELIVERED_TOKENS: (),
     of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
-    of_requests.UNREAD_PROMPTS: (),
+    of_requests.UNREAD_PROMPTS: ("reason",),
     of_requests.REUSE_INTERVAL_S: ("model",),
     of_decisions.TTFT_ERROR: (),
     of_decisions.EVICTED_SOON_TOKENS: ("model",),
@@ -148,13 +148,20 @@ class MetricsGrowth:
             loop_lag_s=self._quantiles(of_process.LOOP_LAG_S)[""],
             retries=self._values(of_requests.RETRIES)[""],
             degraded=self._values(of_process.DEGRADED_MATCHES)[""],
-            unread_prompts=self._values(of_requests.UNREAD_PROMPTS)[""],
+            unread_prompts=sum(self.unread().values()),
             receipts_lost=self._values(of_process.RECEIPTS_LOST)[""],
             reuse_s=self._quantiles(of_requests.REUSE_INTERVAL_S),
             evicted_tokens=self._values(of_decisions.EVICTED_SOON_TOKENS),
             evicted_s=self._values(of_decisions.EVICTED_SOON_S),
             shadows=self._shadows(),
         )
+
+    def unread(self) -> dict[str, float]:
+        """Requests routed without prefix matching, by reason."""
+        return self._values(of_requests.UNREAD_PROMPTS)
+
+    def requests(self) -> float:
+        return sum(self._values(of_requests.CLASS_REQUESTS).values())
 
     def token_shares(self) -> dict[str, float | None]:
         found: dict[str, float | None] = {}

@@ -21,14 +21,14 @@ from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
-from router.frontends.admin.page_figures import MetricRows
+from router.frontends.admin.page_figures import MetricRows, MetricsGrowth
 from router.observe import thresholds
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
 from router.policy.decide import expected_ttft_ms
-from router.types import PodId, PodState
+from router.types import Matching, PodId, PodState
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
@@ -36,6 +36,8 @@ RECENT_S = 15.0
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """How late the latest first tokens of a pod are, and how many of them and of other pods' are needed for a notice. It
 appears sooner than one about a learnt slowdown."""
+MIN_UNREAD = 5
+"""Fewer requests that were routed by load only in a minute are not shown."""
 LATEST_DECISIONS = 500
 RELOAD_SHOWN_S = 600.0
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
@@ -79,6 +81,8 @@ class Present:
     reload_age_s: float | None = None
     reload_review: str = ""
     reload_ttft_ratio: float = 1.0
+    matching: Mapping[str, tuple[Matching, str]] = field(default_factory=dict)
+    """How prompts are matched on each ready pod, and why not by KV events."""
     providers_failing: int = 0
     """Identity providers whose signing keys could not be fetched the last time."""
 
@@ -107,6 +111,8 @@ class CountedHistory:
         first, now = self._kept[0], self.now
         return [
             *_pods(present),
+            *_matching(present),
+            *_unread(MetricsGrowth(now.metrics, {} if first is now else first.metrics)),
             *_restarts(first, now, present.pods),
             *_policies(present),
             *_index(present),
@@ -193,6 +199,28 @@ def _pods(present: Present) -> Iterator[Notice]:
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
         yield Notice("events", text)
+
+
+def _matching(present: Present) -> Iterator[Notice]:
+    """Pods that are routed by load only, and pods whose caches are guessed, by reason."""
+    by_reason: dict[tuple[Matching, str], list[str]] = defaultdict(list)
+    for pod, found in present.matching.items():
+        by_reason[found].append(pod)
+    for (matching, reason), pods in list(by_reason.items()):
+        of = f"{_of_pods(pods, present.pods)} ({_names(pods)})"
+        if matching is Matching.OFF:
+            yield Notice("matching", f"{of} are routed by load only: {shortened(reason, MAX_ERROR_CHARACTERS)}.")
+        elif matching is Matching.NO_EVENTS:
+            yield Notice("matching", f"{of}: {reason}.")
+
+
+def _unread(grown: MetricsGrowth) -> Iterator[Notice]:
+    by_reason, requests = grown.unread(), grown.requests()
+    unread = sum(by_reason.values())
+    if unread >= MIN_UNREAD and unread > thresholds.UNREAD_SHARE * requests:
+        reason = max(by_reason, key=by_reason.__getitem__)
+        text = f"{unread:.0f} of {requests:.0f} requests were routed by load only, most of them: {_short(reason)}."
+        yield Notice("unread", text, "health")
 
 
 def _restarts(before: Counted, now: Counted, pods: int) -> Iterator[Notice]:

@@ -31,7 +31,7 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
-from router.types import PodState, PodStatus, PrefixTrust, Role
+from router.types import Matching, PodState, PodStatus, PrefixTrust, Role
 
 MAX_PODS_BYTES = 256 * 1024
 """Pods beyond are counted, not described; pods that need attention come first."""
@@ -61,6 +61,8 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     state_reason: str = ""
     trust: str = PrefixTrust.TRUSTED.value
     trust_reason: str = ""
+    matching: str = Matching.EVENTS.value
+    matching_reason: str = ""
     kv_events: str = "complete"
     kv_usage: float = 0.0
     running: int = 0
@@ -189,6 +191,7 @@ class PageSource:
 
     def _pod(self, status: PodStatus, now_s: float, slowdown: float) -> PodRow:
         pod, load = status.pod, status.load
+        matching, matching_reason = self.gauges.matching_of(pod)
         return PodRow(
             id=_short(pod.id),
             engine=_short(pod.engine),
@@ -198,6 +201,8 @@ class PageSource:
             state_reason=_short(self.gauges.fleet.state_reason(pod.id)),
             trust=pod.trust.value,
             trust_reason="" if pod.trust is PrefixTrust.TRUSTED else _short(self.gauges.fleet.trust_reason(pod.id)),
+            matching=matching.value,
+            matching_reason=_short(matching_reason),
             kv_events=kv_events_state(pod.id, self.gauges.store, self.kv_streams),
             kv_usage=round(load.kv_usage, 3),
             running=load.running,
@@ -216,7 +221,12 @@ class PageSource:
             self.gauges.fleet, self.kv_streams, calibration, policies, self.recent, tenants, index_age_s
         )
         failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
-        return self.history.notices(replace(present, providers_failing=int(failing)))
+        matching = {
+            status.pod.id: self.gauges.matching_of(status.pod)
+            for status in self.gauges.fleet.snapshot.pods
+            if status.state is PodState.READY
+        }
+        return self.history.notices(replace(present, providers_failing=int(failing), matching=matching))
 
     def _models(self) -> list[str]:
         names = {

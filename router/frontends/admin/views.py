@@ -18,6 +18,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
 from router.observe.exposition import TextFormat
+from router.observe.fast_metrics import Labels
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision, explained
@@ -25,7 +26,7 @@ from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.policy.term import Picker
 from router.stores.prefix_store import LocalStore
-from router.types import PodId, PodState
+from router.types import Matching, Pod, PodId, PodState
 
 
 def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> str:
@@ -34,7 +35,9 @@ def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> 
     return "published" if published else kv_streams.state_of(pod_id)
 
 
-def describe_pods(fleet: Fleet, ledger: Ledger, store: LocalStore, kv_streams: KvStreams) -> list[dict[str, Any]]:
+def describe_pods(gauges: MetricsPage, kv_streams: KvStreams) -> list[dict[str, Any]]:
+    fleet, ledger, store = gauges.fleet, gauges.ledger, gauges.store
+    matching = {status.pod.id: gauges.matching_of(status.pod) for status in fleet.snapshot.pods}
     return [
         {
             "id": status.pod.id,
@@ -47,6 +50,8 @@ def describe_pods(fleet: Fleet, ledger: Ledger, store: LocalStore, kv_streams: K
             "state_reason": fleet.state_reason(status.pod.id),
             "trust": status.pod.trust.value,
             "trust_reason": fleet.trust_reason(status.pod.id),
+            "matching": matching[status.pod.id][0],
+            "matching_reason": matching[status.pod.id][1],
             "converts": sorted(status.pod.converts),
             "reads_pictures": status.pod.reads_pictures,
             "kv_events": kv_events_state(status.pod.id, store, kv_streams),
@@ -124,11 +129,15 @@ class MetricsPage:
     worth: HitWorth | None = None
     in_flight_tokens: Callable[[], Mapping[str, int]] = dict
     """By tenant."""
+    matching_of: Callable[[Pod], tuple[Matching, str]] = lambda _: (Matching.EVENTS, "")
 
     async def observe(self) -> None:
         """Update these gauges, in a few turns of the event loop: all of 500 pods take 6 ms."""
         self.metrics.observe_fleet(self.fleet.snapshot, self.ledger.own(), self.store.block_holders)
         await asyncio.sleep(0)
+        pods = [status.pod for status in self.fleet.snapshot.pods]
+        matching: dict[Labels, Matching] = {(pod.id,): self.matching_of(pod)[0] for pod in pods}
+        self.metrics.pod_matching.replace_states(matching, Matching)
         self.metrics.observe_loads(self.fleet.snapshot, time.monotonic())
         await asyncio.sleep(0)
         self.metrics.pools.replace(self.scaling.signals(time.monotonic()))
@@ -136,8 +145,7 @@ class MetricsPage:
         calibration = self.calibrator.calibration
         self.metrics.observe_calibration(calibration.rows())
         slower = calibration.slowdowns()
-        pods = (status.pod.id for status in self.fleet.snapshot.pods)
-        self.metrics.pod_slowdown.replace({(pod,): slower.get(pod, 1.0) for pod in pods})
+        self.metrics.pod_slowdown.replace({(pod.id,): slower.get(pod.id, 1.0) for pod in pods})
         await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})

@@ -146,6 +146,8 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
 
 
 def _forwarding_hint(path: str) -> str:
+    if path in ("/health", "/healthz", "/ready", "/ping"):
+        return " Probes of the router: /livez and /readyz."
     if path.startswith(("/admin", "/metrics")):
         return " The endpoints for operators are on the admin listener (`admin` in router.yaml)."
     if path in LORA_PATHS:

@@ -26,7 +26,10 @@ UpstreamMessage: TypeAlias = bytes | tuple[bytes, bytes]
 """A whole request; a large body follows its head as a piece of its own."""
 
 READ_PAUSE_BYTES = 256 * 1024
-"""Unread bytes of one response above which reading pauses; larger headers are an error."""
+"""Unread bytes of one response above which reading pauses; larger headers are an error, and larger trailers or
+extensions of a chunk."""
+MAX_FIELDS = 512
+"""Headers of a response, and its trailers."""
 _STATUSES = range(100, 600)
 
 
@@ -69,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered_bytes = 0
         """Bytes received since the last read, including headers and framing."""
+        self._framing_bytes = 0
         self._paused = False
         self._head_done = False
         self._complete = False
@@ -85,7 +89,13 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(f"not HTTP: {error}")
+            self._fail(f"not HTTP: {error.__context__ or error}")
+        if self._head_done and not self._chunks:
+            self._framing_bytes += len(data)
+            if self._framing_bytes > READ_PAUSE_BYTES:
+                self._fail("trailers are larger than the limit")
+        elif self._framing_bytes:
+            self._framing_bytes = 0
         sink = self._sink
         if sink is None:
             self._buffered_bytes += len(data)
@@ -114,6 +124,8 @@ class Connection(asyncio.Protocol):
             raise UpstreamBroken("bytes after the end of the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self._fields) >= MAX_FIELDS:
+            raise UpstreamBroken("headers or trailers are more than the limit")
         self._fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:

@@ -16,7 +16,7 @@ from router.request.inbound import HeaderList
 _EXPOSED = b", ".join(
     (
         *(b"x-request-id", b"retry-after", b"x-warmroute-pod", b"x-warmroute-prefill-pod", b"x-warmroute-policy"),
-        *(b"x-warmroute-cached-tokens", b"retry-after-ms"),
+        *(b"x-warmroute-cached-tokens", b"x-warmroute-match", b"retry-after-ms"),
         *(name for one in CONVENTIONS for of in one.limits for name in one.limit_headers(of)),
     )
 )

@@ -10,15 +10,24 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
 
+from router.admission.fair_bound import FairBound
+from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.http.relay import is_stream
 from router.request.inbound import HeaderList
 
+MAX_COMPARED = 128
+"""Connections, or bodies, that are compared to drop one of them. Comparing thousands would cost milliseconds."""
+MAX_DROPPED = 4
+"""Bodies that are dropped to take one piece of another."""
+SLOW_REQUEST_S = 5.0
+"""A request that is incomplete for longer may be dropped when all connections are in use, or all memory for bodies."""
 SMALL_PIECE_BYTES = 512
 """Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -46,17 +55,54 @@ class ReceivedRequest(msgspec.Struct):
     """Why the request is refused, if that follows from its headers."""
     tenant: Tenant = OPEN_TENANT
     """Who sent it, if it was admitted."""
+    owner: str = ""
+    """Whose share of the router's limits it uses: the tenant's, or its address's; empty if only a proxy is known."""
+    arriving: Hold | None = None
+    """Its place among its tenant's concurrent requests, before its body is complete."""
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
 
 
-class BodyMemory(msgspec.Struct):
-    """Total size of all buffered request bodies, limited to `max_bytes`."""
+class BodyMemory:
+    """Total size of all buffered request bodies, limited to `max_bytes`.
 
-    max_bytes: int
-    bytes: int = 0
-    freed_bytes: int = 0
-    """Total size of all bodies that were freed."""
+    When it is full, bodies that arrive slowly give way: of the owner with the most for its weight, the one that holds
+    the most bytes for the longest time without progress."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.bound = FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
+        self.freed_bytes = 0
+        """Total size of all bodies that were freed."""
+        self.arriving: dict[Exchange, float] = {}
+        """Requests that hold bytes and are not complete, by the time of the first byte, oldest first."""
+
+    @property
+    def bytes(self) -> int:
+        return self.bound.used
+
+    def has_taken(self, holder: Exchange, size_bytes: int, now_s: float) -> bool:
+        """Take memory for a piece of a body, if necessary from slow ones."""
+        received = holder.received
+        for _ in range(MAX_DROPPED):
+            if self.bound.take(received.owner, received.tenant.weight, size_bytes):
+                return True
+            if not self._drop_slowest(holder, now_s):
+                return False
+        return False
+
+    def _drop_slowest(self, holder: Exchange, now_s: float) -> bool:
+        part, least = self.bound.part, self.bound.part(holder.received.owner)
+        slow = [
+            other
+            for other, began_s in islice(self.arriving.items(), MAX_COMPARED)
+            if now_s - began_s > SLOW_REQUEST_S and other is not holder and part(other.received.owner) >= least
+        ]
+        if not slow:
+            return False
+        slowest = max(slow, key=lambda one: (part(one.received.owner), (now_s - one.arrived_s) * one.buffered_bytes))
+        slowest.release_body()
+        slowest.refuse(Saturated("The body arrived too slowly, and others need memory (limits.max_held_bytes)."))
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +170,8 @@ class Exchange(msgspec.Struct, eq=False):
     """Whether the request is incomplete."""
     pieces: list[bytes] = []
     buffered_bytes: int = 0
+    arrived_s: float = 0.0
+    """When the last piece arrived."""
     _first: bool = False
     _served: bool = False
     """Whether a task was started for it."""
@@ -150,14 +198,16 @@ class Exchange(msgspec.Struct, eq=False):
         if self._served or self.received.refusal is not None or not self.waits_for_body:
             return
         memory, size_bytes = self._connection.body_memory, len(piece)
+        self.arrived_s = self._connection.loop.time()
         if self.buffered_bytes + size_bytes > max_bytes:
             self.release_body()
             self.refuse(BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."))
-        elif memory.bytes + size_bytes > memory.max_bytes:
+        elif not memory.has_taken(self, size_bytes, self.arrived_s):
             self.release_body()
-            self.refuse(Saturated("Request-body memory limit reached (limits.max_held_bytes); retry later."))
+            self.refuse(memory.bound.refusal(self.received.owner, self.received.tenant.weight))
         else:
-            memory.bytes += size_bytes
+            if not self.buffered_bytes:
+                memory.arriving[self] = self.arrived_s
             self.buffered_bytes += size_bytes
             if size_bytes < SMALL_PIECE_BYTES and self.pieces and len(self.pieces[-1]) < SMALL_PIECE_BYTES:
                 self.pieces[-1] += piece
@@ -169,13 +219,15 @@ class Exchange(msgspec.Struct, eq=False):
         if self.buffered_bytes:
             self.pieces.clear()
             memory = self._connection.body_memory
-            memory.bytes -= self.buffered_bytes
+            memory.arriving.pop(self, None)
+            memory.bound.give_back(self.received.owner, self.buffered_bytes)
             memory.freed_bytes += self.buffered_bytes
             self.buffered_bytes = 0
 
     def complete_request(self) -> None:
         """Serve the request, whose last byte has arrived."""
         self.more_body = False
+        self._connection.body_memory.arriving.pop(self, None)
         if self._first:
             self._begin()
 

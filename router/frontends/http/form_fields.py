@@ -12,8 +12,10 @@ import re
 from collections.abc import Generator, Iterator
 from itertools import count
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest, shortened
+from router.frontends.http.fair_turns import FairTurns
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MAX_PARTS = 1000
@@ -48,32 +50,35 @@ def declares_form(content_type: bytes) -> bool:
 
 
 class Forms:
-    """Reads and checks forms; large ones one after the other. `trusted`: clients may steer engines, and send forms that
-    the router cannot read."""
+    """Reads and checks forms; one slice of a large one at a time, in fair `turns`. `trusted`: clients may steer
+    engines, and send forms that the router cannot read."""
 
-    def __init__(self, *, trusted: bool = False) -> None:
+    def __init__(self, turns: FairTurns | None = None, *, trusted: bool = False) -> None:
         self._trusted = trusted
         self._refused: frozenset[bytes] = frozenset() if trusted else _REFUSED
-        self._turn = asyncio.Lock()
+        self._turns = turns or FairTurns()
 
-    async def model(self, endpoint: Endpoint, body: bytes, content_type: bytes) -> str:
+    async def model(self, endpoint: Endpoint, body: bytes, content_type: bytes, tenant: Tenant = OPEN_TENANT) -> str:
         """The value of the field `model`; "" without one. Raises `MalformedRequest` for a form that is not accepted.
         `content_type`: as the client sent it."""
         try:
             if endpoint is not Endpoint.OTHER:
                 raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON (content-type: application/json).")
-            return _only_name(await self._found(form_check(body, content_type, self._refused), len(body)))
+            return _only_name(await self._found(form_check(body, content_type, self._refused), len(body), tenant))
         except MalformedRequest:
             if self._trusted:
                 return ""
             raise
 
-    async def _found(self, steps: Iterator[bytes], size_bytes: int) -> list[bytes]:
+    async def _found(self, steps: Iterator[bytes], size_bytes: int, tenant: Tenant) -> list[bytes]:
         if size_bytes <= SLICE_BYTES:
             return [found for found in steps if found]
         models = []
-        async with self._turn:
-            for found in steps:
+        for number in count():
+            async with self._turns.turn(tenant, number * SLICE_BYTES, SLICE_BYTES):
+                found = next(steps, None)
+                if found is None:
+                    break
                 if found:
                     models.append(found)
                 await asyncio.sleep(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, RouterError
 from router.frontends.http.cors import CorsPolicy
@@ -27,6 +28,7 @@ class HttpEdge:
         self.methods = methods
         """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
+        self.client_connections = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
         """Paths of GET requests that become websockets."""
@@ -42,8 +44,8 @@ class HttpEdge:
             return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
         return None
 
-    def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
-        """Why its tenant's quota refuses a request before its body is read; None if it does not."""
+    def tenant_refusal(self, received: ReceivedRequest) -> RouterError | None:
+        """Why its tenant's share or quota refuses a request before its body is read; None if it does not."""
         return None
 
     async def serve(self, client: Exchange) -> None:

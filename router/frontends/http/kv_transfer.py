@@ -28,7 +28,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.frontends.body_edits import BodyEdits
-from router.frontends.http.relay import AnyReply, is_stream, read_all
+from router.frontends.http.relay import RESPONSE, AnyReply, is_stream, read_all
 from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.metrics import Metrics
@@ -46,8 +46,6 @@ PREFILL_GRACE_S = 0.5
 MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
-MAX_PREFILL_BYTES = 64 * 1024 * 1024
-"""A longer prefill response is a failure: it has one token, transfer parameters, and the tokens of the prompt."""
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
@@ -177,7 +175,7 @@ class SplitExecutor:
         body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
         inbound = attempt.context.inbound
         reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
-        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, MAX_PREFILL_BYTES))
+        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
         if inbound.trace is not None:
             inbound.trace.prefill_ended()
         if response.status == 200:

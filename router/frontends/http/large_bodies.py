@@ -19,7 +19,9 @@ import msgspec
 import numpy as np
 import xxhash
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.types import Endpoint
 
 SLICE_BYTES = 128 * 1024
@@ -117,11 +119,11 @@ class ItemCounter(msgspec.Struct, gc=False):
 
 
 class LargeBodies:
-    """Checks large bodies one after the other. `max_items`: maximum number of items in a body."""
+    """Checks one slice of a large body at a time, in fair `turns`. `max_items`: maximum number of items in a body."""
 
-    def __init__(self, max_items: int) -> None:
+    def __init__(self, max_items: int, turns: FairTurns | None = None) -> None:
         self._max_items = max_items
-        self._turn = asyncio.Lock()
+        self._turns = turns or FairTurns()
         self._seed = randbits(64)
         self._counted: dict[bytes, ItemCounter] = {}
         """By a digest of the beginning of a body; the least recently used comes first."""
@@ -130,29 +132,29 @@ class LargeBodies:
         """Whether a body is so large that it might have too many items."""
         return len(body) > 2 * self._max_items
 
-    async def decode(self, body: bytes, work: Callable[..., _Result], *arguments: Any) -> _Result:
+    async def decode(self, tenant: Tenant, body: bytes, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """The result of `work(*arguments)`, which decodes a checked body. Larger ones are decoded in a thread, one at a
         time: a call of a JSON decoder holds the interpreter in any thread, but the event loop runs between two
         calls."""
         if len(body) <= DECODED_INLINE_BYTES:
             return work(*arguments)
-        async with self._turn:
+        async with self._turns.turn(tenant, len(body), len(body)):
             return await asyncio.to_thread(work, *arguments)
 
-    async def check(self, endpoint: Endpoint, body: bytes, owner: str = "") -> None:
+    async def check(self, endpoint: Endpoint, body: bytes, tenant: Tenant = OPEN_TENANT) -> None:
         """Raises `MalformedRequest` for a JSON object with too many items, or that is not UTF-8: the decoder does not
-        check raw values. `owner`: counts are remembered for each alone, because that shows in the time of a request."""
+        check raw values. Counts are remembered for each tenant alone, because that shows in the time of a request."""
         head = body[:LEADING_BYTES].lstrip()
         if not head:
             raise MalformedRequest(f"The request body begins with more than {LEADING_BYTES} characters of whitespace.")
         if not head.startswith(b"{"):
             return
         counter, view = ItemCounter(), memoryview(body)
-        digest = xxhash.xxh3_128(owner.encode("utf-8", "surrogatepass"), seed=self._seed)
+        digest = xxhash.xxh3_128(tenant.name.encode("utf-8", "surrogatepass"), seed=self._seed)
         try:
-            async with self._turn:
-                for start in range(0, len(body), SLICE_BYTES):
-                    piece = view[start : start + SLICE_BYTES]
+            for start in range(0, len(body), SLICE_BYTES):
+                piece = view[start : start + SLICE_BYTES]
+                async with self._turns.turn(tenant, start, len(piece)):
                     digest.update(piece)
                     known = self._counted.pop(key := digest.digest(), None)
                     counter = known or copy(counter)

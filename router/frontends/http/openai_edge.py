@@ -15,6 +15,7 @@ from random import getrandbits
 
 import structlog
 
+from router.admission.fair_bound import FairBound
 from router.admission.tenant import Tenant
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
@@ -24,12 +25,12 @@ from router.errors import (
     MalformedRequest,
     MethodNotAllowed,
     RouterError,
-    Saturated,
     Stopping,
     UpstreamError,
 )
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
@@ -82,9 +83,10 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
-        self._large_bodies = LargeBodies(limits.max_json_items)
-        self._forms = Forms(trusted=edge.trust_engine_fields)
-        self._serving = 0
+        turns = FairTurns()
+        self._large_bodies = LargeBodies(limits.max_json_items, turns)
+        self._forms = Forms(turns, trusted=edge.trust_engine_fields)
+        self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
         self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
@@ -93,8 +95,8 @@ class OpenAiEdge(HttpEdge):
         headers, named, limits = received.headers, received.named, self.limits
         if not methods:
             return None  # the listener's own application reads no body
-        if is_next and self._serving >= limits.max_in_flight:
-            return self._saturated()
+        if is_next and self.in_flight.is_full:
+            return self.in_flight.refusal("", 1.0)
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
@@ -109,26 +111,49 @@ class OpenAiEdge(HttpEdge):
             return MalformedRequest("There are several Content-Type headers; send one.")
         return None
 
-    def quota_refusal(self, received: ReceivedRequest) -> RouterError | None:
-        """Why its tenant's quota refuses a request before its body is read; None if it does not."""
-        endpoint = endpoint_of(received.path)
-        return self._endings.quota_refusal(received.tenant, endpoint) if received.tenant.quotas else None
+    def tenant_refusal(self, received: ReceivedRequest) -> RouterError | None:
+        """Why its tenant's share or quota refuses a request before its body is read; None if it does not. The request
+        then counts among the concurrent ones of its tenant."""
+        tenant = received.tenant
+        if not self.in_flight.has_room(received.owner, tenant.weight, 1):
+            return self.in_flight.refusal(received.owner, tenant.weight)
+        if not tenant.quotas:
+            return None
+        found = self._endings.receive(tenant, endpoint_of(received.path))
+        if isinstance(found, RouterError):
+            return found
+        received.arriving = found
+        return None
 
-    def _saturated(self) -> Saturated:
-        return Saturated(f"{self.limits.max_in_flight} requests are in flight (limits.max_in_flight); retry later.")
+    def _begin(self, received: ReceivedRequest) -> bool:
+        """Whether the request counts as being served: it is not refused, also not because too many are."""
+        owner, weight = received.owner, received.tenant.weight
+        if received.refusal is None and not self.in_flight.take(owner, weight, 1):
+            received.refusal = self.in_flight.refusal(owner, weight)
+        return received.refusal is None
+
+    def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
+        if counted:
+            self.in_flight.give_back(received.owner, 1)
+        if received.arriving is not None:
+            self._endings.has_arrived(received.arriving)
+            received.arriving = None
+        received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def serve(self, client: Exchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
         received, trace = client.received, None
         if self._tracing is not None:
             trace = self._tracing.begin(received.headers, received.named)
-        request_id = checked_id(received.named, trace)
-        self._serving += 1
+        request_id, counted = checked_id(received.named, trace), self._begin(received)
         try:
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
-            context.stored_pod = stored.pod if stored else ""
+            if stored is not None:
+                context.concerns(stored)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -140,16 +165,16 @@ class OpenAiEdge(HttpEdge):
             log.exception("request failed", request_id=request_id)
             self._fail(client, error, request_id, trace)
         finally:
-            self._serving -= 1
-            client.received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+            self._end(received, counted=counted)
 
     async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
         """Serve one websocket until it is closed. Cancelled when the router stops."""
-        request_id = checked_id(received.named)
-        self._serving += 1
+        request_id, counted = checked_id(received.named), self._begin(received)
         try:
             model = model_in_query(received.target)
             context = self.admit(received, request_id, model=model)
+            if received.arriving is not None:
+                self._endings.has_arrived(received.arriving)
             await self._forwarder.forward_websocket(context, client)
         except Exception as error:
             if not isinstance(error, RouterError):
@@ -157,8 +182,7 @@ class OpenAiEdge(HttpEdge):
             if not client.started:
                 client.writer.write(whole_error(error, names_pods=self._edge.route_headers))
         finally:
-            self._serving -= 1
-            received.refusal = None
+            self._end(received, counted=counted)
             await client.close()
 
     async def _stored(
@@ -171,7 +195,7 @@ class OpenAiEdge(HttpEdge):
         try:
             return await self._responses.locate(stored_id, "response_id", received.tenant.name)
         except RouterError as error:
-            self._endings.refused(Endpoint.OTHER, error, request_id, trace, received.tenant.name)
+            self._endings.refused(Endpoint.OTHER, error, request_id, trace, received.tenant)
             raise
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
@@ -185,13 +209,13 @@ class OpenAiEdge(HttpEdge):
         is_form = bool(body) and content_type != _JSON and declares_form(content_type)
         if not (is_form or self._large_bodies.needs_check(body)) or received.refusal is not None:
             return None
-        endpoint = endpoint_of(received.path)
+        endpoint, tenant = endpoint_of(received.path), received.tenant
         try:
             if is_form:
-                model = await self._forms.model(endpoint, body, content_type)
+                model = await self._forms.model(endpoint, body, content_type, tenant)
                 if model:
-                    return self._reader.read(endpoint, received.named, body, request_id, received.tenant, model)
-            return await self.read(endpoint, received.named, body, request_id, received.tenant)
+                    return self._reader.read(endpoint, received.named, body, request_id, tenant, model)
+            return await self.read(endpoint, received.named, body, request_id, tenant)
         except RouterError as error:
             received.refusal = error
             return None
@@ -201,8 +225,9 @@ class OpenAiEdge(HttpEdge):
     ) -> InferenceRequest:
         """The request with a body that has not been checked. Raises like `RequestReader.read`."""
         if self._large_bodies.needs_check(body):
-            await self._large_bodies.check(endpoint, body, tenant.name)
-            return await self._large_bodies.decode(body, self._reader.read, endpoint, named, body, request_id, tenant)
+            await self._large_bodies.check(endpoint, body, tenant)
+            read = self._reader.read
+            return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
         return self._reader.read(endpoint, named, body, request_id, tenant)
 
     def admit(
@@ -222,13 +247,11 @@ class OpenAiEdge(HttpEdge):
         try:
             if received.refusal is not None:
                 raise received.refusal
-            if self._serving > self.limits.max_in_flight:
-                raise self._saturated()
             request = read or self._reader.read(
                 endpoint, received.named, received.body, request_id, received.tenant, model
             )
         except Exception as error:
-            self._endings.refused(endpoint, error, request_id, trace, received.tenant.name)
+            self._endings.refused(endpoint, error, request_id, trace, received.tenant)
             raise
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
@@ -239,6 +262,7 @@ class OpenAiEdge(HttpEdge):
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Settle a request whose client disconnected before it was served."""
+        self._endings.has_arrived(received.arriving)
         self._endings.abandoned(endpoint_of(received.path), received.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:

@@ -9,32 +9,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from functools import cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any, cast
 
 import httptools
 from uvicorn import Config
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
-from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError, Saturated
+from router.admission.tenant import OPEN_TENANT
+from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
 from router.frontends.http.app import App
+from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import answer_preflight, is_preflight
-from router.frontends.http.exchange import ClientConnection, Exchange, ReceivedRequest, Serve
+from router.frontends.http.exchange import (
+    MAX_COMPARED,
+    SLOW_REQUEST_S,
+    ClientConnection,
+    Exchange,
+    ReceivedRequest,
+    Serve,
+)
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
 from router.frontends.http.websockets import asks_for_websocket, taken_over, websocket_refusal
 from router.request.error_responses import headers_too_large, too_many_headers
 from router.request.inbound import HeaderList, first_values
 
-IPV4_IN_IPV6 = "::ffff:"
-MAX_COMPARED = 128
-"""Connections that are compared to close one of them. Comparing thousands for each new one would cost milliseconds."""
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
-SLOW_REQUEST_S = 5.0
-"""A request that is incomplete for longer may be dropped when all connections are in use."""
 MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
@@ -85,23 +88,25 @@ class EdgeProtocol(asyncio.Protocol):
         """Whether further bytes of this client are ignored."""
         self._host = ""
         """Address of the client, or of a proxy; empty for a Unix socket."""
+        self._owner = self._network = ""
+        """Whose share of the connections it uses; at first, and for requests without a key, that of its network."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)
         connections = self._state.connections
         connections.add(cast(Any, self))
-        address = transport.get_extra_info("peername")
-        if isinstance(address, tuple):  # an IPv4 client of a listener for IPv6 and IPv4 has the address ::ffff:a.b.c.d
-            self._host = str(address[0]).removeprefix(IPV4_IN_IPV6)
+        self._host = host_in(transport.get_extra_info("peername"))
         self.connection = ClientConnection(
             transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
         )
-        limits = self._limits
+        self._owner = self._network = client_network(self._host, self._proxies)
+        limits, open_connections = self._limits, self._edge.client_connections
         self._deadlines = ClientDeadlines(self._loop, transport, limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
-        if len(connections) > limits.max_connections and not self._close_longest_waiting():
-            most = f"{limits.max_connections} (limits.max_connections; fewer on the admin port)"
-            self._reject_client(Saturated(f"The number of connections is limited to {most}; retry later."))
+        is_refused = not (open_connections.has_room(self._owner, 1.0, 1) or self._close_longest_waiting())
+        open_connections.add(self._owner, 1.0, 1)
+        if is_refused:
+            self._reject_client(open_connections.refusal(self._owner, 1.0))
 
     @property
     def waits_for_head(self) -> bool:
@@ -118,13 +123,18 @@ class EdgeProtocol(asyncio.Protocol):
         )
 
     def _close_longest_waiting(self) -> bool:
-        """Close the connection that has waited longest for the head of a request, or else for the rest of one, among
-        the first `MAX_COMPARED`. Returns whether there is one."""
-        compared = cast(list[EdgeProtocol], list(islice(self._state.connections, MAX_COMPARED)))
-        waiting = [other for other in compared if other is not self and other.waits_for_head]
-        waiting = waiting or [other for other in compared if other.is_slow]
+        """Close the connection, of the owner with the most for its weight and not less than this client's, that has
+        waited longest for the head of a request, or else for the rest of one. Returns whether there is one among the
+        first `MAX_COMPARED`."""
+        part = self._edge.client_connections.part
+        least, compared = part(self._owner), cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED))
+        waiting = [
+            ((held, other.waits_for_head, -other._deadlines.waiting_since_s), other)
+            for other in compared
+            if other is not self and (other.waits_for_head or other.is_slow) and (held := part(other._owner)) >= least
+        ]
         if waiting:
-            min(waiting, key=lambda other: other._deadlines.waiting_since_s).transport.close()
+            max(waiting, key=itemgetter(0))[1].transport.close()
         return bool(waiting)
 
     def data_received(self, data: bytes) -> None:
@@ -176,8 +186,8 @@ class EdgeProtocol(asyncio.Protocol):
         received = ReceivedRequest("GET", path, target, headers, named, self._host)
         received.refusal = self._refusal(received, _GET) or websocket_refusal(headers, named, self._edge.cors)
         self._rejected = True  # no further request on this connection
-        self._deadlines.end()
-        client = taken_over(self.transport, rest, self.connection_lost)
+        self._deadlines.disarm()
+        client = taken_over(self.transport, rest, self.connection_lost, self._deadlines)
         tasks = self._state.tasks
         tasks.add(task := self._loop.create_task(self._edge.serve_websocket(received, client)))
         task.add_done_callback(tasks.discard)
@@ -228,6 +238,7 @@ class EdgeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
+        self._edge.client_connections.give_back(self._owner, 1)
         self.connection.resume_writing()
         self._deadlines.end()
         if self._serving is not None:
@@ -330,9 +341,11 @@ class EdgeProtocol(asyncio.Protocol):
         return bool(methods) or received.refusal is not None
 
     def _refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why the request is refused; None if it is not. Sets its peer and tenant."""
+        """Why the request is refused; None if it is not. Sets its peer, tenant and owner."""
+        received.owner = self._network
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
+            received.owner = client_network(received.peer, self._proxies)
         is_next = self.last is None or self.last.response_complete  # others begin when earlier requests have ended
         refused = self._edge.refusal(received, methods, is_next=is_next)
         if refused is not None or not (methods or received.path.startswith("/v1/")):
@@ -341,7 +354,13 @@ class EdgeProtocol(asyncio.Protocol):
         if isinstance(admitted, RouterError):
             return admitted
         received.tenant = admitted
-        return self._edge.quota_refusal(received) if methods and is_next else None
+        if admitted is not OPEN_TENANT:
+            received.owner = admitted.name
+        if received.owner != self._owner:
+            self._edge.client_connections.give_back(self._owner, 1)
+            self._owner = received.owner
+            self._edge.client_connections.add(self._owner, admitted.weight, 1)
+        return self._edge.tenant_refusal(received) if methods and is_next else None
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange
@@ -354,19 +373,3 @@ class EdgeProtocol(asyncio.Protocol):
             before.keep_alive = True  # only the last pipelined response may end the connection
         if len(self.pipeline) >= MAX_PIPELINED:
             self.connection.pause_reading()
-
-
-@cache
-def trusted_proxies(allowed: str) -> ProxyHeadersMiddleware:
-    """uvicorn's check of `forwarded_allow_ips`. The middleware itself is never called."""
-    return ProxyHeadersMiddleware(cast(Any, None), allowed)
-
-
-def forwarded_for(host: str, headers: HeaderList, proxies: ProxyHeadersMiddleware) -> str:
-    """The client's address: from x-forwarded-for if `host`, which connected, is a trusted proxy."""
-    trusted = proxies.trusted_hosts
-    if host not in trusted:
-        return host
-    forwarded = [value for name, value in headers if name == b"x-forwarded-for"]
-    chain = b", ".join(forwarded).decode("latin-1")
-    return trusted.get_trusted_client_address(chain)[0] or host

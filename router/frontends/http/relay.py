@@ -6,15 +6,18 @@ tracker gives the first piece, so that a pod that fails until then can be replac
 
 from __future__ import annotations
 
-from math import inf
 from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Ready, Sink
+from router.guards import Bound, OutOfBounds
 from router.request.inbound import HeaderList, IncomingResponse
 from router.request.tracker import Tracker
 from router.types import PodId
+
+RESPONSE = Bound("response", 16 * 1024 * 1024)
+"""To requests of the router itself and prefill requests: it may have the tokens of a prompt, twice."""
 
 
 class Downstream(Protocol):
@@ -89,15 +92,18 @@ def is_stream(headers: HeaderList) -> bool:
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
 
 
-async def read_all(reply: AnyReply, max_bytes: float = inf) -> bytes:
-    """The whole body; closes the reply in any case. Raises `UpstreamError`, also where the body exceeds `max_bytes`."""
+async def read_all(reply: AnyReply, bound: Bound = RESPONSE) -> bytes:
+    """The whole body; closes the reply in any case. Raises `UpstreamError`, also from the `OutOfBounds` of a longer
+    one."""
     pieces: list[bytes] = []
+    size_bytes = 0
     try:
         while piece := await reply.read():
             pieces.append(piece)
-            max_bytes -= len(piece)
-            if max_bytes < 0:
-                raise UpstreamBroken(f"pod {reply.pod}: response is larger than the limit", pod=reply.pod)
+            size_bytes += len(piece)
+            bound.check_size(size_bytes)
         return b"".join(pieces)
+    except OutOfBounds as error:
+        raise UpstreamBroken(f"pod {reply.pod}: {error}", pod=reply.pod) from error
     finally:
         reply.close()

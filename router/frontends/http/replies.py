@@ -11,9 +11,12 @@ import msgspec
 from router.engines.handoff.usage import UsageCorrection
 from router.frontends.http.connection import Ready, Sink
 from router.frontends.http.relay import AnyReply, is_stream
+from router.guards import Bound
 from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
 
+_ONE_TOKEN = Bound("response of one token", 1024 * 1024, 20_000)
+_ANY = msgspec.json.Decoder()
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -89,7 +92,7 @@ def as_stream(endpoint: Endpoint, response: bytes, request: bytes) -> bytes:
     Raises `ValueError` where `response` is not one of that endpoint."""
     chat = endpoint is Endpoint.CHAT
     try:
-        whole = msgspec.json.decode(response)
+        whole = _ONE_TOKEN.json(response, _ANY)
         shared = {name: whole[name] for name in ("id", "created", "model") if name in whole}
         steps = [step for choice in whole["choices"] for step in (_chat_steps(choice) if chat else [dict(choice)])]
     except (LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -13,9 +13,11 @@ import signal
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from types import FrameType
 from typing import cast
 
@@ -23,7 +25,9 @@ import structlog
 import uvicorn
 
 from router.frontends.http.app import App
+from router.frontends.http.client_address import host_in, network_of
 from router.frontends.http.client_deadlines import has_unread
+from router.frontends.http.exchange import MAX_COMPARED
 from router.frontends.http.listen_sockets import address_of
 from router.frontends.http.protocol import EdgeProtocol
 
@@ -39,7 +43,7 @@ RETRY_S = 0.1
 class TlsListener:
     """Serves `protocol` on a listening socket, like an `asyncio.Server`, which bounds no handshakes: clients that never
     finish one would take all open files. If more handshakes than `free_connections` are
-    in progress, the client that began the first one is disconnected."""
+    in progress, the client with the most of them loses its first one."""
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class TlsListener:
         self._context = context
         self._protocol = protocol
         self._free_connections = free_connections
-        self._handshakes: dict[asyncio.Task[None], None] = {}
-        """Those in progress, the oldest first."""
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """Those in progress and their clients, the oldest first."""
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
 
@@ -76,7 +80,7 @@ class TlsListener:
     def _accept_waiting(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                accepted, _address = self._sock.accept()
+                accepted, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
@@ -85,17 +89,19 @@ class TlsListener:
                     RETRY_S, self._loop.add_reader, self._sock.fileno(), self._accept_waiting
                 )
                 return
-            self._begin(accepted)
+            self._begin(accepted, network_of(host_in(address)))
 
-    def _begin(self, accepted: socket.socket) -> None:
+    def _begin(self, accepted: socket.socket, client: str) -> None:
         accepted.setblocking(False)
         handshake = self._loop.create_task(self._shake_hands(accepted))
-        self._handshakes[handshake] = None
+        self._handshakes[handshake] = client
         handshake.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
         if len(self._handshakes) > max(self._free_connections(), MIN_HANDSHAKES):
-            oldest = next(iter(self._handshakes))
-            del self._handshakes[oldest]
-            oldest.cancel()
+            compared = dict(islice(self._handshakes.items(), MAX_COMPARED))
+            counts = Counter(compared.values())
+            dropped = max(compared, key=lambda one: counts[compared[one]])
+            del self._handshakes[dropped]
+            dropped.cancel()
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         with suppress(OSError):  # the client sent no TLS, refused the certificate, disconnected or was late

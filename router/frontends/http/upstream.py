@@ -28,7 +28,7 @@ from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
 from router.frontends.http.connection import Connection, UpstreamMessage, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_head, request_message
-from router.frontends.http.relay import read_all
+from router.frontends.http.relay import RESPONSE, read_all
 from router.request.inbound import HeaderList, Inbound
 from router.types import NO_TLS_FILES, Pod, PodId
 
@@ -38,8 +38,6 @@ COPIED_BYTES = 256 * 1024
 """A larger body is not copied behind its head, because that takes long."""
 IDLE_SWEEP_S = 1.0
 MAX_IDLE_CONNECTIONS = 256
-MAX_FETCHED_BYTES = 16 * 1024 * 1024
-"""A hundred times the largest metrics page of an engine."""
 
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """The router, not the pod, is why a connection cannot be opened."""
@@ -174,7 +172,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self.exchange(message)
-                body = await read_all(reply, MAX_FETCHED_BYTES)
+                body = await read_all(reply, RESPONSE)
         except TimeoutError as error:
             raise UpstreamTimeout(
                 f"pod {self.pod}: {path}: no response within {timeout_s:g} s", pod=self.pod

@@ -16,12 +16,15 @@ from urllib.parse import parse_qs
 import httptools
 
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
+from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamPool, UpstreamSender
+from router.policy.plans import FORM_BYTES_PER_TOKEN
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList, first_values
+from router.request.response_reader import TokenCountingReader
 from router.request.tracker import Tracker
 from router.types import Pod
 
@@ -98,7 +101,7 @@ class WebSocketTunnels:
             tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
             tracker.complete(now_s)  # no byte that follows is read
             client.start([*self._rules.downstream(headers), *_UPGRADE, *tracker.headers()])
-            await _relay(client, side, self._pool(pod).timeouts.idle_s)
+            await _relay(client, side, self._pool(pod).timeouts.idle_s, tracker.context)
         finally:
             await side.close()
 
@@ -121,11 +124,20 @@ class WebSocketTunnels:
         return [(name.strip().lower(), value.strip()) for name, _, value in split]
 
 
-async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float) -> None:
-    """Pass bytes until one side closes, or the pod sends nothing for `idle_s`: engines ping more often."""
+async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float, context: RequestContext) -> None:
+    """Pass bytes until one side closes, or the pod sends nothing for `idle_s`: engines ping more often. Counts what the
+    client sends as audio, and the tokens that the pod sends."""
+    sent_bytes = 0
+
+    def count_sent(piece: bytes) -> None:
+        nonlocal sent_bytes
+        sent_bytes += len(piece)
+        context.unread_tokens = sent_bytes // FORM_BYTES_PER_TOKEN
+
+    count = context.reader.count if isinstance(context.reader, TokenCountingReader) else len
     pumps = [
-        asyncio.ensure_future(_pump(client.reader, pod.writer, None)),
-        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s)),
+        asyncio.ensure_future(_pump(client.reader, pod.writer, None, count_sent)),
+        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s, count)),
     ]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -135,13 +147,16 @@ async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float) -> None:
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float | None) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float | None, count: Callable[[bytes], object]
+) -> None:
     with suppress(OSError, TimeoutError):
         while True:
             async with asyncio.timeout(idle_s):
                 piece = await reader.read(BUFFER_BYTES)
             if not piece:
                 return
+            count(piece)
             writer.write(piece)
             await writer.drain()
 
@@ -150,22 +165,34 @@ OnLost = Callable[[Exception | None], None]
 
 
 class _Streams(asyncio.StreamReaderProtocol):
-    """The protocol of a connection that was handed over. `on_lost`: of the protocol that it had before."""
+    """The protocol of a connection that was handed over, whose client must still read in time. `on_lost`: of the
+    protocol that it had before."""
 
-    def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop, on_lost: OnLost) -> None:
-        super().__init__(reader, loop=loop)
+    def __init__(self, reader: asyncio.StreamReader, on_lost: OnLost, deadlines: ClientDeadlines) -> None:
+        super().__init__(reader, loop=asyncio.get_running_loop())
         self._on_lost = on_lost
+        self._deadlines = deadlines
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadlines.await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadlines.drained()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._on_lost(exc)
 
 
-def taken_over(transport: asyncio.Transport, rest: bytes, on_lost: OnLost) -> WebSocketClient:
+def taken_over(
+    transport: asyncio.Transport, rest: bytes, on_lost: OnLost, deadlines: ClientDeadlines
+) -> WebSocketClient:
     """The client of this connection from now on. `rest`: what it has sent behind its request."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(BUFFER_BYTES, loop)
-    streams = _Streams(reader, loop, on_lost)
+    streams = _Streams(reader, on_lost, deadlines)
     transport.set_protocol(streams)
     streams.connection_made(transport)
     if rest:

@@ -19,6 +19,7 @@ LABELS = {
     "limit": "`requests`, `prompt`, `output` or `concurrent`",
     "link": "Kinds of links between pods",
     "met": "`true` or `false`",
+    "matching": "`events`, `predicted`, `no_events` or `off`",
     "model": "Models of the configuration and of pods; empty where a request names none of them",
     "phase": "The seven phases of a request",
     "pod": "Pods of the fleet; a pod's series leave with it",

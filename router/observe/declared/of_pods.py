@@ -25,6 +25,9 @@ POD_INFO = gauge(
 )
 POD_STATE = gauge("warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
 POD_TRUST = gauge("warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test, else 0.", "pod trust")
+POD_MATCHING = gauge(
+    "warmroute_pod_matching", "1 for how prompts are matched on a pod, else 0; off: by load only.", "pod matching"
+)
 POD_RUNNING = gauge("warmroute_pod_running_requests", "Running requests in the last scrape of a pod's load.", "pod")
 POD_WAITING = gauge("warmroute_pod_waiting_requests", "Waiting requests in the last scrape of a pod's load.", "pod")
 POD_KV_USAGE = gauge(

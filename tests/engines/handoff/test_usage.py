@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.engines.handoff import usage
 from router.engines.handoff.usage import MAX_HELD_BYTES, UsageCorrection
 from tests.examples import examples
 
@@ -117,3 +118,22 @@ def test_without_a_number_nothing_is_changed_or_held() -> None:
     correction = UsageCorrection(None, stream=False)
     assert correction.feed(whole(95)) == whole(95)
     assert correction.end() == b""
+
+
+def test_of_many_numbers_only_the_last_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try reads the whole response again: 20,000 of them took minutes."""
+    reads = 0
+    read = usage._reported
+
+    def count(response: bytes) -> int | None:
+        nonlocal reads
+        reads += 1
+        return read(response)
+
+    monkeypatch.setattr(usage, "_reported", count)
+    others = b",".join([b'{"cached_tokens":1}'] * 20_000)
+    text = b'{"a":[%b],"usage":{"prompt_tokens_details":{"cached_tokens":%%d}}}' % others
+    assert corrected(text % 95, 16, streamed=False) == text % 16
+    hidden = b'{"usage":{"prompt_tokens_details":{"cached_tokens":95}},"a":[%b]}' % others
+    assert corrected(hidden, 16, streamed=False) == hidden
+    assert reads <= 10

@@ -11,7 +11,14 @@ import pytest
 from router.config.discovery_schema import DiscoveredPods, KubernetesPods
 from router.config.pod_schema import KvEvents, PodConfig
 from router.errors import ConfigError
-from router.feeds.discovery.kube_facts import CONVENTIONS, NodePlace, pod_configs, read_keys, unknown_annotations
+from router.feeds.discovery.kube_facts import (
+    CONVENTIONS,
+    NodePlace,
+    label_facts,
+    pod_configs,
+    read_keys,
+    unknown_annotations,
+)
 from router.feeds.discovery.kube_objects import KubePod
 from router.types import Role
 
@@ -136,3 +143,29 @@ def test_unknown_own_annotations_are_reported_and_only_known_labels_are_kept() -
     assert unknown_annotations(pod) == ["warmroute.dev/rol"]
     keys = read_keys(KubernetesPods(selector="a=b", rack_label="my/rack"))
     assert keys == {"my/rack", *(row.label for row in CONVENTIONS)}
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"warmroute.dev/kv-events-port": ","},
+        {"warmroute.dev/kv-events-port": "5557,5558"},
+        {"warmroute.dev/kv-events-port": "5557", "warmroute.dev/kv-replay-port": " , "},
+        {"warmroute.dev/kv-events-port": "0"},
+        {"warmroute.dev/kv-events": "ipc:///run/x"},
+        {"warmroute.dev/dp-size": "1000000000"},
+        {"warmroute.dev/handoff-port": "70000"},
+        {"warmroute.dev/ports": "1," * 100_000},
+    ],
+)
+def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[str, str]) -> None:
+    """`pod rejected`: it does not end the discovery of the others, nor take long."""
+    with pytest.raises(ConfigError):
+        found(labels)
+
+
+def test_a_pod_does_not_decide_which_models_it_may_serve() -> None:
+    """Neither by an annotation nor by a label of a target file."""
+    (pod,) = found({"warmroute.dev/models": "*"}, entry={"pod": DiscoveredPods(models=("m",))})
+    assert pod.models == ("m",)
+    assert label_facts({"models": "*"}) == {}

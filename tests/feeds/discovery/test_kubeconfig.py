@@ -66,7 +66,7 @@ def encoded(file: Path) -> str:
 def test_an_authority_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     """With the kubeconfig that names it."""
     path = written(tmp_path, kubeconfig({"token": "secret"}, **{"certificate-authority": "none.crt"}))
-    with pytest.raises(ConfigError, match=rf"^{path}: ca_file: cannot read {tmp_path}/none.crt"):
+    with pytest.raises(ConfigError, match=rf"^{path}: ca_file: cannot read a file"):
         read_kubeconfig(path, tmp_path)
 
 

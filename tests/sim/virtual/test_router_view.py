@@ -91,13 +91,13 @@ def prompt(tokens: int, blocks: Sequence[int], output_tokens: int = 10) -> Traff
 def test_lengths_are_learnt_from_finished_answers_and_not_told(router: OneRouter) -> None:
     """The traffic's own length of this answer is unknown to the router. A restart forgets."""
     for number in range(300):
-        turn = router.sent(prompt(70, PROMPT, 2000), float(number))
+        turn = router.sent(prompt(70, PROMPT, 150), float(number))
         turn.first_token(A)
         turn.complete(A, 0)
     router.decided(prompt(70, PROMPT, 9))
     first, *_, last = [scene.expected_output_tokens for scene, _ in router.scenes]
     assert first == PRIOR_OUTPUT_TOKENS
-    assert last == pytest.approx(2000, rel=0.05)
+    assert last == pytest.approx(150, rel=0.05)
     router.view.restart()
     router.decided(prompt(70, PROMPT, 9))
     assert router.scenes[-1][0].expected_output_tokens == PRIOR_OUTPUT_TOKENS

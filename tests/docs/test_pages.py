@@ -1,0 +1,56 @@
+"""The pages of `docs/` are short, complete and current."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docs.reference_pages import pages
+from router.config.schema import RouterConfig
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = sorted(DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_a_reference_page_is_current(page: Path) -> None:
+    """Renewed by `python -m docs.reference_pages`."""
+    assert page.read_text() == pages()[page]
+
+
+def test_every_section_of_the_configuration_has_its_own_heading() -> None:
+    text = (DOCS / "reference" / "configuration.md").read_text()
+    assert set(re.findall(r"^## (\w+)$", text, re.MULTILINE)) == set(RouterConfig.model_fields)
+
+
+def test_the_readme_has_at_most_200_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
+def test_a_page_has_at_most_250_lines(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 250
+
+
+def test_every_page_is_on_the_start_page_and_in_the_navigation() -> None:
+    start, navigation = (DOCS / "README.md").read_text(), (ROOT / "mkdocs.yml").read_text()
+    names = {str(page.relative_to(DOCS)) for page in [*WRITTEN, *pages()]} - {"README.md"}
+    assert {name for name in names if f"({name})" not in start} == set()
+    assert {name for name in names if f": {name}\n" not in navigation} == set()
+
+
+def test_the_site_asks_no_other_host() -> None:
+    """Fonts are those of the reader's system."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert "font: false" in text
+    assert not re.findall(r"https?://", text)
+
+
+def test_the_site_is_no_dependency_of_the_product() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    assert not [line for line in [*project["dependencies"], *extras] if "mkdocs" in line]

@@ -1,0 +1,185 @@
+"""However a request ends, its tenant's quota has counted what the pods computed, as far as the router can know it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from router.admission.quotas import Hold, Quota
+from router.admission.tenant import Tenant
+from router.errors import UpstreamTimeout
+from router.types import PRIOR_OUTPUT_TOKENS, Links, PodSpeed
+from tests.request.memory_front import MemoryExchange
+from tests.request.test_memory_front import CHAT, TOKEN, Rig
+
+LIMIT = 1_000_000
+LIMITS = (
+    Quota(
+        requests_per_minute=LIMIT,
+        uncached_prompt_tokens_per_minute=LIMIT,
+        output_tokens_per_minute=LIMIT,
+        concurrent_requests=LIMIT,
+    ),
+)
+TENANT = Tenant(name="t", quotas=LIMITS)
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+STEP_MS = 8.0
+START = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":50,"output_tokens":0}}}\n\n'
+TEXT = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"a"}}\n\n'
+
+
+class Billed(Rig):
+    """A core in memory whose tenant has quotas, and pods that decode a step in `STEP_MS`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known.fleet.calibrate(dict.fromkeys("abc", PodSpeed(1.0, 0.01, 0.0, STEP_MS)), Links())
+
+    def post(self, path: str = CHAT, tenant: Tenant = TENANT, **fields: Any) -> MemoryExchange:
+        name = "input" if path == RESPONSES else "messages"
+        body = {"model": "m", name: [{"role": "user", "content": "hi"}], **fields}
+        return self.front.receive(path, json.dumps(body).encode(), tenant)
+
+    def fetch(self, number: int, method: str = "GET") -> MemoryExchange:
+        """Fetch or cancel a stored response."""
+        stored = self.known.state.stored.find(f"resp_{number}", self.now_s)
+        assert stored is not None
+        tenant = Tenant(name=stored.owner, quotas=LIMITS)
+        return self.front.receive(f"{RESPONSES}/resp_{number}", b"", tenant, stored, method=method)
+
+    def used(self, kind: str = "output", tenant: Tenant = TENANT) -> int:
+        """What is counted now: of `requests`, `prompt` or `output` tokens, or `concurrent` requests."""
+        found = self.known.quotas.begin(tenant.name, tenant.quotas, "m", "", self.now_s)
+        if isinstance(found, Hold):
+            self.known.quotas.refuse(found)
+        assert found.applied is not None
+        (meter,) = getattr(found.applied, kind)
+        return int(meter.own.at(int(self.now_s)))
+
+
+def stream(served: MemoryExchange, pieces: Sequence[bytes]) -> None:
+    served.head()
+    for piece in pieces:
+        served.piece(piece)
+
+
+@pytest.mark.parametrize(("path", "pieces"), [(CHAT, [TOKEN] * 629), (MESSAGES, [START, *[TEXT] * 629])])
+def test_a_stream_that_its_client_leaves_costs_what_it_has_received(path: str, pieces: list[bytes]) -> None:
+    """Also where the usage at its begin has no output yet, and several events come in one piece."""
+    billed = Billed()
+    stream(served := billed.post(path, stream=True), [b"".join(pieces[:100]), *pieces[100:]])
+    served.leave()
+    assert billed.used() == 629
+
+
+def test_a_complete_stream_without_usage_costs_its_tokens() -> None:
+    billed = Billed()
+    stream(served := billed.post(stream=True), [TOKEN] * 40)
+    served.end()
+    assert billed.used() == 40
+
+
+@pytest.mark.parametrize("has_head", [False, True], ids=["before its head", "after its head"])
+def test_an_unstreamed_answer_that_its_client_leaves_costs_the_time_on_the_pod(has_head: bool) -> None:
+    """At the pace of the pod: a step for each token."""
+    billed = Billed()
+    served = billed.post()
+    if has_head:
+        served.head(is_stream=False)
+    billed.now_s += 40.0
+    served.leave()
+    assert billed.used() == pytest.approx(40_000 / STEP_MS, rel=0.01)
+
+
+def test_no_answer_costs_more_than_its_client_allows() -> None:
+    billed = Billed()
+    served = billed.post(max_tokens=300)
+    billed.now_s += 40.0
+    served.leave()
+    assert billed.used() == 300
+
+
+def test_an_answer_that_never_came_keeps_its_expected_cost() -> None:
+    """The pod may have computed all the time, or nothing."""
+    billed = Billed()
+    served = billed.post(max_tokens=300)
+    before = billed.used("output")
+    for _ in range(3):
+        if not served.is_over:
+            served.fail(UpstreamTimeout("late", pod=served.asked[-1]))
+    assert served.status == 504 and billed.used("output") == before > 0
+
+
+@pytest.mark.parametrize("choices", [1, 10])
+def test_short_answers_make_no_place_for_a_burst_of_long_ones(choices: int) -> None:
+    """In parallel, or in one request."""
+    billed, tenant = Billed(), Tenant(name="burst", quotas=(Quota(output_tokens_per_minute=2000),))
+    for _ in range(1000):
+        billed.known.output_lengths.answered("m", 1, "burst")
+    admitted = sum(billed.post(tenant=tenant, n=choices).status != 429 for _ in range(100))
+    assert admitted <= max(2000 // PRIOR_OUTPUT_TOKENS // choices, 1)
+
+
+def response(served: MemoryExchange, tokens: int | None, number: int = 1) -> None:
+    """The pod's answer: of a response that is queued, or complete with its usage."""
+    usage = None if tokens is None else {"input_tokens": 50, "output_tokens": tokens}
+    body = {"id": f"resp_{number}", "object": "response", "background": True, "usage": usage}
+    served.head(is_stream=False)
+    served.piece(json.dumps(body).encode())
+    served.end()
+
+
+def fetch(billed: Billed, tokens: int | None, number: int = 1, method: str = "GET") -> None:
+    """The same for one that is fetched or cancelled."""
+    response(billed.fetch(number, method), tokens, number)
+
+
+def test_a_fetched_answer_in_the_background_costs_its_tokens_once() -> None:
+    """They replace the expected ones. One that is not complete costs nothing yet."""
+    billed = Billed()
+    response(billed.post(RESPONSES, background=True, max_output_tokens=30_000), None)
+    expected = billed.used()
+    assert expected > 0
+    fetch(billed, None)
+    assert billed.used() == expected
+    for _ in range(3):
+        fetch(billed, 20_000)
+    assert (billed.used(), billed.used("prompt"), billed.used("concurrent")) == (20_000, 50, 0)
+
+
+def test_responses_in_the_background_are_concurrent_requests_of_their_tenant() -> None:
+    """Until they are cancelled, or have probably ended. Their expected tokens stay."""
+    billed = Billed()
+    tenant = Tenant(name="few", quotas=(Quota(concurrent_requests=2, output_tokens_per_minute=LIMIT),))
+    for number in range(9):
+        served = billed.post(RESPONSES, tenant, background=True)
+        if served.status != 429:
+            response(served, None, number)
+    assert billed.used("concurrent", tenant) == 2 and billed.used("output", tenant) == 2 * PRIOR_OUTPUT_TOKENS
+    fetch(billed, None, 0, "POST")
+    assert billed.used("concurrent", tenant) == 1 and billed.used("output", tenant) == 2 * PRIOR_OUTPUT_TOKENS
+    billed.now_s += 2 * PRIOR_OUTPUT_TOKENS * STEP_MS / 1000
+    billed.post(tenant=tenant).leave()
+    assert billed.used("concurrent", tenant) == 0
+
+
+def test_a_refused_body_counts_as_a_request() -> None:
+    """So a tenant cannot have any number of them parsed."""
+    billed = Billed()
+    for body in (b"{", b'{"model": "unknown", "messages": [{}]}'):
+        billed.front.receive(CHAT, body, TENANT)
+    assert billed.used("requests") == 2
+
+
+def test_fetching_costs_no_expected_tokens() -> None:
+    """It is a request, but no prompt and no answer."""
+    billed = Billed()
+    response(billed.post(RESPONSES, background=True), None)
+    before = billed.used()
+    served = billed.fetch(1)
+    assert billed.used() == before
+    response(served, None)
+    assert billed.used("requests") == 2

@@ -1,0 +1,85 @@
+"""A pod that reports nonsense, or too much, harms nobody but itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from router.config.load import shipped
+from router.config.pod_schema import PodConfig
+from router.config.priors import ModelPrior
+from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.engines.prometheus import METRICS
+from router.sim.mock import mock_responses
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
+from router.wiring.program import Program
+from tests.loaded_tokenizers import loaded_tokenizer
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
+from tests.stories.test_first_light import opening
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+
+UNQUOTED = b'vllm:num_requests_running{engine="0"} 0\nvllm:num_requests_waiting{' + b"a" * 60_000 + b"} 1\n"
+WAITING = b"".join(b'vllm:num_requests_waiting{engine="%d"} 1e308\n' % rank for rank in range(4))
+ENORMOUS = b"#" * METRICS.max_bytes
+
+
+@pytest.fixture
+def first_pod_reports(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What the metrics of the first pod that is asked begin with; empty for nothing."""
+    prefix, asked = list[bytes](), list[object]()
+    real = mock_responses.metrics_body
+
+    def evil(config: object, pod: object, *more: object) -> bytes:
+        asked.append(pod)
+        body: bytes = real(config, pod, *more)  # type: ignore[arg-type]
+        return b"".join(prefix) + body if pod is asked[0] else body
+
+    monkeypatch.setattr(mock_responses, "metrics_body", evil)
+    return prefix
+
+
+@pytest.mark.parametrize("page", [WAITING, UNQUOTED, ENORMOUS], ids=["1e308", "unquoted", "enormous"])
+@pytest.mark.parametrize("pods", [1, 2])
+async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes], page: bytes, pods: int) -> None:
+    """By a good pod, or by the only one."""
+    first_pod_reports.append(page)
+    async with deploy(pods=pods) as deployment:
+        for number in range(6):
+            assert (await deployment.chat(opening(f"evil {number}"))).status_code == 200
+
+
+async def test_a_pod_with_enormous_metrics_is_ejected_by_name(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
+    """With the reason, where operators look for it."""
+    first_pod_reports.append(ENORMOUS)
+    async with deploy(pods=2) as deployment:
+        await deployment.until(lambda: deployment.ready() == 1)
+        reasons = [pod["state_reason"] for pod in await deployment.pods() if pod["state"] == "ejected"]
+        assert len(reasons) == 1 and reasons[0].startswith("page of metrics: ")
+
+
+@pytest.mark.parametrize("allowed", [(), ("other", "lora-*")])
+async def test_a_pod_that_lists_models_of_others_is_named_or_limited(
+    engine_config: Callable[..., MockEngineConfig], priors: dict[str, ModelPrior], allowed: tuple[str, ...]
+) -> None:
+    """It would receive their prompts. A warning names it, unless its `models` are configured: then it does not."""
+    configs = [engine_config(models=("demo",)), engine_config(models=("other", "demo"))]
+    with capture_logs() as logs:
+        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as (good, evil):
+            pods = (PodConfig(url=good.url), PodConfig(url=evil.url, models=allowed))
+            models = (ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),)
+            config = RouterConfig(pods=pods, models=models, probes=Probes(health_interval_s=0.1))
+            program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+            async with serving(program) as (_, admin, _):
+                shown: list[dict[str, Any]] = []
+                while not shown or any(pod["state"] != "ready" for pod in shown):
+                    shown = (await admin.get("/admin/pods")).json()
+    served = {tuple(pod["models"]) for pod in shown}
+    warned = [line for line in logs if line["event"] == "pod lists models of others"]
+    assert served == ({("demo",), ("other",)} if allowed else {("demo",), ("other", "demo")})
+    assert bool(warned) is not bool(allowed)

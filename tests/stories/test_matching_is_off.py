@@ -1,0 +1,83 @@
+"""That prompts are not matched is shown to clients, operators and alerts, with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from router.config.edge_schema import Edge
+from router.config.load import shipped
+from router.config.pod_schema import PodConfig
+from router.config.priors import ModelPrior
+from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
+from router.wiring.program import Program
+from tests.loaded_tokenizers import loaded_tokenizer
+from tests.stories.conftest import DEADLINE_S, SOURCE, Deploy, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
+PROBES = Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2)
+MATCH = "x-warmroute-match"
+
+
+@pytest.mark.parametrize(
+    ("models", "reason", "shown"),
+    [
+        ((), "no_tokenizer", "no tokenizer is configured"),
+        ((ModelConfig(name="demo", tokenizer=SOURCE.path),), "no_chat_template", "has no chat template"),
+    ],
+)
+async def test_a_model_whose_chats_are_not_read(
+    models: tuple[ModelConfig, ...],
+    reason: str,
+    shown: str,
+    engine_config: Callable[..., MockEngineConfig],
+    priors: dict[str, ModelPrior],
+) -> None:
+    async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()]) as engines:
+        config = RouterConfig(
+            pods=(PodConfig(url=engines[0].url),), probes=PROBES, models=models, edge=Edge(cors_origins=("*",))
+        )
+        program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+        async with serving(program) as (client, admin, _):
+            while (await admin.get("/admin/pods")).json()[0]["state"] != "ready":
+                await asyncio.sleep(0.01)
+            for _ in range(6):
+                answer = await client.post("/v1/chat/completions", json=CHAT, headers={"origin": "http://a"})
+            (pod,) = (await admin.get("/admin/pods")).json()
+            metrics = (await admin.get("/metrics")).text
+            async with admin.stream("GET", "/ui/events") as events:
+                snapshot = await anext(line async for line in events.aiter_lines() if line.startswith("data: "))
+            previewed = await admin.post("/admin/preview", json=CHAT)
+    assert answer.headers[MATCH] == f"none; reason={reason}"
+    assert previewed.status_code == 200
+    assert MATCH in answer.headers["access-control-expose-headers"]
+    assert pod["matching"] == "off" and shown in pod["matching_reason"]
+    assert f'warmroute_pod_matching{{matching="off",pod="{pod["id"]}"}} 1' in metrics
+    assert f'warmroute_unread_prompts_total{{model="demo",reason="{reason}"}} 6' in metrics
+    assert "are routed by load only" in snapshot and "6 of 6 requests" in snapshot
+
+
+async def test_a_pod_whose_tokens_differ(deploy: Deploy) -> None:
+    """Not where the headers of the router are off."""
+    for edge in (Edge(), Edge(route_headers=False)):
+        async with deploy(1, engine={"render": lambda chat: "another"}, edge=edge, wait=False) as it:
+            while (await it.admin.get("/admin/pods")).json()[0]["trust"] != "mismatch":
+                await asyncio.sleep(0.01)
+            answer = await it.client.post("/v1/chat/completions", json=CHAT)
+            (pod,) = (await it.admin.get("/admin/pods")).json()
+        assert answer.headers.get(MATCH) == ("none; reason=self_test_mismatch" if edge.route_headers else None)
+        assert pod["matching"] == "off" and pod["matching_reason"].startswith("self-test mismatch: ")
+
+
+async def test_a_prompt_that_is_matched(deploy: Deploy) -> None:
+    """An engine without KV events is shown; nothing is said in the response, because its cache is predicted."""
+    async with deploy(1, engine={"kv_events": None}) as it:
+        answer = await it.client.post("/v1/chat/completions", json=CHAT)
+        (pod,) = (await it.admin.get("/admin/pods")).json()
+    assert answer.status_code == 200 and MATCH not in answer.headers
+    assert pod["matching"] == "no_events" and "--kv-events-config" in pod["matching_reason"]
