@@ -22,7 +22,7 @@ from router.types import AttentionKind, BlockChange, BlockHash, LayerType, Tier
 _STATE_SPAN = 2
 """A state is freed like a window of two tokens, which needs one block."""
 _LIVE_STATES = 3
-"""Of a request in one step: at the junction, at the end of the prompt, and behind it."""
+"""A step of a request computes up to this many: at the junction, at the end of the prompt, and behind it."""
 _HASH_BITS = 64
 """The cache's key of a block: its hash, and above these bits the number of its group from 1; 0 for full attention."""
 

@@ -101,13 +101,13 @@ class NaiveCache:
         return max(at for at in range(most + 1) if held.issuperset(request.blocks[:at]))
 
     def serve(self, request: TrafficRequest) -> int:
-        """Returns the cached tokens."""
+        """Returns the cached tokens. The last token of an answer is never computed."""
         hit, junction = self.hit_blocks(request), self.full_blocks(request)
         for group, held in zip(self.groups, self.held, strict=True):
             for end in {(request.prompt_tokens - 1) // BLOCK, junction} if group != FULL else ():
                 held.update(request.blocks[max(end - needed_blocks(group), hit, 0) : end])
             if group == FULL:
-                held.update(request.blocks)
+                held.update(request.blocks[: (request.prompt_tokens + request.output_tokens - 1) // BLOCK])
         return hit * BLOCK
 
 
