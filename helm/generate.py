@@ -1,5 +1,5 @@
-"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`, and alerts, dashboards and their
-documentation from `monitoring/` and the router's metrics.
+"""Writes `values.schema.json` and the table of `README.md` from `values.yaml`, alerts, dashboards and their
+documentation from `monitoring/` and the router's metrics, and the reference page and schema of policy files.
 
     python -m helm.generate
 
@@ -26,12 +26,14 @@ from ruamel.yaml import YAML
 from helm.monitoring.alerts import alerts_file, runbook
 from helm.monitoring.dashboards import DASHBOARDS, dashboard_file
 from helm.monitoring.metrics_page import metrics_page
+from helm.policy_pages import reference_page, schema_page
 from router import __version__
 from router.config.load import Strict
 from router.config.schema import RouterConfig
 
 Schema = dict[str, Any]
 CHART = Path(__file__).parent
+POLICIES = CHART.parent / "policies"
 _VERSIONS = re.compile(r"(?m)^((?:version|appVersion): ).*$")
 KUBERNETES = "v1.37.0-local-strict"
 """Version whose fields pods may use. Clusters of older versions ignore or refuse newer fields."""
@@ -436,6 +438,8 @@ def generated() -> dict[Path, str]:
         CHART / "values.schema.json": json.dumps(schema, indent=1, ensure_ascii=False) + "\n",
         CHART / "README.md": readme(schema),
         CHART / "METRICS.md": metrics_page(),
+        POLICIES / "REFERENCE.md": reference_page(),
+        POLICIES / "schema.json": schema_page(),
         CHART / "Chart.yaml": _VERSIONS.sub(rf"\g<1>{__version__}", (CHART / "Chart.yaml").read_text(encoding="utf-8")),
         CHART / "RUNBOOK.md": runbook(),
         CHART / "files" / "alerts.yaml": alerts_file(),

@@ -31,13 +31,15 @@ import httpx
 import msgspec
 import typer
 
-from router.cli.options import writable, writable_report
+from loadtest.checked_files import writable_report
+from router.cli.options import writable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import PREFIXES, TAIL_TOKENS, Chat, SourceText, fresh_chats, pack, warm_chats
 from loadtest.checkout import HERE, Checkout, UnknownSettings
 from loadtest.duties import TENANTS, Duty, on_duty
+from loadtest.html_page import PlotAxes, bars
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import (
     BENCH,
@@ -55,7 +57,6 @@ from loadtest.rig import (
 )
 from router.cli.child_processes import ChildError
 from router.cli.mock_engine_command import mock_tokenizer
-from router.report import PlotAxes, bars
 
 CHUNKS = 64
 """Per streamed response."""

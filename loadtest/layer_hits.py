@@ -22,7 +22,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import router.sim.virtual.router_view as views
-from router.cli.simulate_setup import shipped_prior, simulated_policies
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from router.cli.simulate_setup import shipped_prior
 from router.index.predicted import Prediction
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import OURS, Experiment, Setting
@@ -116,7 +117,7 @@ def simulate(data: Path, run: Run) -> list[object]:
         }
     )
     views.HashStore = Kept if run.belief == "kept" else HashStore  # type: ignore[misc]
-    experiment = Experiment(fleet, shipped_prior, simulated_policies(), partial(traffic_at, data, run.traffic))
+    experiment = Experiment(fleet, shipped_prior, policies_with_peers(), partial(traffic_at, data, run.traffic))
     figures = experiment.run(Setting(run.policy, run.load, PODS, run.seed)).figures
     return [*run, *(getattr(figures, name) for name in FIGURES)]
 

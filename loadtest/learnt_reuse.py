@@ -26,8 +26,9 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.policy_cases import AGENTS, CONVERSATION, OURS, Case, experiment_of
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import shipped_prior, simulated_policies
+from router.cli.simulate_setup import shipped_prior
 from router.index.evicted import EvictedBlocks, EvictedByModel
 from router.sim.virtual.outcome import cached_share
 from router.sim.virtual.world import World
@@ -111,7 +112,7 @@ class Play:
 
     def __call__(self, setting: tuple[float, float, int]) -> Found:
         load_factor, size, seed = setting
-        setup = experiment_of(self.case, self.data, simulated_policies())
+        setup = experiment_of(self.case, self.data, policies_with_peers())
         spec, traffic = setup.fleet.with_pods(self.case.pods), setup.traffic(load_factor, seed)
         groups = tuple(
             group.model_copy(update={"kv_tokens": int(group.kv_tokens * size) // 512 * 512}) for group in spec.pods

@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.checked_files import writable_report
+from loadtest.html_page import PlotAxes, Section, Series, lines, page, paragraph
 from loadtest.policy_cases import JITTER_S
-from router.cli.options import writable_report
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior, simulated_policies
+from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior
 from router.config.load import load, shipped
 from router.policy.spec import Policy
-from router.report import PlotAxes, Section, Series, lines, page, paragraph
 from router.sim.virtual.outcome import Run
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import TraceRequest, Traffic, mooncake_traffic, read_mooncake
@@ -193,7 +194,7 @@ def main(
     report: Annotated[Path | None, typer.Option(help="Write an HTML page.", callback=writable_report)] = None,
 ) -> None:
     """Print the autocorrelation of each policy's backlogs, and the time until the fleet is back."""
-    play = Play(read_mooncake(trace), simulated_policies(), pods, load_factor, burst)
+    play = Play(read_mooncake(trace), policies_with_peers(), pods, load_factor, burst)
     settings = [(policy, seed) for policy in policies.split(",") for seed in range(seeds)]
     runs = map_in_processes(play, settings, jobs, "runs")
     plots = dict[str, list[Series]]()

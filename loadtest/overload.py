@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import merge
@@ -30,9 +30,11 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.policy_cases import JITTER_S
+from loadtest.simulated_peers.peer_admission import EarlyRejectionWorld, SaturationWorld
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.admission.tenant import Slo, Tenant
 from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior, simulated_policies
+from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior
 from router.config.load import load, shipped
 from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.generate import Kind, TrafficMix
@@ -48,6 +50,12 @@ SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
 REFUSED_WITHIN_MS = 50.0
 MIX_S = 300.0
 POLICY, SPLIT_POLICY = "cost_aware", "cost_aware_pd"
+RULES: Mapping[str, tuple[type[World], Rule]] = {
+    "none": (World, Rule.NONE),
+    "llm_d": (SaturationWorld, Rule.NONE),
+    "early_rejection": (EarlyRejectionWorld, Rule.NONE),
+    "queue": (World, Rule.QUEUE),
+}
 COLUMNS = (
     "rule | load / saturation | goodput /s | of maximum | accepted | of these in SLO | TTFT p99 ms | cached | late"
 )
@@ -92,18 +100,27 @@ def fleet_of(pods: int, prefill: int) -> FleetSpec:
     return spec.model_copy(update={"pods": tuple(groups)})
 
 
-def play(traffic: Traffic, admission: Admission, pods: int, seed: int, prefill: int = 0, routers: int = 1) -> Run:
+def play(
+    traffic: Traffic,
+    rule: str,
+    pods: int,
+    seed: int,
+    prefill: int = 0,
+    routers: int = 1,
+    tenants: Sequence[Tenant] = (),
+) -> Run:
     """One run. The collector of reference cycles is off: a simulation creates none."""
     gc.disable()
     spec = fleet_of(pods, prefill)
     conditions = replace(spec.conditions, regret_every=0, routers=routers)
-    return World(
+    world, queue = RULES[rule]
+    return world(
         spec.build(shipped_prior),
-        simulated_policies()[SPLIT_POLICY if prefill else POLICY],
+        policies_with_peers()[SPLIT_POLICY if prefill else POLICY],
         conditions,
         block_size_tokens=traffic.block_size_tokens,
         seed=seed,
-        admission=admission,
+        admission=Admission(rule=queue, slo=SLO, tenants={one.name: one for one in tenants}),
     ).run(traffic)
 
 
@@ -119,14 +136,14 @@ def mix_at(mix: TrafficMix, duration_s: float, load_factor: float, seed: int) ->
 
 
 def run_setting(
-    traffic: Callable[[float, int], Traffic], pods: int, prefill: int, routers: int, setting: tuple[Rule, float, int]
+    traffic: Callable[[float, int], Traffic], pods: int, prefill: int, routers: int, setting: tuple[str, float, int]
 ) -> Overload:
     """One run of (rule, load, seed)."""
     rule, load_factor, seed = setting
-    return overload_of(play(traffic(load_factor, seed), Admission(rule=rule, slo=SLO), pods, seed, prefill, routers))
+    return overload_of(play(traffic(load_factor, seed), rule, pods, seed, prefill, routers))
 
 
-def print_overload(rows: dict[tuple[Rule, float], list[Overload]], saturation: float) -> None:
+def print_overload(rows: dict[tuple[str, float], list[Overload]], saturation: float) -> None:
     """A table: means over seeds."""
     best = dict.fromkeys((rule for rule, _ in rows), 0.0)
     for (rule, _), runs in rows.items():
@@ -135,7 +152,7 @@ def print_overload(rows: dict[tuple[Rule, float], list[Overload]], saturation: f
     for (rule, load_factor), runs in rows.items():
         goodput = _mean(runs, "goodput_per_s")
         cells = (
-            rule.value,
+            rule,
             f"{load_factor / saturation:.1f}",
             f"{goodput:.2f}",
             f"{goodput / best[rule]:.0%}" if best[rule] else "",
@@ -176,17 +193,17 @@ def two_tenants(quiet_per_s: float, noisy_per_s: float, seed: int) -> Traffic:
     return Traffic(TrafficMix.model_fields["block_size_tokens"].default, merge(*both, key=attrgetter("start_s")))
 
 
-def run_fairness(setting: tuple[Rule, float, int]) -> dict[str, list[RequestOutcome]]:
+def run_fairness(setting: tuple[str, float, int]) -> dict[str, list[RequestOutcome]]:
     """The requests of each tenant that arrived after the first quarter, of (rule, times the share, seed)."""
     rule, times, seed = setting
-    tenants = {name: Tenant(name=name, slo=SLO) for name in (QUIET, NOISY)}
+    tenants = [Tenant(name=name, slo=SLO) for name in (QUIET, NOISY)]
     traffic = two_tenants(QUIET_PER_S, SHARE_PER_S * times, seed)
-    run = play(traffic, Admission(rule=rule, slo=SLO, tenants=tenants), FAIR_PODS, seed)
+    run = play(traffic, rule, FAIR_PODS, seed, tenants=tenants)
     arrived = [one for one in run.outcomes if one.arrived_ms >= run.last_start_ms / 4]
-    return {name: [one for one in arrived if one.kind == name] for name in tenants}
+    return {name: [one for one in arrived if one.kind == name] for name in (QUIET, NOISY)}
 
 
-def print_fairness(results: dict[tuple[Rule, float], list[dict[str, list[RequestOutcome]]]]) -> None:
+def print_fairness(results: dict[tuple[str, float], list[dict[str, list[RequestOutcome]]]]) -> None:
     """A table of the quiet tenant."""
     print(
         "| rule | the noisy tenant sends | quiet: TTFT p50 ms | p99 ms | refused | cached | noisy: refused |\n"
@@ -200,7 +217,7 @@ def print_fairness(results: dict[tuple[Rule, float], list[dict[str, list[Request
         cached = sum(one.cached_tokens for one in served) / max(sum(one.prompt_tokens for one in served), 1)
         p50, p99 = np.percentile(ttft_ms, [50, 99])
         cells = (
-            rule.value,
+            rule,
             f"{times:g} times its share",
             f"{p50:,.0f}",
             f"{p99:,.0f}",
@@ -213,11 +230,11 @@ def print_fairness(results: dict[tuple[Rule, float], list[dict[str, list[Request
 
 def run_shares(seed: int) -> float:
     """The quiet tenant's part of the prefill if both send 20 times their share, with `WEIGHTS`."""
-    tenants = {name: Tenant(name=name, slo=SLO, weight=weight) for name, weight in WEIGHTS.items()}
+    tenants = [Tenant(name=name, slo=SLO, weight=weight) for name, weight in WEIGHTS.items()]
     traffic = two_tenants(SHARE_PER_S * MANY_TIMES / 2, SHARE_PER_S * MANY_TIMES / 2, seed)
-    run = play(traffic, Admission(rule=Rule.QUEUE, slo=SLO, tenants=tenants), FAIR_PODS, seed)
+    run = play(traffic, "queue", FAIR_PODS, seed, tenants=tenants)
     speed, _ = shipped_prior("llama-3.1-70b", "h100x4")
-    used_ms = dict.fromkeys(tenants, 0.0)
+    used_ms = dict.fromkeys(WEIGHTS, 0.0)
     for one in run.outcomes:
         if not one.refused and one.arrived_ms >= run.last_start_ms / 4:
             used_ms[one.kind] += speed.compute_ms(one.cached_tokens, one.prompt_tokens)
@@ -237,7 +254,7 @@ def main(
     requests: Annotated[int | None, typer.Option(min=1, help="The first requests of a trace only.")] = None,
     saturation: Annotated[float, typer.Option(min=0.01, help="The load at which the fleet saturates.")] = 4.6,
     loads: Annotated[str, typer.Option(help="Multiples of it.")] = "0.8,1,1.1,1.5,2,3",
-    rules: Annotated[str, typer.Option(help="Admission rules.")] = "none,llm_d,early_rejection,queue",
+    rules: Annotated[str, typer.Option(help="Admission rules.")] = ",".join(RULES),
     seeds: Annotated[str, typer.Option(help="Seeds.")] = "2,3,4",
     routers: Annotated[int, typer.Option(min=1, help="Number of routers.")] = 1,
     seconds: Annotated[float, typer.Option(min=1.0, help="Of a mix.")] = MIX_S,
@@ -245,7 +262,7 @@ def main(
 ) -> None:
     """Print a table."""
     numbers = [int(one) for one in seeds.split(",")]
-    chosen = [Rule(one) for one in rules.split(",")]
+    chosen = rules.split(",")
     if fairness:
         tenant_cases = [(rule, times) for rule in chosen for times in (0.0, 1.0, MANY_TIMES)]
         found = map_in_processes(

@@ -26,9 +26,10 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.simulated_peers.peer_pickers import library_with_peers, policies_with_peers
 from router.cli.simulate import run_all
 from router.cli.simulate_report import MEASURES
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, shipped_prior, simulated_library, simulated_policies
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, shipped_prior
 from router.config.load import load, shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
@@ -153,11 +154,11 @@ def policies_of(folder: Path) -> dict[str, Policy]:
     for value in CONSTANTS:
         name = _constant_name(OURS, value)
         (folder / f"{name}.yaml").write_text(CONSTANT.format(base=OURS, name=name, value=value))
-    return simulated_policies() | _own(Path(__file__).parent / "policies") | _own(folder)
+    return policies_with_peers() | _own(Path(__file__).parent / "policies") | _own(folder)
 
 
 def _own(folder: Path) -> dict[str, Policy]:
-    library = simulated_library(folder)
+    library = library_with_peers(folder)
     return {name: library.policy(name) for name in library.own}
 
 
@@ -176,7 +177,7 @@ def experiment_of(case: Case, data: Path, policies: Mapping[str, Policy]) -> Exp
 def missing(case: Case, seeds: int, rows: Iterable[Mapping[str, str]]) -> list[Setting]:
     """The settings of the case without a row."""
     known = {_key(row) for row in rows}
-    settings = grid(case.policies, case.loads, [case.pods], seeds, wrong_priors=False)
+    settings = grid(case.policies, case.loads, [case.pods], seeds)
     return [one for one in settings if (case.name, one.policy, one.load, one.pods, one.seed) not in known]
 
 

@@ -21,6 +21,8 @@ import typer
 import uvloop
 from rich.console import Console
 
+from loadtest.checked_files import writable_report
+from loadtest.html_page import PlotsUnavailable
 from loadtest.record import Run, record_of
 from loadtest.replay_trace import one_token_words
 from loadtest.run import command, finish
@@ -29,9 +31,8 @@ from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
 from router.cli.figures import Objective
 from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.mock_engine_command import MAX_CONTEXT_TOKENS, need_tokenizer
-from router.cli.options import writable, writable_report
+from router.cli.options import writable
 from router.errors import ConfigError
-from router.report import PlotsUnavailable
 from router.sim.virtual.agent_sessions import STARTS_EVERY_S, agent_traffic, read_agent_sessions
 from router.sim.virtual.traffic import IdealCache, Session, TrafficRequest
 from router.types import BlockHash, Endpoint

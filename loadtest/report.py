@@ -18,10 +18,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from loadtest.record import Record, RecordError, Run, read_record
-from loadtest.summary import cells, judged, objective, warnings
-from router.cli.figures import ONE_RUN, Figures, Objective
-from router.report import (
+from loadtest.html_page import (
     PlotAxes,
     PlotsUnavailable,
     Section,
@@ -36,6 +33,9 @@ from router.report import (
     table,
     warning,
 )
+from loadtest.record import Record, RecordError, Run, read_record
+from loadtest.summary import cells, judged, objective, warnings
+from router.cli.figures import ONE_RUN, Figures, Objective
 from router.sim.virtual.outcome import cached_share
 
 Judged: TypeAlias = Sequence[tuple[Run, Figures]]

@@ -22,6 +22,8 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from loadtest.checked_files import writable_report
+from loadtest.html_page import PlotsUnavailable
 from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
 from loadtest.runs import Workload, first_model, run_on_fleet, run_on_url
@@ -32,9 +34,8 @@ from router.cli.child_processes import ChildError, cancel_on_sigterm
 from router.cli.figures import ideal_cached_tokens
 from router.cli.load_driver import DriveResults, OnProgress, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
-from router.cli.options import writable, writable_report
+from router.cli.options import writable
 from router.errors import ConfigError
-from router.report import PlotsUnavailable
 from router.sim.chat_workload import ChatSession
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"

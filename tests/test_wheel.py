@@ -47,13 +47,13 @@ def test_every_file_of_the_package_and_all_shipped_files_are_installed(installed
 
 
 def test_the_installed_commands_find_what_is_shipped_from_any_folder(installed: Path, tmp_path: Path) -> None:
-    """Policies, the annotated defaults, a traffic mix, the default fleet, priors, and the peers' formulas."""
+    """Policies, the annotated defaults, a traffic mix, the default fleet and priors."""
     assert "cost_aware_pd" in run("router.cli", "policy", "list", folder=tmp_path, installed=installed)
     defaults = run("router.cli", "config", "show", folder=tmp_path, installed=installed)
     (tmp_path / "router.yaml").write_text(defaults)
     assert "valid" in run("router.cli", "config", "check", "router.yaml", folder=tmp_path, installed=installed)
     simulated = run(
-        "router.cli", "simulate", "long_context", "--policies", "random", folder=tmp_path, installed=installed
+        "router.cli", "simulate", "long_context", "--policies", "least_load", folder=tmp_path, installed=installed
     )
-    assert "load 1; 16 pods" in simulated and "random" in simulated
+    assert "load 1; 16 pods" in simulated and "least_load" in simulated
     assert sorted(path.name for path in tmp_path.iterdir()) == ["router.yaml"]

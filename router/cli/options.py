@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import reduce
-from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -67,10 +66,3 @@ def writable(path: Path | None) -> Path | None:
     if path is not None and (path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK)):
         raise typer.BadParameter(f"{path}: cannot be written; does the folder exist?")
     return path
-
-
-def writable_report(path: Path | None) -> Path | None:
-    """The same for a page with plots, which need an extra."""
-    if path is not None and find_spec("matplotlib") is None:
-        raise typer.BadParameter("plots need matplotlib: pip install 'warmroute[report]'")
-    return writable(path)

@@ -23,7 +23,7 @@ from router.config.load import shipped
 from router.config.policy_files import PolicyLibrary, check, load_classes
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
-from router.policy.reference import purpose_of, reference_page, schema_page, unit_of
+from router.policy.reference import purpose_of, unit_of
 from router.policy.spec import PolicySpec
 
 policy_app = typer.Typer(no_args_is_help=True, help="List, check and compare policies.")
@@ -91,7 +91,7 @@ def docs_command(
     schema: Annotated[bool, flag("--schema", "Print the JSON schema of a policy file instead.")] = False,
 ) -> None:
     """Print the reference page."""
-    print(schema_page() if schema else reference_page(), end="")
+    print((shipped("policies") / ("schema.json" if schema else "REFERENCE.md")).read_text(encoding="utf-8"), end="")
 
 
 def differences(one: PolicySpec, other: PolicySpec) -> Iterator[str]:

@@ -26,10 +26,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from router.cli.options import flag, with_options, writable, writable_report
-from router.cli.simulate_report import summary, write_csv, write_report
+from router.cli.options import flag, with_options, writable
+from router.cli.simulate_report import summary, write_csv
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec
-from router.config.policy_files import choose_policy
+from router.config.policy_files import unknown
+from router.errors import ConfigError
 from router.report import legend, text_table
 from router.sim.virtual.admission_rules import Rule
 from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
@@ -48,7 +49,7 @@ class TrafficOptions:
     traffic: Annotated[
         Path,
         typer.Argument(
-            help="A trace or agent sessions (.jsonl, .csv), a traffic mix (.yaml), or a shipped mix such as `mixed`."
+            help="A trace or agent sessions (.jsonl), a traffic mix (.yaml), or a shipped mix such as `mixed`."
         ),
     ]
     fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET
@@ -96,6 +97,12 @@ class TrafficOptions:
         return experiment(self.fleet, source, [*(self.changes or ()), *changes], self.tenants)
 
 
+def _refuse_report(path: Path | None) -> None:
+    """The page needs matplotlib and is drawn in a checkout only."""
+    if path is not None:
+        raise typer.BadParameter("use --csv; in a checkout, `python loadtest/simulate_peers.py` draws the page")
+
+
 @dataclass(frozen=True)
 class SimulateOptions(TrafficOptions):
     policies: Annotated[
@@ -124,12 +131,10 @@ class SimulateOptions(TrafficOptions):
         bool,
         flag(
             "--compare",
-            "Also with wrong coefficients; unless chosen, all policies, loads 0.7, 1 and 1.3, and three seeds.",
+            "Unless chosen: all policies, loads 0.7, 1 and 1.3, and three seeds.",
         ),
     ] = False
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots.", show_default="none", callback=writable_report)
-    ] = None
+    report: Annotated[Path | None, typer.Option(hidden=True, callback=_refuse_report)] = None
     csv: Annotated[
         Path | None,
         typer.Option(help="Write a CSV file with a row for each run.", show_default="none", callback=writable),
@@ -139,7 +144,11 @@ class SimulateOptions(TrafficOptions):
 @with_options(SimulateOptions)
 def simulate_command(options: SimulateOptions) -> None:
     """Simulate traffic under policies and print a table. All times are virtual."""
-    setup = options.experiment()
+    simulate(options, options.experiment())
+
+
+def simulate(options: SimulateOptions, setup: Experiment) -> list[Result]:
+    """Print the table and write the file. Raises `ConfigError`."""
     defaults = ("all", "0.7,1,1.3", 3) if options.compare else ("cost_aware", "1", 1)
     policies, loads, seeds = options.policies or defaults[0], options.loads or defaults[1], options.seeds or defaults[2]
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
@@ -147,17 +156,23 @@ def simulate_command(options: SimulateOptions) -> None:
         if name.endswith(".yaml"):
             own = policy_spec(name).build()
             names[at], setup = own.name, replace(setup, policies={**setup.policies, own.name: own})
-        choose_policy(dict(setup.policies), names[at])
+        _check_policy(setup, names[at])
     sizes = _positive(int, options.pods, "--pods") if options.pods else [setup.fleet.pod_count]
     for size in sizes:
         setup.fleet.with_pods(size)  # raises before anything runs
-    settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds, wrong_priors=options.compare)
+    settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds)
     results = run_all(setup, settings, options.jobs)
     Console().print(summary(results, setup.fleet.slo))
     if options.csv is not None:
         write_csv(options.csv, results)
-    if options.report is not None:
-        write_report(options.report, results, setup.fleet, options.traffic.name)
+    return results
+
+
+def _check_policy(setup: Experiment, name: str) -> None:
+    """Raises `ConfigError`."""
+    if name not in setup.policies:
+        peers = "in a checkout, `python loadtest/simulate_peers.py` has the formulas of other routers"
+        raise ConfigError(f"policy: {unknown(name, setup.policies)}; {peers}")
 
 
 _Number = TypeVar("_Number", int, float)
@@ -268,7 +283,7 @@ def plan_command(options: PlanOptions) -> None:
     setup = options.experiment()
     names = [name.strip() for name in options.against.split(",") if name.strip()]
     for name in (*names, options.policy):
-        choose_policy(dict(setup.policies), name)
+        _check_policy(setup, name)
     chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
     search = PlanSearch.of(setup, options.target, options.max_pods)
     plan = partial(search.plan, known=_run_first_size(search, chosen, options.jobs))

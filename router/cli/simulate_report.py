@@ -1,28 +1,18 @@
-"""Results of simulated runs as a table, a CSV file and an HTML page."""
+"""Results of simulated runs as a table and a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from router.admission.tenant import Slo
-from router.cli.simulate_plots import plots_of
-from router.report import (
-    GLOSSARY,
-    Section,
-    definitions,
-    legend,
-    page,
-    paragraph,
-    table,
-    text_table,
-)
+from router.report import legend, text_table
 from router.sim.virtual.compare import (
     OURS,
     Measure,
@@ -35,7 +25,6 @@ from router.sim.virtual.compare import (
     ttft_mean_ms,
 )
 from router.sim.virtual.outcome import RunFigures
-from router.sim.virtual.scenario import FleetSpec
 
 MEASURES: dict[str, Measure] = {
     "TTFT mean": ttft_mean_ms,
@@ -48,23 +37,16 @@ MAX_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class FigureColumn:
-    """A figure of the tables. The page shows the range over seeds of those that are `ranged`."""
+    """A figure of the tables."""
 
     title: str
     value: Measure
     shown: Callable[[float], str]
-    ranged: bool = False
 
-    def cell(self, runs: Sequence[Result], *, ranged: bool = False) -> str:
-        """The mean over seeds, with the range if asked for; empty if a run has no such figure."""
-        spread = spread_of(runs, self.value)
-        if math.isnan(spread.mean):
-            return ""
-        return self.shown(spread.mean) + (f" ({self.range(spread)})" if ranged and self.ranged else "")
-
-    def range(self, spread: Spread) -> str:
-        low, high = self.shown(spread.low), self.shown(spread.high)
-        return low if low == high else f"{low}\u2013{high}"
+    def cell(self, runs: Sequence[Result]) -> str:
+        """The mean over seeds; empty if a run has no such figure."""
+        mean = spread_of(runs, self.value).mean
+        return "" if math.isnan(mean) else self.shown(mean)
 
 
 def _percent(share: float) -> str:
@@ -75,37 +57,36 @@ def _whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-_MEAN = FigureColumn("mean ms", lambda f: f.ttft_mean_ms, _whole, ranged=True)
-_COLUMNS = (
-    FigureColumn("cached", lambda f: f.cached_share, _percent, ranged=True),
+_MEAN = FigureColumn("mean ms", lambda f: f.ttft_mean_ms, _whole)
+FIGURE_COLUMNS = (
+    FigureColumn("cached", lambda f: f.cached_share, _percent),
     FigureColumn("of ideal", lambda f: f.of_ideal, "{:.0%}".format),
     _MEAN,
     FigureColumn("p50 ms", lambda f: f.ttft_p50_ms, _whole),
-    FigureColumn("p99 ms", lambda f: f.ttft_p99_ms, _whole, ranged=True),
-    FigureColumn("SLO", lambda f: f.slo_share, _percent, ranged=True),
+    FigureColumn("p99 ms", lambda f: f.ttft_p99_ms, _whole),
+    FigureColumn("SLO", lambda f: f.slo_share, _percent),
     FigureColumn("peak", lambda f: f.peak_over_mean, "{:.2f}".format),
     FigureColumn("regret", lambda f: f.regret_mean_ms, _whole),
 )
 
 
 def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
-    """A table for each load and pod count: means over seeds, without the runs with wrong coefficients.
+    """A table for each load and pod count: means over seeds.
 
     With several seeds, the interval of the mean takes the place of the median, so that 80 columns suffice."""
-    exact = _with_exact_priors(results)
-    several = len({result.setting.seed for result in exact}) > 1
-    figures = [result.figures for result in exact]
+    several = len({result.setting.seed for result in results}) > 1
+    figures = [result.figures for result in results]
     left_out = ("peak", "p50 ms") if several else ("peak",)
     shown = [
         column
-        for column in _COLUMNS
+        for column in FIGURE_COLUMNS
         if column.title not in left_out and not all(math.isnan(column.value(one)) for one in figures)
     ]
     titles = ["policy", *(column.title for column in shown)]
     at = titles.index("mean ms") + 1
     titles[at:at] = ["± ms"] * several + ["behind"]
     parts: list[RenderableType] = []
-    for (load, pods), by_policy in _groups(results).items():
+    for (load, pods), by_policy in groups_of(results).items():
         rows = []
         behind = _behind(by_policy)
         for policy, runs in by_policy.items():
@@ -114,10 +95,10 @@ def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
             rows.append(row)
         parts.append(text_table(titles, rows, title=f"load {load:g}; {pods} pods"))
         if len(by_policy) > 1:
-            parts.append(Text(f"{_verdict(by_policy, 'TTFT mean')}.\n"))
-    if (regrets := _regrets(results)) is not None:
+            parts.append(Text(f"{verdict_of(by_policy, 'TTFT mean')}.\n"))
+    if (regrets := regrets_of(results)) is not None:
         parts.append(text_table(regrets[0], regrets[1], title=REGRET_TITLE))
-    return Group(*parts, Text(legend(titles, f"{_slo(slo)} {_seeds(exact)}".strip())))
+    return Group(*parts, Text(legend(titles, f"{slo_note(slo)} {seeds_note(results)}".strip())))
 
 
 def _margin(spread: Spread) -> str:
@@ -139,31 +120,22 @@ def _behind(by_policy: Mapping[str, Sequence[Result]]) -> dict[str, str]:
 REGRET_TITLE = "mean TTFT behind the best"
 
 
-def _regrets(results: Sequence[Result]) -> tuple[list[str], list[list[str]]] | None:
+def regrets_of(results: Sequence[Result]) -> tuple[list[str], list[list[str]]] | None:
     """Columns and rows of the table of all policies over all loads and sizes; None for one load or one policy."""
-    groups = _groups(results)
+    groups = groups_of(results)
     if len(groups) < 2 or len({policy for by_policy in groups.values() for policy in by_policy}) < 2:
         return None
     sizes = len({pods for _, pods in groups}) > 1
     behind = [_behind(by_policy) for by_policy in groups.values()]
-    rows = [
-        [policy, *(one.get(policy, "") for one in behind)]
-        for policy, _ in in_order_of_mean(_with_exact_priors(results))
-    ]
+    rows = [[policy, *(one.get(policy, "") for one in behind)] for policy, _ in in_order_of_mean(results)]
     return ["policy", *(f"{load:g}, {pods} pods" if sizes else f"load {load:g}" for load, pods in groups)], rows
 
 
-def _regret_section(results: Sequence[Result]) -> list[Section]:
-    regrets = _regrets(results)
-    note = paragraph(f"{REGRET_TITLE} policy of each load and size: {GLOSSARY['behind']}.")
-    return [Section("Regret", [note, table(*regrets)])] if regrets else []
-
-
-def _slo(slo: Slo) -> str:
+def slo_note(slo: Slo) -> str:
     return f"The SLO: {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token after it."
 
 
-def _seeds(results: Sequence[Result]) -> str:
+def seeds_note(results: Sequence[Result]) -> str:
     """How far to trust a difference between policies."""
     if len({result.setting.policy for result in results}) < 2:
         return ""
@@ -191,31 +163,7 @@ def _flat(of: RunFigures) -> dict[str, object]:
     return values | {f"cached_share_{kind}": share for kind, share in by_kind.items()}
 
 
-def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
-    plain = _with_exact_priors(results)
-    columns = ["policy", "load", "pods", *(column.title for column in _COLUMNS)]
-    notes = [paragraph(note) for note in (_seeds(plain), _slo(fleet.slo)) if note]
-    sections = [
-        Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
-        Section("Figures", [definitions(columns), table(columns, _rows(results))]),
-        *_regret_section(results),
-        *(plots_of(plain, pods, fleet.slo) for pods in sorted({result.setting.pods for result in plain})),
-        *_robustness(results),
-    ]
-    path.write_text(page(f"{traffic} on {fleet.model}", sections), encoding="utf-8")
-
-
-def verdicts(results: Sequence[Result]) -> list[str]:
-    """The best policies by each measure, and the comparison with `OURS`."""
-    lines = []
-    for (load, pods), by_policy in _groups(results).items():
-        where = f"Load {load:g}, {pods} pods"
-        lines += [f"{where}: {_verdict(by_policy, name)}." for name in MEASURES]
-        lines += [f"{where}: {note}" for note in _cached_share_note(by_policy)]
-    return lines
-
-
-def _verdict(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
+def verdict_of(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
     """Which policies are best by a measure, with its range, and where `OURS` is if it is not among them."""
     best = best_policies(by_policy, MEASURES[name])
     low, high = min(one.low for one in best.values()), max(one.high for one in best.values())
@@ -231,79 +179,13 @@ def _verdict(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
     return verdict
 
 
-def _cached_share_note(by_policy: Mapping[str, Sequence[Result]]) -> list[str]:
-    """A sentence if the policy with the highest cached share is not among the fastest."""
-    highest, computed = next(iter(best_policies(by_policy, lambda f: 1 - f.cached_share).items()))
-    fastest = best_policies(by_policy, ttft_mean_ms)
-    if highest in fastest:
-        return []
-    first, fast = next(iter(fastest.items()))
-    times = spread_of(by_policy[highest], ttft_mean_ms).mean / fast.mean
-    return [
-        f"{highest} has the highest cached share, {1 - computed.mean:.1%}, at {times:.1f} times the mean TTFT of "
-        f"{first}."
-    ]
-
-
 def _shown(measure: str, spread: Spread) -> str:
     percent = measure == "share of SLO misses"
     low, high = ((f"{value:.1%}" if percent else f"{value:,.0f}") for value in (spread.low, spread.high))
     return (low if low == high else f"{low} to {high}") + ("" if percent else " ms")
 
 
-def _with_exact_priors(results: Iterable[Result]) -> list[Result]:
-    return [result for result in results if not result.setting.misjudged]
-
-
-def _groups(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list[Result]]]:
+def groups_of(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list[Result]]]:
     """The runs of each policy, the lowest mean first, by load and number of pods."""
-    groups = grouped(_with_exact_priors(results), lambda setting: (setting.load, setting.pods))
+    groups = grouped(results, lambda setting: (setting.load, setting.pods))
     return {where: dict(in_order_of_mean(group)) for where, group in sorted(groups.items())}
-
-
-def _rows(results: Sequence[Result]) -> list[list[str]]:
-    return [
-        [policy, f"{load:g}", str(pods), *(column.cell(runs, ranged=len(runs) > 1) for column in _COLUMNS)]
-        for (load, pods), by_policy in _groups(results).items()
-        for policy, runs in by_policy.items()
-    ]
-
-
-# --- robustness ---
-
-
-def _robustness(results: Sequence[Result]) -> list[Section]:
-    """In how many settings each policy is best or tied, and what wrong coefficients cost it. Needs several settings."""
-    groups, wrong = _groups(results), [result for result in results if result.setting.misjudged]
-    if len(groups) < 2 and not wrong:
-        return []
-    best = {
-        name: [best_policies(by_policy, measure) for by_policy in groups.values()] for name, measure in MEASURES.items()
-    }
-    rows = []
-    for policy, runs in in_order_of_mean(_with_exact_priors(results)):
-        counts = (sum(policy in one for one in found) for found in best.values())
-        errors = _changes(runs, [result for result in wrong if result.setting.policy == policy])
-        rows.append([policy, *(f"{count} of {len(groups)}" for count in counts), *([errors] if wrong else [])])
-    notes = [
-        paragraph("In how many combinations of load and pods a policy is best or tied with the best, by each measure.")
-    ]
-    if wrong:
-        notes.append(
-            paragraph(
-                "Wrong coefficients: change of the mean TTFT if the router assumes 0.7 or 1.3 times the true compute, "
-                "or 0.5 or 2 times the bandwidth; one seed."
-            )
-        )
-    columns = ["policy", *(f"best {name}" for name in MEASURES), *(["wrong coefficients"] if wrong else [])]
-    return [Section("Robustness", [*notes, table(columns, rows)])]
-
-
-def _changes(exact: Sequence[Result], wrong: Sequence[Result]) -> str:
-    """Lowest and highest change of the mean time to first token, from the run with the true coefficients."""
-    true_ms = {result.setting: ttft_mean_ms(result.figures) for result in exact}
-    changes = [
-        ttft_mean_ms(result.figures) / true_ms[replace(result.setting, compute=1.0, bandwidth=1.0)] - 1
-        for result in wrong
-    ]
-    return f"{min(changes):+.0%} to {max(changes):+.0%}" if changes else ""

@@ -13,8 +13,7 @@ from router.config.priors import ModelPrior, load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
-from router.policy.spec import Policy, PolicySpec
-from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
+from router.policy.spec import PolicySpec
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import Experiment
 from router.sim.virtual.generate import TrafficMix
@@ -22,7 +21,6 @@ from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import (
     LineT,
     Traffic,
-    azure_traffic,
     mooncake_traffic,
     read_mooncake,
     read_receipts,
@@ -37,7 +35,7 @@ MAX_FIRST_LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Source:
-    """A file of traffic: a Mooncake trace, our own receipts, agent sessions, an Azure CSV, or a YAML file of a mix."""
+    """A file of traffic: a Mooncake trace, our own receipts, agent sessions, or a YAML file of a mix."""
 
     path: Path
     requests: int | None = None
@@ -47,15 +45,13 @@ class Source:
         """Raises `ConfigError`."""
         if self.path.suffix == ".jsonl":
             return self._recorded(speedup, seed)
-        if self.path.suffix == ".csv":
-            return azure_traffic(self.path, speedup=speedup, requests=self.requests)
         if self.path.suffix in (".yaml", ".yml"):
             if self.requests is not None:
                 raise ConfigError(f"{self.path}: --requests is for traces; shorten `duration_s` in a copy of the mix")
             return load(self.path, TrafficMix).traffic(speedup=speedup, seed=seed)
         raise ConfigError(
-            f"{self.path}: unknown kind of traffic; use a Mooncake trace, receipts or agent sessions (.jsonl), "
-            "an Azure trace (.csv) or a mix (.yaml)"
+            f"{self.path}: unknown kind of traffic; use a Mooncake trace, receipts or agent sessions (.jsonl) or a mix "
+            "(.yaml). The prompts of an Azure trace (.csv) share nothing: a mix can have its lengths"
         )
 
     def _recorded(self, speedup: float, seed: int) -> Traffic:
@@ -88,24 +84,14 @@ def shipped_prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
     return speed, priors[model].kv_bytes_per_token
 
 
-def simulated_library(folder: Path | None = None) -> PolicyLibrary:
-    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
-    peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
-    return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
-
-
 def policy_spec(name: str) -> PolicySpec:
     """The policy with this name; if it ends in `.yaml`, that of a file. Raises `ConfigError`."""
     if not name.endswith(".yaml"):
-        return simulated_library().spec(name)
+        return PolicyLibrary(shipped("policies")).spec(name)
     path = Path(name)
     if not path.is_file():
         raise ConfigError(f"{path}: file not found")
-    return simulated_library(path.resolve().parent).spec(path.stem)
-
-
-def simulated_policies() -> dict[str, Policy]:
-    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+    return PolicyLibrary(path.resolve().parent).spec(path.stem)
 
 
 def experiment(fleet: Path, source: Source, changes: Sequence[str] = (), tenants: Path | None = None) -> Experiment:
@@ -115,7 +101,7 @@ def experiment(fleet: Path, source: Source, changes: Sequence[str] = (), tenants
     traffic = source(1.0, 0)  # raises before anything is computed
     if tenants is not None:
         spec = _with_tenants(spec, tenants, traffic)
-    return Experiment(spec, shipped_prior, simulated_policies(), source)
+    return Experiment(spec, shipped_prior, load_policies(shipped("policies")), source)
 
 
 def _with_tenants(spec: FleetSpec, path: Path, traffic: Traffic) -> FleetSpec:

@@ -39,7 +39,7 @@ REPLAY = Bound("replay of KV events", 64 * 1024 * 1024, 100_000)
 """What is read of it before it is applied; it is asked for the rest then."""
 REPLAY_S, MAX_REPLAYS = 30.0, 32
 """How long one replay may take, and how many follow each other."""
-MIN_BLOCKS, MAX_BLOCKS, TIERS_FACTOR = 1 << 16, 1 << 22, 16
+MIN_BLOCKS, MAX_BLOCKS, TIERS_FACTOR = 1 << 16, 1 << 20, 16
 """Blocks of one pod in memory: as many times its own capacity, because it has other tiers."""
 EXCESS_PAUSE_S = 60.0
 

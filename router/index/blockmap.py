@@ -6,6 +6,7 @@ up. This file does not handle sequence numbers or sockets.
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 
 from router.index.evicted import EvictedByModel
@@ -19,7 +20,7 @@ class BlockMap:
 
     def __init__(self, evicted: EvictedByModel | None = None) -> None:
         self._evicted = evicted or EvictedByModel()
-        self._masks = HolderMasks()
+        self._masks = HolderMasks(scatter=secrets.randbits(64))
         self._holders: dict[PodId, HolderBlocks] = {}
         self._removed: deque[HolderBlocks] = deque()
         """Removed holders; each event and each lookup frees one more shard of the first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from router.index.evicted import EvictedByModel
 from router.index.holders import (
@@ -25,6 +26,9 @@ from router.index.holders import (
 from router.index.masks import HolderMasks
 from router.index.table import SCATTER
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId, PromptPrefix, Tier
+
+MAX_EXPIRED = 8
+"""Holders that are dropped at once, each of which takes time in proportion to all others."""
 
 
 class EntryKind(StrEnum):
@@ -148,8 +152,9 @@ class ClusterIndex:
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:
-        """Drop and return the holders without log entries for their TTL."""
-        expired = [known for known in self.holders if now_s - known.last_seen_s > self._holder_ttl_s]
+        """Drop and return the first `MAX_EXPIRED` holders without log entries for their TTL."""
+        silent = (known for known in self.holders if now_s - known.last_seen_s > self._holder_ttl_s)
+        expired = [*islice(silent, MAX_EXPIRED)]
         for known in expired:
             self.drop(known)
         return expired

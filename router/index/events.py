@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ U64 = (1 << 64) - 1
 
 PIECE_BLOCKS = 256
 """Blocks that the index applies in about half a millisecond."""
+EVENT_COST = 4
+"""An event takes as long as this number of blocks."""
 MESSAGE = Bound("KV event message", 2 * 1024 * 1024, 16)
 EVENTS = Bound("events of a KV message", MESSAGE.max_bytes, 50_000)
 """SGLang sends one for each page, which may be a token: those of a chunk of prefill."""
@@ -28,11 +30,22 @@ EVENT = Bound("KV event", 400 * 1024, 64)
 """vLLM sends one for all blocks of a step: those of 64 thousand tokens take 370 kB."""
 MAX_GROUP = 1023
 BLOCKS = Bound("blocks of a KV event", EVENT.max_bytes, 8192)
+EXTRA_KEYS = Bound("extra keys of a KV event", EVENT.max_bytes, 2 * BLOCKS.max_items)
 
 T = TypeVar("T")
 _BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 _EVENTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_ANY = msgspec.msgpack.Decoder()
+_EVENT = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+_Plain: TypeAlias = bool | int | float | str | None
+_PLAIN = msgspec.msgpack.Decoder(_Plain)
+_KEYS = msgspec.msgpack.Decoder(list[_Plain | list[_Plain]] | None)
+_DECODERS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
+    "block_hashes": msgspec.msgpack.Decoder(list[int | bytes]),
+    "parent_block_hash": msgspec.msgpack.Decoder(int | bytes | None),
+    "token_ids": msgspec.msgpack.Decoder(Annotated[list[int | list[int]], msgspec.Meta(max_length=1 << 17)] | None),
+    "extra_keys": msgspec.msgpack.Decoder(list[msgspec.Raw] | None),
+}
+"""Decoders of fields that are not plain. Without types, a field could be a map whose keys all have one hash."""
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "BlockStored": (
@@ -52,6 +65,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "AllBlocksCleared": (),
 }
 """Field order of the array encoding (vLLM up to 0.23)."""
+_IN_MAPS = ("cache_salt", "locality")
+"""Fields that only maps have."""
 
 _TIERS: Mapping[str, Tier] = {
     "GPU": Tier.GPU,
@@ -106,7 +121,7 @@ def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
         batch = MESSAGE.msgpack(payload, _BATCH)
         raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
         for raw in EVENTS.msgpack(memoryview(raw_events), _EVENTS):
-            yield _event(_fields(EVENT.msgpack(memoryview(raw), _ANY)))
+            yield _event(_fields(EVENT.msgpack(memoryview(raw), _EVENT)))
     except OutOfBounds:
         raise
     except (LookupError, TypeError, ValueError, OverflowError) as error:
@@ -114,15 +129,15 @@ def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
 
 
 def split_events(events: Iterable[KvEvent | None]) -> Iterator[tuple[KvEvent, ...]]:
-    """The events in batches of about `PIECE_BLOCKS` blocks and at most as many events. A long event is split, because
-    applying it at once would block requests for too long. An event of None costs time, too."""
+    """The events in batches of at most about `PIECE_BLOCKS` blocks, as which events count, too. A long event is split,
+    because applying it at once would block requests for too long. An event of None costs time, too."""
     batch: list[KvEvent] = []
     cost = 0
     for event in events:
         for piece in _pieces(event) if event else (None,):
             if piece is not None:
                 batch.append(piece)
-            cost += max(len(piece.block_hashes), 1) if isinstance(piece, BlocksStored | BlocksRemoved) else 1
+            cost += EVENT_COST + (len(piece.block_hashes) if isinstance(piece, BlocksStored | BlocksRemoved) else 0)
             if cost >= PIECE_BLOCKS:
                 yield tuple(batch)
                 batch, cost = [], 0
@@ -149,11 +164,15 @@ def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
     return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent)
 
 
-def _fields(raw: Any) -> Mapping[str, Any]:
-    if isinstance(raw, dict):
-        return raw
-    kind = raw[0]
-    return {"type": kind, **dict(zip(_FIELDS.get(kind, ()), raw[1:], strict=False))}
+def _fields(raw: dict[str, msgspec.Raw] | list[msgspec.Raw]) -> Mapping[str, Any]:
+    """The fields of a known type that are read; of another one its type only."""
+    if isinstance(raw, list):
+        kind = _PLAIN.decode(raw[0])
+        raw = dict(zip(_FIELDS.get(kind, ()), raw[1:], strict=False))
+    else:
+        kind = _PLAIN.decode(raw["type"]) if "type" in raw else None
+    names = (*_FIELDS[kind], *_IN_MAPS) if kind in _FIELDS else ()
+    return {"type": kind, **{name: _DECODERS.get(name, _PLAIN).decode(raw[name]) for name in names if name in raw}}
 
 
 def _event(fields: Mapping[str, Any]) -> KvEvent | None:
@@ -169,7 +188,8 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     hashes = _hashes(fields)
     tokens = _tokens(fields.get("token_ids") or [])
     block_size = _optional(fields, "block_size", int) or 0
-    extra_keys = fields.get("extra_keys")
+    extra_keys = [_keys(of_block) for of_block in fields.get("extra_keys") or ()]
+    EXTRA_KEYS.check_items(sum(map(len, extra_keys)))
     kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
     if kind is not AttentionKind.FULL:
         return _stored_layers(fields, kind, hashes, block_size) if kind and hashes and block_size > 0 else None
@@ -222,6 +242,14 @@ def _hash(value: int | bytes) -> int:
 def _tokens(ids: list[Any]) -> array[int]:
     """32-bit token ids. EAGLE's bigram keys are pairs whose first element is the token."""
     return array("I", [pair[0] for pair in ids] if ids and isinstance(ids[0], list) else ids)
+
+
+def _keys(of_block: msgspec.Raw) -> list[Any]:
+    """The extra keys of a block. Of other types they are one key, which no prompt has."""
+    try:
+        return _KEYS.decode(of_block) or []
+    except msgspec.ValidationError:
+        return [bytes(of_block)]
 
 
 def _group(fields: Mapping[str, Any]) -> int:

@@ -15,6 +15,7 @@ from router.index.cluster import LogEntry
 from router.index.holders import HolderId
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import (
+    HOLDERS,
     ROW_FIELDS,
     HolderRow,
     Keys,
@@ -38,8 +39,7 @@ GENERATION_TTL_S = 3600.0
 """A generation without heartbeats for this time is ignored. Much longer than clock differences."""
 
 GENERATIONS = Bound("generations", 2048, 256)
-"""`max_bytes` is the size of one member, here and in the next two."""
-HOLDERS = Bound("holders", 512, 2048)
+"""`max_bytes` is the size of one member."""
 ROW = Bound("holder row", 4096, len(ROW_FIELDS))
 ENTRY = Bound("log entry", 40 * 1024, 64)
 """Publishers write 4,096 blocks at once, which are 32 KiB. `max_items` are the entries of one read, which takes no more

@@ -15,12 +15,15 @@ from typing import TypeAlias
 import msgspec
 
 from router.errors import ConfigError
+from router.guards import Bound
 from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
+HOLDERS = Bound("holders", 512, 2048)
+"""`max_bytes` is the size of one id."""
 
 Fields: TypeAlias = Mapping[bytes, bytes]
 
@@ -178,7 +181,7 @@ def decode_entry(fields: Fields) -> LogEntry:
         facts = fields.get(b"f")
         return LogEntry(
             kind=EntryKind(fields[b"k"].decode()),
-            holder=fields[b"h"].decode(),
+            holder=_holder(fields[b"h"]),
             epoch=_count(fields[b"e"]),
             seq=_count(fields[b"s"]),
             complete=fields.get(b"c", b"1") == b"1",
@@ -187,6 +190,12 @@ def decode_entry(fields: Fields) -> LogEntry:
         )
     except _DECODE_ERRORS as error:
         raise Unreadable(f"invalid log entry: {error!r}") from error
+
+
+def _holder(name: bytes) -> str:
+    """The id of a holder. Raises `OutOfBounds`."""
+    HOLDERS.check_size(len(name))
+    return name.decode()
 
 
 def _count(digits: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -16,8 +17,9 @@ from router.admission.tenant import OPEN_TENANT
 from router.config.schema import Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
-from router.frontends.http.app import App, public_app
+from router.frontends.http.app import App, model_cards, public_app
 from router.frontends.http.http_edge import HttpEdge
+from router.types import PodState, PodStatus
 from tests.api.test_admin import POD, SMALL, error_of
 from tests.policy.scenes import make_pod
 
@@ -152,3 +154,11 @@ async def test_a_refused_request_is_reported(
     answer = await router.call(method, path)
     assert [type(error) for error in router.refused] == [expected]
     assert error_of(answer)["code"] == expected.code
+
+
+def test_thousands_of_adapters_of_a_pod_do_not_block_requests() -> None:
+    pod = make_pod("a", models=("base",), adapters=tuple(f"adapter {number}" for number in range(8000)))
+    began_s = time.thread_time()
+    cards = model_cards((PodStatus(pod, PodState.READY),))
+    assert time.thread_time() - began_s < 0.2
+    assert (len(cards), cards["adapter 7999"]["parent"], "parent" in cards["base"]) == (8001, "base", False)

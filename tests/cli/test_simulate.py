@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import simulated_policies
+from router.config.load import shipped
+from router.config.policy_files import load_policies
 from tests.cli.conftest import Typed
 
 
@@ -32,13 +33,13 @@ def test_a_single_run_prints_one_row(typed: Typed, mix: Path, fleet: Path) -> No
     assert gc.isenabled()
 
 
-def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report(
+def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_each_table(
     typed: Typed, mix: Path, fleet: Path, tmp_path: Path
 ) -> None:
     """2 policies, 2 loads, 2 sizes, 2 seeds; four tables have means over seeds, the fifth has all loads and sizes."""
-    table, page = tmp_path / "runs.csv", tmp_path / "page.html"
+    table = tmp_path / "runs.csv"
     asked = ("--policies", "cost_aware, round_robin", "--loads", "1,2", "--pods", "2,3", "--seeds", "2", "--jobs", "2")
-    ended = typed("simulate", mix, "--fleet", fleet, *asked, "--csv", table, "--report", page)
+    ended = typed("simulate", mix, "--fleet", fleet, *asked, "--csv", table)
     assert ended.code == 0, ended.err
     rows = rows_of(table)
     settings = {(row["policy"], row["load"], row["pods"], row["seed"]) for row in rows}
@@ -49,8 +50,6 @@ def test_every_combination_is_a_row_of_the_csv_and_every_policy_is_in_the_report
     assert [line.strip() for line in lines if line.startswith("load ")] == [
         f"load {load}; {pods} pods" for load in (1, 2) for pods in (2, 3)
     ]
-    document = page.read_text()
-    assert "mix.yaml on llama-3.1-70b" in document and "cost_aware" in document and "round_robin" in document
 
 
 def test_the_same_command_gives_the_same_figures(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
@@ -63,17 +62,17 @@ def test_the_same_command_gives_the_same_figures(typed: Typed, mix: Path, fleet:
     assert tables[0] == tables[1]
 
 
-def test_compare_runs_all_policies_at_three_loads_with_three_seeds_and_wrong_coefficients(
+def test_compare_runs_all_policies_at_three_loads_with_three_seeds(
     typed: Typed, trace: Path, fleet: Path, tmp_path: Path
 ) -> None:
-    """13 runs of each policy, of which 4 have wrong coefficients."""
+    """9 runs of each shipped policy."""
     path = tmp_path / "runs.csv"
     ended = typed("simulate", trace, "--fleet", fleet, "--compare", "--requests", 3, "--csv", path)
     assert ended.code == 0, ended.err
-    rows, known = rows_of(path), set(simulated_policies())
+    rows, known = rows_of(path), set(load_policies(shipped("policies")))
     assert {row["policy"] for row in rows} == known
     assert {row["load"] for row in rows} == {"0.7", "1.0", "1.3"}
-    assert len(rows) == len(known) * (9 + 4)
+    assert len(rows) == len(known) * 9
     assert {row["requests"] for row in rows} == {"3"}
 
 
@@ -83,7 +82,7 @@ def test_chosen_policies_loads_and_seeds_are_compared(typed: Typed, trace: Path,
     chosen = ("--policies", "cost_aware", "--loads", "1", "--seeds", 1)
     assert typed("simulate", trace, "--fleet", fleet, "--compare", *chosen, "--requests", 3, "--csv", path).code == 0
     rows = rows_of(path)
-    assert {(row["policy"], row["load"]) for row in rows} == {("cost_aware", "1.0")} and len(rows) == 1 + 4
+    assert {(row["policy"], row["load"]) for row in rows} == {("cost_aware", "1.0")} and len(rows) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel for a signal")
@@ -105,17 +104,6 @@ def test_the_processes_of_a_pool_end_with_their_parent() -> None:
 def forever(pipe: int) -> None:
     os.write(pipe, b"*")
     signal.pause()
-
-
-def test_an_azure_trace_is_simulated(typed: Typed, fleet: Path, tmp_path: Path) -> None:
-    """Only its first lines."""
-    path, table = tmp_path / "azure.csv", tmp_path / "runs.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,4\n2023-11-16 18:15:47.6805900,374,4\n2023-11-16 18:15:48.6805900,374,4\n"
-    )
-    assert typed("simulate", path, "--fleet", fleet, "--requests", 2, "--csv", table).code == 0
-    assert [row["requests"] for row in rows_of(table)] == ["2"]
 
 
 def test_agent_sessions_are_simulated(typed: Typed, fleet: Path, tmp_path: Path) -> None:
@@ -210,7 +198,7 @@ def test_an_unknown_policy_is_reported_with_the_known_ones(typed: Typed, mix: Pa
     [
         ("bad.jsonl", "{}\n", "bad.jsonl:1: invalid line of a Mooncake trace"),
         ("bad.jsonl", '{"block_tokens": 64}\n', "bad.jsonl:1: invalid line of agent sessions"),
-        ("bad.csv", "when,what\n", "bad.csv:1: invalid line of an Azure trace"),
+        ("azure.csv", "", "azure.csv: unknown kind of traffic; use a Mooncake trace"),
         ("bad.yaml", "sessions_per_s: 1\nduration: 1\n", "bad.yaml:2: duration: unknown key"),
         ("bad.txt", "", "bad.txt: unknown kind of traffic"),
     ],
@@ -257,15 +245,26 @@ def test_an_invalid_number_is_reported(typed: Typed, mix: Path, fleet: Path, opt
     assert ended.code == 2 and option in ended.err
 
 
-def test_a_report_without_matplotlib_is_reported(
-    typed: Typed, mix: Path, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the package to install, before a run."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_a_report_is_refused_with_what_to_do(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:
+    """It was an option of earlier versions. Before a run."""
     table = tmp_path / "runs.csv"
     ended = typed("simulate", mix, "--fleet", fleet, "--csv", table, "--report", tmp_path / "page.html")
-    assert ended.code == 2 and "warmroute[report]" in ended.err
+    assert ended.code == 2 and "use --csv" in ended.err and "loadtest/simulate_peers.py" in ended.err
     assert not ended.out and not table.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("simulate", "mixed", "--policies", "cost_aware,sglang_cache_aware"),
+        ("plan", "mixed", "--against", "sglang_cache_aware"),
+    ],
+)
+def test_the_policy_of_another_router_is_refused_with_what_to_do(typed: Typed, command: tuple[str, ...]) -> None:
+    """Earlier versions simulated them."""
+    ended = typed(*command)
+    assert ended.code == 2 and not ended.out
+    assert "unknown policy 'sglang_cache_aware'" in ended.err and "loadtest/simulate_peers.py" in ended.err
 
 
 # --- plan ---
@@ -345,13 +344,12 @@ def test_shipped_traffic_is_found_from_any_folder(
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_a_run(typed: Typed, mix: Path, tmp_path: Path) -> None:
-    """A report or table."""
-    for option in ("--report", "--csv"):
-        for path in (tmp_path, tmp_path / "missing" / "file"):
-            ended = typed("simulate", mix, option, path)
-            assert (ended.code, ended.out) == (2, "")
-            message = "".join(ended.err.replace("│", "").split())
-            assert option in message and f"{path}:cannotbewritten" in message
+    """The table of runs."""
+    for path in (tmp_path, tmp_path / "missing" / "file"):
+        ended = typed("simulate", mix, "--csv", path)
+        assert (ended.code, ended.out) == (2, "")
+        message = "".join(ended.err.replace("│", "").split())
+        assert "--csv" in message and f"{path}:cannotbewritten" in message
 
 
 def test_requests_are_refused_for_a_mix(typed: Typed, mix: Path) -> None:

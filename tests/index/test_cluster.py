@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.cluster import ClusterIndex, EntryKind, LogEntry
+from router.index.cluster import MAX_EXPIRED, ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts, HolderId, KnownHolder, holder_name
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PromptPrefix, Tier
 from tests.examples import examples
@@ -230,6 +230,13 @@ def test_a_holder_without_entries_expires_after_its_ttl() -> None:
     assert [known.id for known in index.expire(HOLDER_TTL_S + 0.5)] == ["a"]
     assert ([known.id for known in index.holders], index.masks.block_holders) == (["b"], 0)
     assert [known.id for known in index.expire(HOLDER_TTL_S + 1.5)] == ["b"]
+
+
+def test_many_holders_expire_in_turns() -> None:
+    """Each takes time in proportion to all others."""
+    index = after(*(entry(EMPTY, holder=f"h{number}") for number in range(40)))
+    turns = [len(index.expire(HOLDER_TTL_S + 1)) for _ in range(40)]
+    assert (max(turns) <= MAX_EXPIRED, sum(turns), len(index.holders)) == (True, 40, 0)
 
 
 def test_ttls_restart_after_an_outage() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+from itertools import islice, product
 from typing import Any
 
 import msgspec
@@ -229,6 +231,26 @@ def test_an_invalid_batch_is_undecodable(payload: bytes) -> None:
 def test_fields_of_the_wrong_type_are_undecodable(changes: dict[str, Any]) -> None:
     with pytest.raises(UndecodableBatch):
         decode(STORED | changes)
+
+
+def map_with_keys_of_one_hash(count: int) -> bytes:
+    """In Python, -1 and -2 have the same hash, and so have all tuples of them."""
+    keys = (msgspec.msgpack.encode(key) for key in islice(product((-1, -2), repeat=16), count))
+    return b"\xdf" + count.to_bytes(4, "big") + b"".join(key + b"\xc0" for key in keys)
+
+
+@pytest.mark.parametrize("name", ["anything", "extra_keys", "token_ids", "medium"])
+def test_a_map_whose_keys_have_one_hash_takes_no_time(name: str) -> None:
+    """Each would be compared with all others: seconds for one event."""
+    began_s = time.thread_time()
+    with contextlib.suppress(UndecodableBatch):
+        decode(STORED | {name: msgspec.Raw(map_with_keys_of_one_hash(10_000))})
+    assert time.thread_time() - began_s < 0.3
+
+
+def test_more_extra_keys_than_blocks_can_have_are_too_many() -> None:
+    with pytest.raises(OutOfBounds):
+        decode(STORED | {"extra_keys": [["x"] * 20_000]})
 
 
 junk = st.recursive(

@@ -8,12 +8,10 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.config.load import shipped
-from router.config.policy_files import load_policies
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.fleet.fleet import Fleet, PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.policy.spec import Policy, parse_policy
-from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.types import (
     BlocksByTier,
     Congestion,
@@ -40,7 +38,7 @@ from router.types import (
 
 MODEL = "m"
 BLOCK = 16
-POLICIES = load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+POLICIES = policies_with_peers()
 
 
 SPEED = PodSpeed(1.0, 0.02, 4e-7, 6.0, 0.01, 4e-5)

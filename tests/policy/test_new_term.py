@@ -39,7 +39,7 @@ from router.cli.explain_command import page
 from router.observe.receipts import explained, record_decision
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.recording import record
-from router.policy.reference import reference_page, schema_page
+from helm.policy_pages import reference_page, schema_page
 from tests.policy.scenes import pod, policy, ready, scene
 
 by = policy(costs={"queue": {}, "distance": {"far_ms": 7}})
@@ -69,7 +69,7 @@ class Even(Filter):
 '''
 FILTERS = """
 from router.policy.decide import decide
-from router.policy.reference import reference_page, schema_page
+from helm.policy_pages import reference_page, schema_page
 from tests.policy.scenes import pod, policy, ready, scene
 
 found = decide(scene(*ready(pod("a1"), pod("a2"))), policy("queue", filters={"even": {}}))
@@ -82,8 +82,10 @@ def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -
     """What `then` prints in a copy of the tree that has one file more, and one line more in that table."""
     for folder in ("router", "policies", "config"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tree / "tests" / "policy").mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "policy" / "scenes.py", tree / "tests" / "policy")
+    shutil.copytree(ROOT / "loadtest" / "simulated_peers", tree / "loadtest" / "simulated_peers")
+    for file_of_tests in ("helm/policy_pages.py", "tests/policy/scenes.py"):
+        (tree / file_of_tests).parent.mkdir(parents=True)
+        shutil.copy(ROOT / file_of_tests, tree / file_of_tests)
     (tree / "router" / "policy" / file).write_text(text)
     catalog = tree / "router" / "policy" / "catalog.py"
     lines = catalog.read_text().splitlines()

@@ -480,6 +480,18 @@ async def test_headers_over_the_limit_end_the_connection() -> None:
         await pod.wait_for_ends()
 
 
+async def test_interim_responses_without_an_end_are_an_error_of_the_pod() -> None:
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.answer(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 40 + b"HTTP/1.1 204 No Content\r\n\r\n")
+        await call.hung_up()
+
+    async with serving(script) as (pod, pool), asyncio.timeout(PATIENCE_S):
+        with pytest.raises(UpstreamBroken, match="interim responses are more than the limit"):
+            await pool.exchange(message(pool))
+        await pod.wait_for_ends()
+
+
 async def test_headers_below_the_limit_are_read() -> None:
     """Also where the body follows later."""
     many = b"".join(b"x-%d: y\r\n" % number for number in range(200))

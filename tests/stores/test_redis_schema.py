@@ -142,6 +142,12 @@ def test_a_corrupt_entry_is_rejected_as_a_whole(name: bytes, value: bytes | None
     assert value is not None or name in (b"c", b"+0", b"-2", b"f", b"+3")
 
 
+def test_an_entry_of_a_holder_with_too_long_a_name_is_rejected() -> None:
+    """Its name becomes a label of metrics."""
+    with pytest.raises(Unreadable):
+        decode_entry(ENTRY | {b"h": b"x" * 513})
+
+
 @pytest.mark.parametrize("broken", [{b"beat": b"9" * 400}, {b"facts": DEEP}, {b"owner": b"\xff"}])
 def test_an_impossible_row_is_rejected(broken: dict[bytes, bytes]) -> None:
     """An infinite time, deeply nested facts, a name that is not text."""

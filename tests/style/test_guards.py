@@ -42,6 +42,8 @@ EXCEPTIONS = {
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
     "frontends/http/openai_edge.py:OpenAiEdge.read": "hands a client's body to its readers",
     "frontends/http/replies.py:as_stream": _CLIENT,
+    "index/events.py:_fields": "parts of an event, which `EVENT` bounds",
+    "index/events.py:_keys": "parts of an event, which `EVENT` bounds",
     "index/masks.py:_ends": _ARRAY,
     "index/masks.py:_runs_by_tier": _ARRAY,
     "index/table.py:BlockTable.find": _ARRAY,

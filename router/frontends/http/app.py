@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -105,8 +106,9 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
         return {name: card for name, card in cards.items() if (found := fleet.resolve(name)) and may_use(*found)}
 
     @app.get("/v1/models")
-    async def models(request: Request) -> dict[str, Any]:
-        return {"object": "list", "data": list(usable(request).values())}
+    async def models(request: Request) -> Response:
+        body = msgspec.json.encode({"object": "list", "data": list(usable(request).values())})
+        return Response(body, media_type="application/json")
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
@@ -170,13 +172,13 @@ def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
     """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
     cards: dict[str, dict[str, Any]] = {}
     for status in statuses:
-        pod = status.pod
+        pod, base_model, adapters = status.pod, status.pod.base_model or None, frozenset(status.pod.adapters)
         for name in (*pod.models, *pod.adapters):
             card = cards.setdefault(
                 name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
             )
-            if name in pod.adapters:
-                card["parent"] = pod.base_model or None
+            if name in adapters:
+                card["parent"] = base_model
             if pod.max_model_len_tokens is not None:
                 card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
     return cards

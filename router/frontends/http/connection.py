@@ -30,6 +30,8 @@ READ_PAUSE_BYTES = 256 * 1024
 extensions of a chunk."""
 MAX_FIELDS = 512
 """Headers of a response, and its trailers."""
+MAX_INTERIM = 16
+"""Interim responses, such as 103 Early Hints, before a response."""
 _STATUSES = range(100, 600)
 
 
@@ -72,7 +74,7 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered_bytes = 0
         """Bytes received since the last read, including headers and framing."""
-        self._framing_bytes = 0
+        self._framing_bytes = self._interim = 0
         self._paused = False
         self._head_done = False
         self._complete = False
@@ -134,6 +136,9 @@ class Connection(asyncio.Protocol):
             raise UpstreamBroken(f"status {status}")
         fields, self._fields = self._fields, []
         if status < 200:
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise UpstreamBroken("interim responses are more than the limit")
             return
         self.headers = fields
         self._head_done = True

@@ -36,19 +36,12 @@ STUDENT_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """One run. `load` multiplies the traffic's own rate. `compute` and `bandwidth` are the router's errors: the factors
-    by which it misjudges the pods' coefficients and the link."""
+    """One run. `load` multiplies the traffic's own rate."""
 
     policy: str
     load: float
     pods: int
     seed: int = 0
-    compute: float = 1.0
-    bandwidth: float = 1.0
-
-    @property
-    def misjudged(self) -> bool:
-        return self.compute != 1.0 or self.bandwidth != 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ class Experiment:
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
         admission = replace(spec.admission, slo=spec.slo)
         world = World(
-            spec.build(self.prior, believed_compute=setting.compute, believed_bandwidth=setting.bandwidth),
+            spec.build(self.prior),
             self.policies[setting.policy],
             spec.conditions,
             routers=RouterSettings(knowledge=spec.knowledge),
@@ -95,23 +88,14 @@ def summarize(setting: Setting, run: Run, admission: Admission) -> Result:
     return Result(setting, found, quantiles, work, regret_ms, run.duration_ms / 1000)
 
 
-def grid(
-    policies: Sequence[str], loads: Sequence[float], pods: Sequence[int], seeds: int, wrong_priors: bool
-) -> list[Setting]:
-    """All combinations. `wrong_priors` adds, at the middle load, coefficients 30 % off and a bandwidth 2x off."""
-    exact = [
+def grid(policies: Sequence[str], loads: Sequence[float], pods: Sequence[int], seeds: int) -> list[Setting]:
+    """All combinations."""
+    return [
         Setting(policy, load, number, seed)
         for number in pods
         for load in loads
         for seed in range(seeds)
         for policy in policies
-    ]
-    if not wrong_priors:
-        return exact
-    middle = sorted(loads)[len(loads) // 2]
-    errors = [(0.7, 1.0), (1.3, 1.0), (1.0, 0.5), (1.0, 2.0)]
-    return exact + [
-        Setting(policy, middle, pods[0], 0, compute, bandwidth) for compute, bandwidth in errors for policy in policies
     ]
 
 

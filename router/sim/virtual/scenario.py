@@ -166,28 +166,23 @@ class FleetSpec(StrictSpec):
         groups = (group.model_copy(update={"count": part}) for group, part in zip(self.pods, counts, strict=True))
         return self.model_copy(update={"pods": tuple(groups)})
 
-    def build(self, prior: Prior, *, believed_compute: float = 1.0, believed_bandwidth: float = 1.0) -> SimulatedFleet:
-        """The fleet. The factors are further errors of the router's coefficients."""
+    def build(self, prior: Prior) -> SimulatedFleet:
         ids = count(1)
-        believed_compute *= self.believed.compute
-        believed_bandwidth *= self.believed.bandwidth
-        pods = tuple(
-            self._pod(group, next(ids), prior, believed_compute) for group in self.pods for _ in range(group.count)
-        )
+        pods = tuple(self._pod(group, next(ids), prior) for group in self.pods for _ in range(group.count))
         link = believed = None
         if self.link:
             link = Link(self.link.t0_ms, self.link.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
-            believed = replace(link, bytes_per_ms=link.bytes_per_ms * believed_bandwidth)
-        pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * believed_bandwidth)
+            believed = replace(link, bytes_per_ms=link.bytes_per_ms * self.believed.bandwidth)
+        pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * self.believed.bandwidth)
         return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie))
 
-    def _pod(self, group: PodsSpec, number: int, prior: Prior, believed_compute: float) -> SimulatedPod:
+    def _pod(self, group: PodsSpec, number: int, prior: Prior) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)
         speed = speed.scaled(group.slowdown)
         believed_speed = replace(
             speed,
-            c1_ms_per_token=speed.c1_ms_per_token * believed_compute,
-            c2_ms_per_token2=speed.c2_ms_per_token2 * believed_compute,
+            c1_ms_per_token=speed.c1_ms_per_token * self.believed.compute,
+            c2_ms_per_token2=speed.c2_ms_per_token2 * self.believed.compute,
         )
         known = Pod(
             id=f"pod-{number:04}",

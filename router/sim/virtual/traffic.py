@@ -1,18 +1,15 @@
 """Traffic as values: sessions of requests, as block hashes and lengths.
 
 Two prompts share the prefix that their leading block hashes have in common; there is no text. This module also reads
-recorded traffic: Mooncake traces, our own receipts and Azure traces, which contain lengths only. None of them contains
-the blocks of answers, so only prompts are shared. `generate.py` generates traffic.
+recorded traffic: Mooncake traces and our own receipts. Neither contains the blocks of answers, so only prompts are
+shared. `generate.py` generates traffic.
 """
 
 from __future__ import annotations
 
-import csv
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Annotated, TypeVar
@@ -24,7 +21,6 @@ from router.hashing import hash_blocks
 from router.types import BlockHash
 
 MOONCAKE_BLOCK_TOKENS = 512
-AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +177,6 @@ def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0) -
     return _open_loop(sizes.pop(), sessions)
 
 
-def azure_traffic(path: Path, *, speedup: float = 1.0, requests: int | None = None) -> Traffic:
-    """Open-loop traffic of an Azure LLM trace, or of its first `requests` lines. Its prompts share nothing."""
-    ids = count(1)
-    sessions = [
-        _session(at_s / speedup, prompt_tokens, output_tokens, islice(ids, -(-prompt_tokens // MOONCAKE_BLOCK_TOKENS)))
-        for at_s, prompt_tokens, output_tokens in islice(_azure_rows(path), requests)
-    ]
-    return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions)
-
-
 def _session(
     start_s: float, prompt_tokens: int, output_tokens: int, blocks: Iterable[BlockHash], kind: str = ""
 ) -> Session:
@@ -202,20 +188,3 @@ def _session(
 def _open_loop(block_size_tokens: int, sessions: list[Session]) -> Traffic:
     sessions.sort(key=lambda session: session.start_s)
     return Traffic(block_size_tokens, sessions, len(sessions))
-
-
-def _azure_rows(path: Path) -> Iterator[tuple[float, int, int]]:
-    number = 1
-    first: datetime | None = None
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            if missing := set(AZURE_COLUMNS) - set(rows.fieldnames or ()):
-                raise ValueError(f"missing columns: {', '.join(sorted(missing))}")
-            for number, row in enumerate(rows, start=2):  # noqa: B007, the error message needs it
-                # some have seven decimals, some a time zone, which may be cut off
-                at = datetime.fromisoformat(row[AZURE_COLUMNS[0]][:26]).replace(tzinfo=None)
-                first = first or at
-                yield (at - first).total_seconds(), max(int(row[AZURE_COLUMNS[1]]), 1), int(row[AZURE_COLUMNS[2]])
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path}:{number}: invalid line of an Azure trace: {error}") from error

@@ -17,7 +17,7 @@ from router.decision import Candidate, Pull, Split
 from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
-from router.sim.virtual.admission_rules import Admission, FleetActions, rule_of
+from router.sim.virtual.admission_rules import Admission, AdmitAll, FleetActions
 from router.sim.virtual.layered_pod import hit_rule, new_pod
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
@@ -43,6 +43,7 @@ class World:
     """One fleet, one policy and some routers. `run` may be called once."""
 
     view_class: ClassVar[type[RouterView]] = RouterView
+    rule_class: ClassVar[type[AdmitAll]] = AdmitAll
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class World:
             view = self.view_class(known, fleet.believed_links, policy, routers, queue, clock, refresh)
             self.views.append(view)
         self._admission = admission
-        rules = [rule_of(admission.rule, self._actions(view)) for view in self.views]
+        rules = [self.rule_class(self._actions(view)) for view in self.views]
         self._next_router = cycle(zip(self.views, rules, strict=True))
         self._transfers = LinkSharing(self._bandwidths())
         self._versions = dict.fromkeys(self._pods, 0)

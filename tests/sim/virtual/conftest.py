@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.config.load import shipped
-from router.config.policy_files import load_policies
 from router.config.priors import load_priors
 from router.policy.spec import Policy
-from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.scenario import DIALECT, SimulatedFleet, SimulatedPod
 from router.sim.virtual.traffic import TraceRequest, read_mooncake
@@ -26,7 +25,7 @@ SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
 @pytest.fixture(scope="session")
 def policies() -> dict[str, Policy]:
     """The shipped policies and the peers."""
-    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
+    return policies_with_peers()
 
 
 @pytest.fixture(scope="session")

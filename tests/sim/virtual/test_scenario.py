@@ -10,7 +10,7 @@ from router.config.load import load, shipped
 from router.errors import ConfigError
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.scenario import DIALECT, Conditions, FleetSpec
+from router.sim.virtual.scenario import DIALECT, BelievedSpec, Conditions, FleetSpec
 from router.types import AttentionKind, LayerType, Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 
@@ -108,7 +108,8 @@ def test_groups_of_layers_are_repeated_in_their_order(tmp_path: Path) -> None:
 def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
     """The true pods and links stay the same."""
     spec = read(tmp_path, FLEET)
-    right, wrong = spec.build(prior), spec.build(prior, believed_compute=2.0, believed_bandwidth=0.5)
+    misjudged = spec.model_copy(update={"believed": BelievedSpec(compute=2.0, bandwidth=0.5)})
+    right, wrong = spec.build(prior), misjudged.build(prior)
     assert [pod.true for pod in wrong.pods] == [pod.true for pod in right.pods]
     assert wrong.link == right.link
     assert wrong.believed_links == Links(elsewhere=Link(0.5, 6e6), cpu=Link(0.0, 10e6))

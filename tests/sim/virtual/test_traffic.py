@@ -16,7 +16,6 @@ from router.sim.virtual.traffic import (
     IdealCache,
     Session,
     TraceRequest,
-    azure_traffic,
     hashed_request,
     mooncake_traffic,
     read_mooncake,
@@ -25,11 +24,6 @@ from router.sim.virtual.traffic import (
 )
 
 GOOD = {"timestamp": 27_482, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 2353]}
-AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:15:46.6805900,374,44
-2023-11-16 18:15:50.9951690,1396,109
-2023-11-16 18:16:46.6805900,3,0
-"""
 
 
 def jsonl(folder: Path, *lines: str) -> Path:
@@ -74,11 +68,9 @@ def test_an_invalid_line_is_reported(tmp_path: Path, line: str) -> None:
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    """In both formats."""
+    """By its path."""
     with pytest.raises(ConfigError, match="nowhere"):
         read_mooncake(tmp_path / "nowhere.jsonl")
-    with pytest.raises(ConfigError, match="nowhere"):
-        azure_traffic(tmp_path / "nowhere.csv")
 
 
 rounded = st.lists(st.integers(0, 20), min_size=1, max_size=30).map(sorted)
@@ -116,59 +108,6 @@ def test_a_speedup_divides_all_times(ticks: list[int], speedup: float) -> None:
     slow, fast = played(ticks, 3.0), played(ticks, 3.0, speedup=speedup)
     assert starts(fast) == pytest.approx([at_s / speedup for at_s in starts(slow)])
     assert [session.requests for session in fast] == [session.requests for session in slow]
-
-
-def test_an_azure_trace_keeps_lengths_and_times(tmp_path: Path) -> None:
-    """With seven decimals, as published; an answer has at least one token."""
-    path = tmp_path / "azure.csv"
-    path.write_text(AZURE)
-    traffic = azure_traffic(path)
-    sessions = list(traffic.sessions)
-    assert starts(sessions) == pytest.approx([0.0, 4.314579, 60.0])
-    asks = [session.requests[0] for session in sessions]
-    assert [(ask.prompt_tokens, ask.output_tokens) for ask in asks] == [(374, 44), (1396, 109), (3, 1)]
-    assert traffic.request_count == 3
-    assert starts(azure_traffic(path, speedup=2).sessions) == pytest.approx([0.0, 4.314579 / 2, 30.0])
-
-
-def test_an_azure_trace_may_have_time_zones(tmp_path: Path) -> None:
-    """As in 2024, where a full second has no decimals."""
-    path = tmp_path / "azure.csv"
-    rows = ["2024-05-10 00:00:00.250000+00:00,5,6", "2024-05-10 00:00:01+00:00,5,6"]
-    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
-    assert starts(azure_traffic(path).sessions) == pytest.approx([0.0, 0.75])
-
-
-def test_prompts_of_an_azure_trace_share_nothing(tmp_path: Path) -> None:
-    """The trace does not contain their content."""
-    path = tmp_path / "azure.csv"
-    path.write_text(AZURE)
-    blocks = [block for session in azure_traffic(path).sessions for block in session.requests[0].blocks]
-    assert len(blocks) == len(set(blocks)) == 1 + 3 + 1
-
-
-def test_only_the_first_requests_of_an_azure_trace_are_read(tmp_path: Path) -> None:
-    """As many as requested."""
-    path = tmp_path / "azure.csv"
-    path.write_text(AZURE)
-    assert azure_traffic(path, requests=2).request_count == 2
-
-
-@pytest.mark.parametrize("row", ["yesterday,1,1", "2023-11-16 18:15:46.6805900,many,1", "2023-11-16 18:15:46.6805900"])
-def test_an_invalid_row_is_reported(tmp_path: Path, row: str) -> None:
-    """With file and line."""
-    path = tmp_path / "azure.csv"
-    path.write_text(AZURE + row + "\n")
-    with pytest.raises(ConfigError, match=r"azure\.csv:5: invalid line of an Azure trace"):
-        azure_traffic(path)
-
-
-def test_missing_columns_are_reported(tmp_path: Path) -> None:
-    """All of them."""
-    path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP,Tokens\n")
-    with pytest.raises(ConfigError, match=r"azure\.csv:1: .*missing columns: ContextTokens, GeneratedTokens"):
-        azure_traffic(path)
 
 
 RECEIPT = {

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from loadtest.simulated_peers.peer_admission import EarlyRejectionWorld, SaturationWorld
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.admission.tenant import Slo, Tenant
-from router.config.load import shipped
-from router.config.policy_files import load_policies
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.peers.peer_pickers import FOLDER, PeerPolicySpec
 from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.compare import Setting, summarize
 from router.sim.virtual.generate import Kind, TrafficMix
@@ -28,7 +27,7 @@ from tests.sim.virtual.conftest import SPEED, small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at, fleet, prompt, traffic
 
 SPLITTING = policy("queue", "prefill", "handoff")
-POLICIES = sorted(load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec))
+POLICIES = sorted(policies_with_peers())
 AT_ONCE = Conditions(route_ms=0.0, event_delay_ms=0.0)
 """Routers that decide in no time and receive all events at once."""
 
@@ -272,13 +271,28 @@ def test_backlogs_are_recorded_and_change_nothing() -> None:
 def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> None:
     """By early rejection. Later requests are served, and the ideal counts only prompts that were computed."""
     burst = [at(0.0, prompt(number, 4000)) for number in range(4)]
-    admission = Admission(rule=Rule.EARLY_REJECTION, slo=Slo(ttft_ms=1000.0))
-    asked = world(fleet(1), policy("queue", "prefill"), admission=admission)
+    admission = Admission(slo=Slo(ttft_ms=1000.0))
+    asked = EarlyRejectionWorld(
+        fleet(1), policy("queue", "prefill"), AT_ONCE, block_size_tokens=BLOCK, admission=admission
+    )
     run = asked.run(traffic(*burst, at(60.0, prompt(3, 4000))))
     assert_all_ended(asked, run, 5)
     assert [one.refused for one in run.outcomes] == ["", "", "overloaded", "overloaded", ""]
     found = figures(run, Slo())
     assert (found.refused, found.slo_share, found.ideal_cached_tokens) == (2, 0.6, 0)
+
+
+def test_requests_wait_while_every_pod_is_saturated_and_are_refused_past_their_deadline() -> None:
+    """By llm-d's rule. Of 60 long prompts, too many a second, the first are sent and, when the pod has caught up, the
+    last are sent."""
+    asked = SaturationWorld(
+        fleet(1), policy("queue"), AT_ONCE, block_size_tokens=BLOCK, admission=Admission(slo=Slo(ttft_ms=2000.0))
+    )
+    run = asked.run(traffic(*(at(0.1 * number, prompt(number, 4000)) for number in range(60))))
+    assert_all_ended(asked, run, 60)
+    refused = [one.refused for one in run.outcomes]
+    assert set(refused) == {"", "overloaded"}
+    assert not refused[0] and not refused[-1]
 
 
 @pytest.mark.parametrize("name", ["cost_aware", "mooncake_conductor"])

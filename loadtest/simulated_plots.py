@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from loadtest.html_page import PlotAxes, Section, Series, bars, cdf, lines
 from router.admission.tenant import Slo
-from router.report import PlotAxes, Section, Series, bars, cdf, lines
 from router.sim.virtual.compare import OURS, Result, grouped, in_order_of_mean, runs_by_policy, spread_of
 
 MAX_LINES = 8

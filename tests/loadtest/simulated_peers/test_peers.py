@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,25 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.cli.simulate_setup import simulated_library, simulated_policies
+from loadtest.simulated_peers.peer_pickers import (
+    PEER_PICKERS,
+    inflight_of,
+    library_with_peers,
+    lowest_first,
+    match_share,
+    policies_with_peers,
+    random_index,
+    uncached_tokens,
+)
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, load_policies
 from router.decision import Candidate, Direct
 from router.errors import ClientError, ConfigError, FleetError
 from router.policy.decide import decide
 from router.policy.spec import Policy
-from router.sim.peers.peer_pickers import (
-    PEER_PICKERS,
-    inflight_of,
-    lowest_first,
-    match_share,
-    random_index,
-    uncached_tokens,
-)
 from router.types import InFlight, Link, Links, PrefixTrust, Scene
 from tests.examples import examples
+from tests.loadtest.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 from tests.policy.scenes import POLICIES, pod, prompt_of, request, scene, scenes
-from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 
 # --- every peer ---
 
@@ -177,12 +176,6 @@ def test_a_random_index_is_below_the_count_and_reproducible() -> None:
 MINE = "name: mine\nabout: x\npicker: {dynamo: {prefill_load_scale: 2}}\n"
 
 
-def test_serve_does_not_import_the_peers() -> None:
-    """Not even indirectly."""
-    code = "import sys, router.cli; sys.exit(any(name.startswith('router.sim.peers') for name in sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_serve_refuses_a_peers_picker(tmp_path: Path) -> None:
     """As any unknown key."""
     (tmp_path / "mine.yaml").write_text(MINE)
@@ -194,16 +187,16 @@ def test_a_simulated_policy_may_use_and_extend_a_peers(tmp_path: Path) -> None:
     """With other settings."""
     (tmp_path / "mine.yaml").write_text(MINE)
     (tmp_path / "eager.yaml").write_text("name: eager\nabout: x\nextends: llm_d\nshortlist: 3\n")
-    shelf = simulated_library(tmp_path)
+    shelf = library_with_peers(tmp_path)
     assert repr(shelf.policy("mine").picker) == "Dynamo(prefill_load_scale=2.0)"
     assert shelf.policy("eager").picker == POLICIES["llm_d"].picker
 
 
 def test_every_peer_has_a_policy_and_ours_keep_their_version() -> None:
     """A simulated decision carries the version that the router would give it."""
-    policies, ours = simulated_policies(), load_policies(shipped("policies"))
+    policies, ours = policies_with_peers(), load_policies(shipped("policies"))
     assert {type(policy.picker) for policy in policies.values()} >= set(PEER_PICKERS.values())
-    shelf = simulated_library()
+    shelf = library_with_peers()
     assert {name: shelf.policy(name).version for name in ours} == {
         name: policy.version for name, policy in ours.items()
     }

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from loadtest.simulated_peers.peer_pickers import MooncakeConductor
 from router.decision import Candidate, Direct, Pull
-from router.sim.peers.peer_pickers import MooncakeConductor
 from router.types import InFlight, Link, Links, Scene
 from tests.examples import examples
+from tests.loadtest.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
 from tests.policy.scenes import SPEED, pod, works
-from tests.sim.peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
 
 NAME = "mooncake_conductor"
 KV_BYTES = 100_000

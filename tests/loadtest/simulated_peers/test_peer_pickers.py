@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from router.sim.peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
+from loadtest.simulated_peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
 from router.types import InFlight, PodLoad
 from tests.examples import examples
+from tests.loadtest.simulated_peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 from tests.policy.scenes import SPEED, pod, request
-from tests.sim.peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 
 # --- random ---
 

@@ -8,7 +8,7 @@ settings with the peer's defaults. All of them read the same scene as our own po
 - A peer ranks by a score in its own unit. Each candidate keeps its price in milliseconds for comparison.
 - A tie is decided by a hash of the request id, so every decision can be replayed.
 
-Pickers are stateless. No shipped policy uses them.
+Pickers are stateless. No shipped policy uses them, and `warmroute` does not know them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from typing import Annotated, Any
 import xxhash
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from router.config.load import shipped
+from router.config.policy_files import PolicyLibrary, load_policies
 from router.decision import Candidate, Cost, Direct, Pull
 from router.policy.catalog import PICKERS
 from router.policy.pickers import LowestCost, Ranked
 from router.policy.ring import rendezvous, tie_key
-from router.policy.spec import PolicySpec, choice_model
+from router.policy.spec import Policy, PolicySpec, choice_model
 from router.policy.term import Configurable
 from router.types import InFlight, Link, PrefixTrust, Scene
 
@@ -386,6 +388,17 @@ PeerPickerChoice = choice_model("PeerPickerChoice", {**PICKERS, **PEER_PICKERS})
 
 
 class PeerPolicySpec(PolicySpec):
-    """A policy file whose picker may be a peer's. Only `warmroute simulate`, `plan` and `policy` read such files."""
+    """A policy file whose picker may be a peer's. Only load tests and simulations of a checkout read such files."""
 
     picker: PeerPickerChoice  # type: ignore[valid-type]
+
+
+def library_with_peers(folder: Path | None = None) -> PolicyLibrary:
+    """The policy files of `folder`, then the peers' formulas, then the shipped policies. Raises `ConfigError`."""
+    peers = PolicyLibrary(FOLDER, spec=PeerPolicySpec)
+    return peers if folder is None else PolicyLibrary(folder, spec=PeerPolicySpec, fallback=peers)
+
+
+def policies_with_peers() -> dict[str, Policy]:
+    """The shipped policies and the peers."""
+    return load_policies(shipped("policies")) | load_policies(FOLDER, PeerPolicySpec)
