@@ -41,6 +41,9 @@ class BlockCache:
         """The share that requests hold, 0..1, as `vllm:kv_cache_usage_perc` counts it."""
         return 1 - self.available_tokens / self.capacity_tokens
 
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._tokens
+
     def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
         return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
@@ -23,6 +23,7 @@ from router.decision import RouteDecision
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.layers import HitRule
 from router.index.masks import HolderMasks
 from router.observe.counters import Counters
 from router.policy.calibration import Calibration
@@ -58,6 +59,8 @@ class Knowledge:
     predicted_ttl_s: float = 30.0
     no_events_ttl_s: float = 1200.0
     no_events_capacity_tokens: int = 400_000
+    kv_groups: bool = True
+    """Whether it knows the groups of layers that the pods have, rather than assumes full attention."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -79,23 +82,30 @@ class RouterSettings:
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     observers: Observers = UNOBSERVED
+    rule: HitRule | None = None
+    """What hits on the pods; None: what they hold without a gap."""
 
 
 class HashStore(LocalStore):
-    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash."""
+    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash. A hit on
+    each of `ruled` is what `rule` says."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
         super().__init__()
         self._model = model
+        self._rule = rule
         self._masks = HolderMasks()
+        for pod in ruled if rule else ():
+            self._masks.follow(pod, rule)
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
-        if not change.held:
+        if not change.held and not change.layer:
             self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
-        return PrefixMatch(self.blocks(prefix, now_s, self._masks.walk(prefix.hashes)))
+        known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
+        return PrefixMatch(known if self._rule else self.blocks(prefix, now_s, known))
 
 
 class RouterView:
@@ -124,7 +134,9 @@ class RouterView:
     def restart(self) -> None:
         """Start without state, as a new process does. Requests in flight stay with the core that they have."""
         self.streams = Counter[PodId]()
-        fleet, self.store = _fleet_of(self._pods, self._links), HashStore(self._pods[0].base_model)
+        fleet = _fleet_of(self._pods, self._links)
+        rule = self._settings.rule if self._settings.knowledge.kv_groups else None
+        self.store = HashStore(self._pods[0].base_model, [pod.id for pod in self._pods], rule)
         state = FleetState(
             fleet=fleet,
             ledger=Ledger(),

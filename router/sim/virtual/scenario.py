@@ -11,12 +11,14 @@ The CLI reads the file and provides the models' coefficients.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, count, pairwise
 from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PlainValidator as Parsed
 
 from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
@@ -24,7 +26,7 @@ from router.errors import ConfigError
 from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.types import Link, Links, Pod, PodSpeed, PrefixTrust, Role
+from router.types import AttentionKind, LayerType, Link, Links, Pod, PodSpeed, PrefixTrust, Role
 
 DIALECT = "simulated"
 
@@ -112,8 +114,25 @@ class BelievedSpec(StrictSpec):
     bandwidth: PositiveFloat = 1.0
 
 
+def _layers(written: list[str]) -> tuple[LayerType, ...]:
+    """The groups of `["6 x window 1024", "full"]`, in order: as an engine numbers and frees them."""
+    groups: list[LayerType] = []
+    for one in written:
+        found = _KV_GROUP.fullmatch(one)
+        if found is None:
+            raise ValueError(f'{one}: expected "full", "state" or "window TOKENS", with "N x " in front if repeated')
+        groups += [LayerType(AttentionKind(found[2] or "window"), 0, int(found[3] or 0))] * int(found[1] or 1)
+    if [group.kind for group in groups].count(AttentionKind.FULL) != 1:
+        raise ValueError("exactly one group must be `full`")
+    return tuple(groups)
+
+
+_KV_GROUP = re.compile(r"(?:([1-9]\d*) x )?(?:(full|state)|window ([1-9]\d*))")
+
+
 class FleetSpec(StrictSpec):
-    """A fleet file: pods, links, conditions and the SLO."""
+    """A fleet file: pods, links, conditions and the SLO. With `kv_groups`, an engine's blocks are those of the traffic,
+    and `kv_tokens` counts the blocks of all groups."""
 
     about: str = ""
     model: str
@@ -121,6 +140,7 @@ class FleetSpec(StrictSpec):
     link: LinkSpec | None = None
     pcie_gb_per_s: PositiveFloat = 20.0
     engine_block_tokens: PositiveInt = 16
+    kv_groups: Annotated[tuple[LayerType, ...], Parsed(_layers)] = ()
     step_budget_tokens: PositiveInt = 8192
     max_num_seqs: PositiveInt = 256
     conditions: Conditions = Conditions()
@@ -182,6 +202,7 @@ class FleetSpec(StrictSpec):
             kv_tokens=group.kv_tokens,
             cpu_kv_tokens=group.cpu_kv_tokens,
             engine_block_tokens=self.engine_block_tokens,
+            kv_groups=self.kv_groups,
             step_budget_tokens=self.step_budget_tokens,
             max_num_seqs=self.max_num_seqs,
         )

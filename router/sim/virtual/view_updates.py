@@ -14,7 +14,7 @@ from router.sim.virtual.router_view import RouterView
 from router.sim.virtual.scenario import Conditions
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_pod import VirtualPod
-from router.types import BlockChange, PodId, PodLoad, Tier
+from router.types import BlockChange, PodId, PodLoad
 
 
 class ViewUpdates:
@@ -93,9 +93,8 @@ class ViewUpdates:
         """Give a restarted router all blocks that the pods hold now."""
         view = self._views[replica]
         for pod_id, pod in self._pods.items():
-            view.apply_blocks(pod_id, BlockChange(Tier.GPU, True, list(pod.cache.blocks)))
-            if pod.cpu is not None:
-                view.apply_blocks(pod_id, BlockChange(Tier.CPU, True, list(pod.cpu.blocks)))
+            for change in pod.held_blocks():
+                view.apply_blocks(pod_id, change)
 
     def _repeat(self, update: Callable[[], None], every_ms: float, *, first_ms: float) -> None:
         """Call at this interval until the simulation is complete."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.sim.virtual.traffic import TrafficRequest
-from router.types import BlockHash, Tier
+from router.types import BlockChange
 
 
 @dataclass(slots=True, eq=False)
@@ -74,5 +74,5 @@ class Progress:
     finished: list[Job] = field(default_factory=list)
     loading: list[tuple[Job, int]] = field(default_factory=list)
     """Jobs, and the tokens that they load from the CPU tier. The caller calls `finish_load` after the transfer."""
-    block_changes: list[tuple[Tier, bool, list[BlockHash]]] = field(default_factory=list)
-    """(tier, True for stored or False for evicted, blocks), in order."""
+    block_changes: list[BlockChange] = field(default_factory=list)
+    """In order."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,16 +20,18 @@ from router.sim.block_cache import BlockCache, TierCache
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job, Progress, StepRun
-from router.types import BlockHash, PodLoad, Tier
+from router.types import BlockChange, BlockHash, LayerType, PodLoad, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualPodConfig(SchedulerConfig):
-    """One pod's hardware and scheduler limits; the defaults are vLLM's. `cpu_kv_tokens`: 0 for no CPU tier."""
+    """One pod's hardware and scheduler limits; the defaults are vLLM's. `cpu_kv_tokens`: 0 for no CPU tier.
+    `kv_groups`: see `layered_pod.py`; none if all layers have full attention."""
 
     kv_tokens: int
     cpu_kv_tokens: int = 0
     engine_block_tokens: int = 16
+    kv_groups: tuple[LayerType, ...] = ()
 
 
 class VirtualPod(Scheduler[Job]):
@@ -78,11 +81,17 @@ class VirtualPod(Scheduler[Job]):
 
     def held_tokens(self, request: TrafficRequest) -> int:
         """Tokens of a prompt that the pod's own memory holds now."""
-        return self._usable(self.cache.leading_blocks(request.prompt_hashes), request.prompt_tokens)
+        found = self._cached_blocks(request.prompt_hashes, request.prompt_tokens)
+        return self._usable(found, request.prompt_tokens)
+
+    def held_blocks(self) -> list[BlockChange]:
+        """All matchable blocks, as if they had just been stored."""
+        held = [BlockChange(Tier.GPU, True, list(self.cache.blocks))]
+        return held if self.cpu is None else [*held, BlockChange(Tier.CPU, True, list(self.cpu.blocks))]
 
     def submit(self, job: Job, now_ms: float) -> None:
         """Queue a job. Raises `ValueError` if it cannot run even alone."""
-        tokens = job.request.prompt_tokens + job.request.output_tokens
+        tokens = self._needed_tokens(job.request)
         if tokens > self.config.kv_tokens:
             raise ValueError(f"{tokens} tokens do not fit into the whole cache")
         self._waiting.append(job)
@@ -107,7 +116,7 @@ class VirtualPod(Scheduler[Job]):
                 self._run = self._next_run(now_ms, chunks)
             if ended is not None:
                 self._read_first_tokens(ended)
-        self._record_change(Tier.GPU, True, [])
+        self._record_evicted()
         progress, self._progress = self._progress, Progress()
         return progress
 
@@ -210,6 +219,20 @@ class VirtualPod(Scheduler[Job]):
         self.cache.free(job.private_tokens)
         job.pinned_blocks = job.private_tokens = job.computed_tokens = 0
 
+    # --- other layers than those of full attention: none ---
+
+    def _cached_blocks(self, prompt: Sequence[BlockHash], known_tokens: int) -> int:
+        """Leading blocks that a prompt hits."""
+        return self.cache.leading_blocks(prompt)
+
+    def _needed_tokens(self, request: TrafficRequest) -> int:
+        """Memory that the request needs at once."""
+        return request.prompt_tokens + request.output_tokens
+
+    def _reserve_layers(self, job: Job, found: int, computed: int, tokens: int) -> tuple[Sequence[BlockHash], int]:
+        """What an admitted job needs there: blocks, and private tokens."""
+        return (), 0
+
     # --- the next run ---
 
     def _next_run(self, now_ms: float, chunks: list[tuple[Job, int]]) -> StepRun:
@@ -242,18 +265,20 @@ class VirtualPod(Scheduler[Job]):
 
     def _admit(self, job: Job, budget_tokens: int) -> int | None:
         prompt = job.request.prompt_hashes
-        found = self.cache.leading_blocks(prompt)
+        found = self._cached_blocks(prompt, job.known_tokens)
         held = job.block_end(found - 1, self._block) if found else 0
         usable = max(self._usable(found, job.known_tokens), min(job.arrived_tokens, job.known_tokens - 1))
         with_cpu = self._usable_with_cpu_tier(job, found)
         tokens = 0 if with_cpu > usable else min(job.known_tokens - usable, budget_tokens)
         computed = max(usable, with_cpu)
         private = max(computed + tokens - held, tokens)
-        free = self.cache.free_tokens_of(prompt[:found])
-        if self.cache.available_tokens - free - len(self._decoding) < private:
+        more, more_private = self._reserve_layers(job, found, computed, tokens)
+        pinned = (*prompt[:found], *more)
+        free = self.cache.free_tokens_of(pinned)
+        if self.cache.available_tokens - free - len(self._decoding) < private + more_private:
             return None
-        self.cache.pin(prompt[:found])
-        self.cache.allocate(private)
+        self.cache.pin(pinned)
+        self.cache.allocate(private + more_private)
         job.pinned_blocks, job.private_tokens, job.computed_tokens = found, private, computed
         if job.cached_tokens is None:
             job.cached_tokens = computed
@@ -288,12 +313,15 @@ class VirtualPod(Scheduler[Job]):
 
     # --- block changes ---
 
-    def _record_change(self, tier: Tier, held: bool, blocks: list[BlockHash]) -> None:
+    def _record_change(self, tier: Tier, held: bool, blocks: list[BlockHash], layer: int = 0) -> None:
         """Record a change after the evictions that made room for it."""
-        if evicted := self.cache.take_evicted():
-            self._progress.block_changes.append((Tier.GPU, False, evicted))
+        self._record_evicted()
         if blocks:
-            self._progress.block_changes.append((tier, held, blocks))
+            self._progress.block_changes.append(BlockChange(tier, held, blocks, layer))
+
+    def _record_evicted(self) -> None:
+        if evicted := self.cache.take_evicted():
+            self._progress.block_changes.append(BlockChange(Tier.GPU, False, evicted))
 
     def _write_through(self, stored: list[tuple[BlockHash, int]]) -> None:
         """Write every computed block to the CPU tier."""

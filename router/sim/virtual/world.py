@@ -18,6 +18,7 @@ from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.sim.virtual.admission_rules import Admission, AdmitAll, FleetActions
+from router.sim.virtual.layered_pod import hit_rule, new_pod
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 from router.sim.virtual.router_view import RouterSettings, RouterView
@@ -27,8 +28,7 @@ from router.sim.virtual.traffic import IdealCache, Session, Traffic, TrafficRequ
 from router.sim.virtual.view_updates import ViewUpdates
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.virtual_job import Job, Progress
-from router.sim.virtual.virtual_pod import VirtualPod
-from router.types import BlockChange, Generation, PodId
+from router.types import Generation, PodId
 
 DEFAULT_ROUTERS = RouterSettings()
 OnEnded: TypeAlias = Callable[[int], None]
@@ -65,9 +65,10 @@ class World:
         self._link = fleet.link
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._speeds = {pod.true.speed for pod in fleet.pods}
-        self._pods = {pod.known.id: VirtualPod(pod.true, block_size_tokens) for pod in fleet.pods}
+        self._pods = {pod.known.id: new_pod(pod.true, block_size_tokens) for pod in fleet.pods}
         self._clock = clock = VirtualClock()
         self.views = list[RouterView]()
+        routers = replace(routers, rule=hit_rule(fleet.pods[0].true, block_size_tokens))
         has_events = routers.knowledge.events
         self._updates = ViewUpdates(
             self.views, self._pods, conditions, clock, self._goes_on, has_events=has_events, seed=seed
@@ -272,8 +273,8 @@ class World:
             self._schedule_wake(pod_id)
 
     def _apply(self, pod_id: PodId, progress: Progress) -> None:
-        for tier, held, blocks in progress.block_changes:
-            self._updates.publish(pod_id, BlockChange(tier, held, blocks))
+        for change in progress.block_changes:
+            self._updates.publish(pod_id, change)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
             on_arrival = partial(self._on_load, pod_id, job)
@@ -352,6 +353,8 @@ class World:
 def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> None:
     if fleet.splits and fleet.link is None:
         raise ConfigError("prefill pods need a `link` to hand KV over to decode pods")
+    if any(pod.true.kv_groups and pod.true.cpu_kv_tokens for pod in fleet.pods):
+        raise ConfigError("`cpu_kv_tokens` is not simulated with `kv_groups`")
     if fleet.splits and not policy.splits:
         raise ConfigError(f"policy {policy.name} has no cost term `handoff`: it would not use the prefill pods")
     if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):

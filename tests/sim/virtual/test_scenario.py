@@ -11,7 +11,7 @@ from router.errors import ConfigError
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.scenario import DIALECT, BelievedSpec, Conditions, FleetSpec
-from router.types import Link, Links, PodSpeed, Role
+from router.types import AttentionKind, LayerType, Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 
 FLEET = """
@@ -97,6 +97,14 @@ def test_a_slow_group_takes_longer_and_the_router_knows(tmp_path: Path) -> None:
     assert slow.known.speed.d0_ms == 2 * SPEED.d0_ms
 
 
+def test_groups_of_layers_are_repeated_in_their_order(tmp_path: Path) -> None:
+    """As an engine numbers them."""
+    spec = read(tmp_path, FLEET.replace("slo:", "kv_groups: [2 x window 1024, state, full]\nslo:"))
+    window = LayerType(AttentionKind.WINDOW, 0, 1024)
+    groups = (window, window, LayerType(AttentionKind.STATE, 0), LayerType(AttentionKind.FULL, 0))
+    assert [pod.true.kv_groups for pod in spec.build(prior).pods] == [groups] * 3
+
+
 def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
     """The true pods and links stay the same."""
     spec = read(tmp_path, FLEET)
@@ -127,6 +135,8 @@ def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
         ("model: m", "modell: m", r"fleet\.yaml:2: modell: unknown key; did you mean 'model'"),
         ("count: 2", "count: 0", r"fleet\.yaml:4: pods\.0\.count: "),
         ("routers: 3", "routers: 0", r"fleet\.yaml:7: conditions\.routers: "),
+        ("slo:", "kv_groups: [windows 8, full]\nslo:", r"fleet\.yaml:9: kv_groups: .*windows 8: expected \"full\""),
+        ("slo:", "kv_groups: [window 8]\nslo:", r"fleet\.yaml:9: kv_groups: .*exactly one group must be `full`"),
         ("routers: 3", "scrape_ms: 0", r"fleet\.yaml:7: conditions\.scrape_ms: "),
     ],
 )

@@ -123,9 +123,10 @@ def test_every_job_ends_and_no_memory_is_lost_with_little_memory(
             now_ms = pod.wake_ms
         progress = pod.advance(now_ms)
         while True:
-            for tier, is_held, blocks in progress.block_changes:
-                assert held[tier].isdisjoint(blocks) if is_held else held[tier] >= set(blocks)
-                (held[tier].update if is_held else held[tier].difference_update)(blocks)
+            for change in progress.block_changes:
+                known, blocks = held[change.tier], change.blocks
+                assert known.isdisjoint(blocks) if change.held else known >= set(blocks)
+                (known.update if change.held else known.difference_update)(blocks)
             ended += len(progress.finished)
             assert 0 <= pod.cache.available_tokens <= kv_tokens
             for job, _ in progress.loading:

@@ -21,7 +21,7 @@ from router.sim.virtual.router_view import Knowledge, RouterSettings
 from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.traffic import Session, Traffic
 from router.sim.virtual.world import World
-from router.types import Link
+from router.types import AttentionKind, LayerType, Link
 from tests.policy.scenes import policy
 from tests.sim.virtual.conftest import SPEED, small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at, fleet, prompt, traffic
@@ -145,11 +145,13 @@ SPACED = TrafficMix(
 )
 
 
-def exact_share(policy: Policy, conditions: Conditions, kv_tokens: int = 100_000) -> float:
+def exact_share(
+    policy: Policy, conditions: Conditions, kv_tokens: int = 100_000, groups: tuple[LayerType, ...] = (), **knows: bool
+) -> float:
     """The share of exact predictions, with one request per second."""
     sessions = [replace(one, start_s=float(second)) for second, one in enumerate(SPACED.traffic().sessions)]
-    knowledge = Knowledge(predicted_ttl_s=2.0)
-    asked = world(fleet(3, small_pod(kv_tokens)), policy, conditions, routers=RouterSettings(knowledge=knowledge))
+    knowledge, pod = Knowledge(predicted_ttl_s=2.0, **knows), replace(small_pod(kv_tokens), kv_groups=groups)
+    asked = world(fleet(3, pod), policy, conditions, routers=RouterSettings(knowledge=knowledge))
     run = asked.run(Traffic(BLOCK, sessions))
     assert_all_ended(asked, run, len(sessions))
     return figures(run, Slo()).predictions_exact_share
@@ -160,6 +162,21 @@ def test_a_router_with_immediate_events_predicts_every_cached_token(policies: di
     """Even if pods evict, since evictions are events."""
     assert exact_share(policies[name], AT_ONCE) == 1.0
     assert exact_share(policies[name], AT_ONCE, kv_tokens=2000) == 1.0
+
+
+def test_a_router_that_knows_the_groups_of_layers_predicts_every_cached_token(policies: dict[str, Policy]) -> None:
+    """Also after a restart; one that assumes full attention does not."""
+    groups = LayerType(AttentionKind.WINDOW, 0, 64), LayerType(AttentionKind.STATE, 0), LayerType(AttentionKind.FULL, 0)
+    restarts = replace(AT_ONCE, restarts=((0, 20.5, 0.0),))
+    for conditions, kv_tokens in ((AT_ONCE, 100_000), (AT_ONCE, 8000), (restarts, 100_000)):
+        assert exact_share(policies["round_robin"], conditions, kv_tokens, groups) == 1.0
+    assert exact_share(policies["round_robin"], AT_ONCE, groups=groups, kv_groups=False) < 0.9
+
+
+def test_groups_of_layers_exclude_a_cpu_tier(policies: dict[str, Policy]) -> None:
+    pod = replace(small_pod(cpu_kv_tokens=1000), kv_groups=(LayerType(AttentionKind.FULL, 0),))
+    with pytest.raises(ConfigError, match="`cpu_kv_tokens` is not simulated with `kv_groups`"):
+        world(fleet(1, pod), policies["round_robin"])
 
 
 @pytest.mark.parametrize(

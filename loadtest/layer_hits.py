@@ -1,0 +1,141 @@
+"""What does it gain a router to know what hits on pods whose layers are windows or states? Simulated.
+
+    python loadtest/layer_hits.py --data FOLDER --out hits.csv --seeds 3 --jobs 2
+
+FOLDER contains `conversation_trace.jsonl` (Mooncake, the first 3,000 requests) and `agent_sessions.jsonl` (40 minutes).
+`full`: the router assumes full attention. `true`: it follows the rule of the pods. `kept`: so it does, and what a pod
+will keep of a prompt counts from its dispatch on. All times are virtual. Rows are appended as runs end.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import router.sim.virtual.router_view as views
+from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from router.cli.simulate_setup import shipped_prior
+from router.index.predicted import Prediction
+from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
+from router.sim.virtual.compare import OURS, Experiment, Setting
+from router.sim.virtual.router_view import HashStore
+from router.sim.virtual.scenario import FleetSpec
+from router.sim.virtual.traffic import Traffic, mooncake_traffic, read_mooncake
+from router.types import BlockChange, PodId, PrefixMatch, PromptPrefix, Tier
+
+PODS = 8
+MODELS = {
+    "gpt-oss": ("gpt-oss-120b", "h100x1", 300_000, ["window 128", "full"]),
+    "gemma-3": ("qwen3-32b", "h100x2", 1_000_000, ["6 x window 1024", "full"]),
+}
+"""Step times, tokens of the pool of a pod, and groups. The times of Gemma 3 27B are those of a model of its size."""
+LOADS = {
+    ("gpt-oss", "conversation"): (2.0, 3.0, 4.0),
+    ("gemma-3", "conversation"): (1.0, 1.5, 2.0),
+    ("gpt-oss", "agents"): (1.0, 2.5, 3.5),
+    ("gemma-3", "agents"): (1.0, 2.0, 3.0),
+}
+PEERS = ("llm_d", "dynamo", "mooncake_conductor", "lmetric", "sglang_cache_aware")
+AWARE = ("llm_d",)
+"""Peers that follow the groups of layers; the others assume full attention."""
+
+
+class Kept(HashStore):
+    """A store that applies at dispatch what the pod will announce: full attention, and two checkpoints."""
+
+    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
+        assert self._rule is not None
+        hit, end = self._blocks(pod, prefix), (prefix.token_count - 1) // prefix.block_size_tokens
+        self._masks.follow(pod, None)
+        junction = min(self._blocks(pod, prefix), end)
+        self._masks.follow(pod, self._rule)
+        self._masks.apply(pod, BlockChange(Tier.GPU, True, list(prefix.hashes)))
+        for layer, one in enumerate(self._rule.types[1:], start=1):
+            for at in (junction, end):
+                kept = list(prefix.hashes[max(at - one.needed_blocks, hit, 0) : at])
+                self._masks.apply(pod, BlockChange(Tier.GPU, True, kept, layer))
+        return super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+
+    def _blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
+        walked = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
+        return sum(walked.get(pod, (0,)))
+
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+        return PrefixMatch(self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens)))
+
+
+class Run(NamedTuple):
+    seed: int
+    model: str
+    traffic: str
+    load: float
+    policy: str
+    belief: str
+
+
+FIGURES = ("requests", "cached_share", "ttft_mean_ms", "ttft_p99_ms", "slo_share", "predictions_exact_share")
+
+
+def runs(seeds: int) -> Iterator[Run]:
+    """The peers at the middle load."""
+    for seed in range(seeds):
+        for (model, traffic), loads in LOADS.items():
+            for at, load in enumerate(loads):
+                for belief in ("full", "true", "kept"):
+                    yield Run(seed, model, traffic, load, OURS, belief)
+                for peer in PEERS if at == 1 else ():
+                    yield Run(seed, model, traffic, load, peer, "true" if peer in AWARE else "full")
+
+
+def traffic_at(data: Path, name: str, load: float, seed: int) -> Traffic:
+    if name == "agents":
+        recorded = read_agent_sessions(data / "agent_sessions.jsonl")
+        return agent_traffic(recorded, speedup=load, seed=seed, duration_s=2400.0)
+    trace = read_mooncake(data / "conversation_trace.jsonl")[:3000]
+    return mooncake_traffic(trace, speedup=load, jitter_s=3.0, seed=seed)
+
+
+def simulate(data: Path, run: Run) -> list[object]:
+    model, hardware, kv_tokens, groups = MODELS[run.model]
+    fleet = FleetSpec.model_validate(
+        {
+            "model": model,
+            "pods": [{"count": PODS, "hardware": hardware, "kv_tokens": kv_tokens}],
+            "kv_groups": groups,
+            "knowledge": {"kv_groups": run.belief != "full"},
+            "conditions": {"overhead_ms": 20.0},
+            "slo": {"ttft_ms": 2000.0, "tpot_ms": 100.0},
+        }
+    )
+    views.HashStore = Kept if run.belief == "kept" else HashStore  # type: ignore[misc]
+    experiment = Experiment(fleet, shipped_prior, policies_with_peers(), partial(traffic_at, data, run.traffic))
+    figures = experiment.run(Setting(run.policy, run.load, PODS, run.seed)).figures
+    return [*run, *(getattr(figures, name) for name in FIGURES)]
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="Folder of the recorded traffic.")] = Path("../shared/data"),
+    out: Annotated[Path, typer.Option(help="CSV file; rows are appended.")] = Path("hits.csv"),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
+) -> None:
+    """Run all settings."""
+    with out.open("a", newline="", encoding="utf-8") as file, get_context("fork").Pool(jobs) as pool:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow([*Run._fields, *FIGURES])
+        for row in pool.imap(partial(simulate, data), runs(seeds)):
+            rows.writerow(row)
+            file.flush()
+
+
+if __name__ == "__main__":
+    typer.run(main)
