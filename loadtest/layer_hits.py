@@ -123,7 +123,7 @@ def simulate(data: Path, run: Run) -> list[object]:
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="Folder of the recorded traffic.")] = Path("../shared/data"),
+    data: Annotated[Path, typer.Option(help="Folder of the recorded traffic.")],
     out: Annotated[Path, typer.Option(help="CSV file; rows are appended.")] = Path("hits.csv"),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
