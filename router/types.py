@@ -39,10 +39,10 @@ from router.pods import PrefixTrust as PrefixTrust
 from router.pods import Role as Role
 
 BlockHash: TypeAlias = int
+"""64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=10**9)]
 _Amount: TypeAlias = Annotated[float, Meta(ge=-1.0, le=1e9)]
 """Bounds of what other routers report. Differences of sums may be slightly below 0."""
-"""64-bit chain hash of a block of tokens and all tokens before it, seeded by the generation."""
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):

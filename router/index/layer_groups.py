@@ -15,6 +15,8 @@ from router.types import AttentionKind, LayerType, Tier
 
 MAX_GROUPS = 64
 """Groups of one holder. The largest known model has 13."""
+MAX_TYPES = 3
+"""Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
 MAX_BEFORE_JOIN = 4096
 """Once this number of blocks is stored, a new group is none of the model's."""
 
@@ -56,6 +58,8 @@ class LayerGroups:
         if len(self._groups) >= MAX_GROUPS or len(self._held) > MAX_BEFORE_JOIN:
             return None
         if layers not in self._types:
+            if len(self._types) == MAX_TYPES:
+                return None
             self._types.append(layers)
             self._all_groups.append(0)
         layer = 1 + self._types.index(layers)

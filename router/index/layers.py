@@ -61,7 +61,7 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
     if not rule.is_plain:
         return _covered_by_each(rule, held, prompt_tokens, block_tokens)
     rows = len(held[0])
-    limit = min((prompt_tokens - 1) // block_tokens, rows)
+    limit = max(min((prompt_tokens - 1) // block_tokens, rows), 0)
     step = rule.step_tokens // block_tokens
     ends = np.zeros(limit, np.uint64)
     ends[step - 1 :: step] = _ALL

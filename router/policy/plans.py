@@ -31,8 +31,7 @@ from router.types import (
 )
 
 BYTES_PER_TOKEN = 4
-"""Assumed for a body that was not tokenized: English in o200k_base has 4.5 to 5 bytes a token, other languages in UTF-8
-2 to 4, JSON about 3."""
+"""Assumed for a body that was not tokenized: a common estimate for English."""
 MAX_UNREAD_TOKENS = 256 * 1024
 """Assumed at most: a longer body has pictures in base64 rather than text, or is refused by the engine."""
 FORM_BYTES_PER_TOKEN = 320

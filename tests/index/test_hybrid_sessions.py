@@ -139,6 +139,22 @@ def test_a_pod_says_what_decides_its_hits() -> None:
     assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
 
 
+def test_a_pod_has_few_types_of_layers() -> None:
+    """Each type takes memory for all blocks of all pods, and time of every prompt."""
+    blocks = two_groups(order="window first")
+    for number in range(2, 60):
+        odd = LayerType(AttentionKind.WINDOW, 16, 33 + number)
+        blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=number, layers=odd))
+    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36"
+
+
+def test_a_prompt_without_tokens_hits_nothing() -> None:
+    prefix = PromptPrefix(
+        Generation(model="m"), (), hash_blocks(token_array(PROMPT), 16, generation_seed(Generation(model="m")))
+    )
+    assert two_groups(order="window first").match(prefix) == {}
+
+
 def test_blocks_of_windows_count_as_blocks_of_the_pod() -> None:
     """Also those that full attention never has: what a pod may announce is bounded."""
     blocks = two_groups(order="window first")
