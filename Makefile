@@ -49,7 +49,7 @@ live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built 
 	tests/live_k8s/install.sh
 	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
 
-live-ui: $(VENV)/.ready      ## the operators' page in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: two minutes
+live-ui: $(VENV)/.ready      ## the operators' page and the site of docs/ in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: four minutes
 	tests/live_ui/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_ui
 
