@@ -35,10 +35,12 @@ PAGES = (
 def site_url() -> Iterator[str]:
     subprocess.run(["make", "-o", ".venv/.ready", "docs"], cwd=ROOT, check=True)
     port = free_port()
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", ROOT / "site", str(port)]
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(ROOT / "site"), str(port)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        yield f"http://127.0.0.1:{port}"
-        server.terminate()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

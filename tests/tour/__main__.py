@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,12 +38,14 @@ PAGES = tuple(f"docs/{name}" for name in dict.fromkeys(re.findall(r"\]\(([\w-]+\
 """In the order of the start page."""
 DOCUMENTS = ("README.md", *PAGES, "helm/README.md", "policies/README.md", "loadtest/README.md", "CONTRIBUTING.md")
 SHORT = ("README.md",)
+REDIS_PORT = 6379
+REDIS = f"redis://127.0.0.1:{REDIS_PORT}"
 REPLACED = {
     "http://10.0.0.7:8000": "http://127.0.0.1:9000",
     "http://10.0.0.8:8000": "http://127.0.0.1:9001",
     "/models/qwen3-32b": "models/qwen3-32b",
     "/models/my-model": "models/my-model",
-    "redis://redis:6379": "redis://127.0.0.1:6379",
+    "redis://redis:6379": REDIS,
     "/run/secrets/": "secrets/",
 }
 """What a README names that exists nowhere, and what the tour uses in its place."""
@@ -53,7 +55,7 @@ duration_s: 5
 kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 """
 """Traffic for the commands that would otherwise take hours."""
-PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
+PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
 MAX_BLOCK_S = 900
@@ -194,10 +196,10 @@ def with_install(documents: Sequence[str]) -> Sequence[str]:
     return (INSTALL, *documents) if needed else documents
 
 
-def ports_in_use() -> list[int]:
+def ports_in_use(ports: Sequence[int]) -> list[int]:
     """Those that are still in use after `MAX_WAIT_S`."""
     deadline_s = time.monotonic() + MAX_WAIT_S
-    while (used := [port for port in PORTS if _is_used(port)]) and time.monotonic() < deadline_s:
+    while (used := [port for port in ports if _is_used(port)]) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
     return used
 
@@ -221,16 +223,16 @@ def environment_of(folder: Path, existing: Path | None) -> dict[str, str]:
     return environment
 
 
-def walk(documents: Sequence[str], folder: Path, environment: dict[str, str]) -> list[str]:
-    """Run the documents in order, with a Redis that they may use. Returns those that failed."""
-    redis = subprocess.Popen(
-        [next(iter(binaries().values())), "--save", "", "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL
-    )
-    try:
-        return [document for document in documents if not tour(document, folder, environment)]
-    finally:
-        redis.terminate()
-        redis.wait()
+@contextmanager
+def redis() -> Iterator[None]:
+    """The Redis that the pages name, here."""
+    server = str(next(iter(binaries().values())))
+    command = [server, "--save", "", "--bind", "127.0.0.1", "--port", str(REDIS_PORT)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        try:
+            yield
+        finally:
+            running.terminate()
 
 
 def main() -> int:
@@ -239,17 +241,20 @@ def main() -> int:
     parser.add_argument("documents", nargs="*", default=DOCUMENTS)
     parser.add_argument("--short", action="store_true", help="read all commands, and run those of the README alone")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what the pages have started
     documents = SHORT if options.short else with_install(options.documents)
     found = [line for name in DOCUMENTS for block in blocks_of(ROOT / name, name) for line in mistakes(block)]
     if found:
         print(*found, "these would stop a reader", sep="\n")
         return 1
-    if used := ports_in_use():
+    needs_redis = any(REDIS in usable(block) for name in documents for block in blocks_of(ROOT / name, name))
+    if used := ports_in_use((*PORTS, REDIS_PORT) if needs_redis else PORTS):
         parser.error(f"ports that the tour needs are in use: {used}")
-    with TemporaryDirectory() as name:
+    with TemporaryDirectory() as name, redis() if needs_redis else nullcontext():
         folder = Path(name)
         prepare(folder)
-        failed = walk(documents, folder, environment_of(folder, Path(sys.prefix) if options.short else None))
+        environment = environment_of(folder, Path(sys.prefix) if options.short else None)
+        failed = [document for document in documents if not tour(document, folder, environment)]
     for document in documents:
         print(*changes(blocks_of(ROOT / document, document)), sep="\n")
     print(f"failed: {', '.join(failed)}" if failed else f"every command of {', '.join(documents)} succeeded")
