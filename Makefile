@@ -53,7 +53,7 @@ live-ui: $(VENV)/.ready      ## the operators' page and the site of docs/ in Chr
 	tests/live_ui/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_ui
 
-screenshots: $(VENV)/.ready  ## the pictures of the README, of the page over mock engines under load: three minutes
+screenshots: $(VENV)/.ready  ## the pictures of docs/observe.md, of the page over mock engines under load: three minutes
 	tests/live_ui/install.sh
 	$(BIN)/python -m tests.live_ui.screenshots
 
