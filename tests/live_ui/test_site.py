@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from router.cli.child_processes import free_port
 from tests.live_ui.conftest import SCREENSHOTS
 from tests.live_ui.test_page import opened
 
@@ -34,13 +35,12 @@ PAGES = (
 @pytest.fixture(scope="module")
 def site_url() -> Iterator[str]:
     subprocess.run(["make", "-o", ".venv/.ready", "docs"], cwd=ROOT, check=True)
-    port = free_port()
-    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(ROOT / "site"), str(port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        try:
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(ROOT / "site"))
+    ) as server:
+        Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
