@@ -60,7 +60,7 @@ screenshots: $(VENV)/.ready  ## the pictures of docs/observe.md, of the page ove
 docs: $(VENV)/.ready        ## docs/ as a site in site/, with search; links checked; in an environment of its own: a minute, once
 	$(BIN)/python -m docs.reference_pages
 	@test -x $(DOCS)/bin/mkdocs || { $(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/pip install -q -r docs/requirements.txt; }
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs and docs/, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour
