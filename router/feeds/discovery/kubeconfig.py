@@ -45,23 +45,23 @@ def read_kubeconfig(path: Path, folder: Path) -> KubeAccess:
     """The access of the current context. Certificates inside the file are written to `folder`. Raises `ConfigError`
     with file and line."""
     document = read_document(path)
-    reader = _Reader(document, plain(document.data), folder)
-    context = reader.named("contexts", "context", reader.text(reader.data, "current-context", ()))
-    cluster = reader.named("clusters", "cluster", reader.text(context.values, "cluster", context.place))
-    user = reader.named("users", "user", reader.text(context.values, "user", context.place))
+    kubeconfig = _Kubeconfig(document, plain(document.data), folder)
+    context = kubeconfig.named("contexts", "context", kubeconfig.text(kubeconfig.data, "current-context", ()))
+    cluster = kubeconfig.named("clusters", "cluster", kubeconfig.text(context.values, "cluster", context.place))
+    user = kubeconfig.named("users", "user", kubeconfig.text(context.values, "user", context.place))
     for section in cluster, user:
-        reader.refuse(section)
+        kubeconfig.refuse(section)
     try:
-        url = checked_url(reader.text(cluster.values, "server", cluster.place))
+        url = checked_url(kubeconfig.text(cluster.values, "server", cluster.place))
     except ValueError as error:
-        raise reader.wrong((*cluster.place, "server"), str(error)) from None
-    ca_file = reader.file(cluster, "certificate-authority")
-    cert_file, key_file = reader.file(user, "client-certificate"), reader.file(user, "client-key")
-    token, token_file = user.values.get("token", ""), reader.file(user, "tokenFile")
+        raise kubeconfig.wrong((*cluster.place, "server"), str(error)) from None
+    ca_file = kubeconfig.file(cluster, "certificate-authority")
+    cert_file, key_file = kubeconfig.file(user, "client-certificate"), kubeconfig.file(user, "client-key")
+    token, token_file = user.values.get("token", ""), kubeconfig.file(user, "tokenFile")
     if token and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-        raise reader.wrong((*user.place, "token"), "must be one token, without spaces")
+        raise kubeconfig.wrong((*user.place, "token"), "must be one token, without spaces")
     if not (token or token_file or cert_file):
-        raise reader.wrong(user.place, "has neither token nor client certificate")
+        raise kubeconfig.wrong(user.place, "has neither token nor client certificate")
     tls = PodTls(ca_file, cert_file, key_file)
     try:
         read_tls(tls)
@@ -77,7 +77,7 @@ class _Section:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _Kubeconfig:
     document: Document
     data: Any
     folder: Path
