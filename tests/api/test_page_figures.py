@@ -1,4 +1,4 @@
-"""The figures of the operators' page and of `warmroute top`."""
+"""The figures of the operators' page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the figures that the operators' page and `warmroute top` show: sums, quantiles and shares.
+"""Computes the figures that the operators' page shows: sums, quantiles and shares.
 
 Metrics are those of /metrics, summed over the labels that no figure needs.
 """
