@@ -118,6 +118,7 @@ class EngineApp:
             ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
             ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
             ("POST", "/v1/load_lora_adapter"): _text(adapters.load),
             ("POST", "/v1/unload_lora_adapter"): _text(adapters.unload),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
@@ -161,7 +162,7 @@ class EngineApp:
         engine_request_id = f"{request.id}-{next(self._serial):08x}"
         leg = self._handoffs.leg(request, engine_request_id)
         if isinstance(leg, PrefillLeg) and leg.cut is not None:
-            request = replace(request, output=request.output.first_token(leg.cut))
+            request = replace(request, output=request.output.cut(1, leg.cut))
         if request.stream:
             await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
         try:
@@ -302,6 +303,10 @@ class EngineApp:
     async def _tokenize(self, exchange: HttpExchange) -> None:
         tokens = self._parser.tokenize(await exchange.body())
         await exchange.respond(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
+
+    async def _detokenize(self, exchange: HttpExchange) -> None:
+        text = self._parser.detokenize(await exchange.body())
+        await exchange.respond(HTTPStatus.OK, encode({"prompt": text}))
 
     async def _count_tokens(self, exchange: HttpExchange) -> None:
         tokens = self._parser.count_tokens(await exchange.body())
