@@ -6,21 +6,31 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from router.endpoints import conventions_of
 from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
-from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from router.sim.mock.faults import (
+    ENGINE_FAULTS,
+    PREFILL_FAULTS,
+    REQUEST_FAULTS,
+    STREAM_FAULTS,
+    Fault,
+    FaultBoard,
+    FaultKind,
+)
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
+from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, core_died, decode_body
 from router.sim.mock.mock_responses import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
@@ -80,9 +90,11 @@ class _Generation:
     fault: Fault | None
     dies_after: Fault | None = None
     """Fault to inject after the response."""
+    created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def has_fault(self, kind: FaultKind) -> bool:
-        return self.fault is not None and self.fault.kind is kind
+    @property
+    def breaks(self) -> bool:
+        return self.fault is not None and self.fault.kind in STREAM_FAULTS
 
 
 class EngineApp:
@@ -228,9 +240,9 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body = generation.format.body(self._output_request(generation), int(time.time()), cached_tokens, fields)
+        body = generation.format.body(self._output_request(generation), generation.created_s, cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
-        if generation.has_fault(FaultKind.CUT):
+        if generation.breaks:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
             await exchange.write(body[: len(body) // 2])
             await exchange.close()
@@ -241,9 +253,9 @@ class EngineApp:
         """Headers are already sent, as in vLLM. Tokens that are ready together are sent in one write."""
         tokens, fault = generation.tokens, generation.fault
         end = total = len(generation.request.output.tokens)
-        if fault is not None and fault.kind is FaultKind.CUT:
-            end = min(total, fault.after_chunks)
-        frames_of, created_s = generation.format.frames, int(time.time())
+        if fault is not None and generation.breaks:
+            end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
+        frames_of, created_s = generation.format.frames, generation.created_s
         if opening := frames_of(generation.request, created_s).opening():
             await exchange.write(opening)
         await tokens.wait_for(min(end, 1))
@@ -251,20 +263,44 @@ class EngineApp:
         sent = 0
         while sent < end:
             ready = min(end, await tokens.wait_for(sent + 1))
-            if generation.has_fault(FaultKind.SLOW):
+            if fault is not None and fault.kind is FaultKind.SLOW:
                 await _pause_if_slow(exchange, fault)
                 ready = sent + 1
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
-        if generation.has_fault(FaultKind.CUT):
-            await exchange.close()
+        if generation.breaks:
+            await self._break(exchange, generation, frames, sent)
         else:
             await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
+    async def _break(self, exchange: HttpExchange, generation: _Generation, frames: _Frames, sent: int) -> None:
+        """Apply the fault of a stream that has sent `sent` tokens."""
+        fault, request = generation.fault, generation.request
+        assert fault is not None
+        cached_tokens = self._cached_tokens(generation)
+        if fault.kind is FaultKind.ABORT:
+            aborted = replace(request, output=request.output.cut(sent, "abort"))
+            frames = generation.format.frames(aborted, generation.created_s)
+            await exchange.write(frames.closing(cached_tokens), more=False)
+            return
+        if fault.kind is FaultKind.TEAR:
+            left = frames.tokens(sent, min(sent + 1, len(request.output.tokens)))
+            event = b"".join(left) or frames.closing(cached_tokens)
+            await exchange.write(
+                event[: 1 + next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)]
+            )
+        if fault.kind in ENGINE_FAULTS:
+            self._inject(msgspec.structs.replace(fault, after_chunks=None))
+        if fault.kind is FaultKind.CORE_DIES:
+            raise core_died()
+        if fault.kind in (FaultKind.SILENCE, FaultKind.TERMINATE):
+            await exchange.disconnected()
+        await exchange.close()
+
     async def _fails_early(self, exchange: HttpExchange, fault: Fault | None) -> bool:
         """Apply a fault that ends the request before the engine parses it; False if there is none."""
-        if fault is None or fault.kind in (FaultKind.CUT, FaultKind.SLOW):
+        if fault is None or fault.kind in (FaultKind.SLOW, *STREAM_FAULTS):
             return False
         if fault.kind is FaultKind.STATUS:
             raise EngineError("injected fault", status=fault.status)

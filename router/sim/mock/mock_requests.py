@@ -56,6 +56,12 @@ _HANDOFF_FIELDS = (
 )
 
 
+def core_died() -> EngineError:
+    """vLLM's error for each request whose engine core has ended."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     id: str
