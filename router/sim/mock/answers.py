@@ -14,7 +14,7 @@ from typing import NamedTuple
 from router.hashing import token_array
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.output_parser import OutputParser
-from router.sim.mock.request_bodies import ChatBody, GenerationBody
+from router.sim.mock.request_bodies import AskedChat, AskedGeneration
 from router.sim.mock.vocabulary import MARKUP, GeneratedText, Vocabulary
 from router.types import Endpoint
 
@@ -35,7 +35,9 @@ class Answers:
         self._parser = OutputParser(config.tokenizer, end_token)
         self.vocabulary = Vocabulary(config.tokenizer, end_token)
 
-    def output(self, endpoint: Endpoint, body: GenerationBody, prompt: Prompt, max_tokens: int | None) -> GeneratedText:
+    def output(
+        self, endpoint: Endpoint, body: AskedGeneration, prompt: Prompt, max_tokens: int | None
+    ) -> GeneratedText:
         available = self._max_tokens - len(prompt.tokens)
         limit = available if max_tokens is None else min(max_tokens, available)
         output = self._listed(endpoint, prompt, limit) if prompt.answer else None
@@ -43,7 +45,7 @@ class Answers:
         strings = [body.stop] if isinstance(body.stop, str) else body.stop or []
         if strings:
             output = output.stopped_by(strings, body.min_tokens or 0, included=body.include_stop_str_in_output)
-        if isinstance(body, ChatBody) and prompt.is_given and not body.tools:
+        if isinstance(body, AskedChat) and prompt.is_given and not body.tools:
             output = replace(output, counts_content=self._parser.ends_reasoning(prompt.tokens) is True)
         return output
 
@@ -60,7 +62,7 @@ class Answers:
         return replace(output, finish_reason="tool_calls") if calls else output
 
     def _words(
-        self, endpoint: Endpoint, body: GenerationBody, prompt: array[int], max_tokens: int | None, limit: int
+        self, endpoint: Endpoint, body: AskedGeneration, prompt: array[int], max_tokens: int | None, limit: int
     ) -> GeneratedText:
         """`max_tokens` is the exact length where clients need not limit it, so that load tests can choose the length;
         agents' APIs have `min_tokens` for that."""

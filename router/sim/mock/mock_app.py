@@ -30,7 +30,14 @@ from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, core_died, decode_body
+from router.sim.mock.mock_requests import (
+    EngineError,
+    GenerationRequest,
+    MockAdapters,
+    RequestParser,
+    core_died,
+    decode_body,
+)
 from router.sim.mock.mock_responses import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
@@ -287,9 +294,8 @@ class EngineApp:
         if fault.kind is FaultKind.TEAR:
             left = frames.tokens(sent, min(sent + 1, len(request.output.tokens)))
             event = b"".join(left) or frames.closing(cached_tokens)
-            await exchange.write(
-                event[: 1 + next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)]
-            )
+            inside = next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)
+            await exchange.write(event[: inside + 1])
         if fault.kind in ENGINE_FAULTS:
             self._inject(msgspec.structs.replace(fault, after_chunks=None))
         if fault.kind is FaultKind.CORE_DIES:
@@ -380,27 +386,3 @@ def _text(answer: Callable[[bytes], bytes]) -> _Handler:
 async def _pause_if_slow(exchange: HttpExchange, fault: Fault | None) -> None:
     if fault is not None and fault.kind is FaultKind.SLOW:
         await exchange.pause(fault.pause_s)
-
-
-class MockAdapters:
-    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def load(self, body: bytes) -> bytes:
-        fields = decode_body(body, dict[str, Any])
-        name = fields.get("lora_name")
-        if not name or not fields.get("lora_path"):
-            raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._names and not fields.get("load_inplace"):
-            raise EngineError(f"The lora adapter '{name}' has already been loaded.")
-        self._names.add(name)
-        return f"Success: LoRA adapter '{name}' added successfully.".encode()
-
-    def unload(self, body: bytes) -> bytes:
-        name = decode_body(body, dict[str, Any]).get("lora_name")
-        if name not in self._names:
-            raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
-        self._names.discard(name)
-        return f"Success: LoRA adapter '{name}' removed successfully.".encode()

@@ -25,14 +25,14 @@ from router.prompt.conversation import Unrenderable
 from router.sim.mock.answers import Answers, Prompt
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.request_bodies import (
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    GenerationBody,
-    MessagesBody,
-    Prompts,
-    ResponsesBody,
-    TokenizeBody,
+    AskedChat,
+    AskedCompletion,
+    AskedEmbedding,
+    AskedGeneration,
+    AskedMessage,
+    AskedPrompts,
+    AskedResponse,
+    AskedTokens,
 )
 from router.sim.mock.tool_calls import listed_answers, next_answer, with_answer
 from router.sim.mock.vocabulary import GeneratedText
@@ -98,8 +98,8 @@ class RequestParser:
         """Those that are loaded now."""
         turns = [{"role": role, "content": "x"} for role in ("user", "assistant")]
         ending = config.render({"messages": turns, "add_generation_prompt": False}).rpartition("x")[2]
-        self._end = self._encode(ending, False)[0]
-        """The token that ends an answer."""
+        self._end = (self._encode(ending, False) or [0])[0]
+        """The token that ends an answer; any one if templates write none."""
         self._answers = Answers(config, self._end)
         self._engine = f"fp_{uuid.uuid4().hex[:12]}"
         self._from_messages = VllmMessages(config.template)
@@ -108,7 +108,7 @@ class RequestParser:
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
         raw = decode_body(body, dict[str, Any])
-        chat = _convert(raw, ChatBody)
+        chat = _convert(raw, AskedChat)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
         prompt = self._chat_prompt(raw, chat, None if chat.echo else self._given_tokens(chat))
@@ -116,7 +116,7 @@ class RequestParser:
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
-        completion = _convert(decode_body(body, dict[str, Any]), CompletionBody)
+        completion = _convert(decode_body(body, dict[str, Any]), AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
@@ -125,19 +125,19 @@ class RequestParser:
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
         raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, MessagesBody)
+        asked = _convert(raw, AskedMessage)
         prompt = self._converted_prompt(self._from_messages, raw, asked)
         return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
 
     def count_tokens(self, body: bytes) -> int:
         raw = decode_body(body, dict[str, Any])
-        self._model(_convert(raw, TokenizeBody).model)
-        return len(self._converted_prompt(self._from_messages, raw, GenerationBody()).tokens)
+        self._model(_convert(raw, AskedTokens).model)
+        return len(self._converted_prompt(self._from_messages, raw, AskedGeneration()).tokens)
 
     def response(self, body: bytes, request_id: str) -> GenerationRequest:
         """A request of the Responses API. Responses are not stored."""
         raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, ResponsesBody)
+        asked = _convert(raw, AskedResponse)
         if asked.previous_response_id is not None:
             message = f"Response with id '{asked.previous_response_id}' not found."
             raise EngineError(message, status=HTTPStatus.NOT_FOUND, param="response_id")
@@ -150,7 +150,7 @@ class RequestParser:
         return replace(request, output=self._answers.vocabulary.garbled(request.output))
 
     def embedding(self, body: bytes) -> EmbeddingRequest:
-        embedding = _convert(decode_body(body, dict[str, Any]), EmbeddingBody)
+        embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
@@ -160,7 +160,7 @@ class RequestParser:
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
         raw = decode_body(body, dict[str, Any])
-        given = _convert(raw, TokenizeBody)
+        given = _convert(raw, AskedTokens)
         self._model(given.model)
         if given.messages is not None:
             return self._encode(self._render(raw), bool(given.add_special_tokens))
@@ -176,7 +176,7 @@ class RequestParser:
         self,
         request_id: str,
         endpoint: Endpoint,
-        body: GenerationBody,
+        body: AskedGeneration,
         prompt: Prompt,
         max_tokens: int | None,
     ) -> GenerationRequest:
@@ -195,13 +195,13 @@ class RequestParser:
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             return_token_ids=bool(body.return_token_ids),
-            include_reasoning=not isinstance(body, ChatBody) or body.include_reasoning is not False,
+            include_reasoning=not isinstance(body, AskedChat) or body.include_reasoning is not False,
             stream_interval=self._config.stream_interval,
             engine=self._engine,
             handoff={name: value for name in _HANDOFF_FIELDS if (value := getattr(body, name)) is not None},
         )
 
-    def _chat_prompt(self, chat: Mapping[str, Any], body: GenerationBody, given: object = None) -> Prompt:
+    def _chat_prompt(self, chat: Mapping[str, Any], body: AskedGeneration, given: object = None) -> Prompt:
         listed = next_answer(chat)
         if given is not None and not _has_media(chat):
             prompt = Prompt(self._checked_ids(given, "kv_transfer_params.prompt_token_ids"), is_given=True)
@@ -213,20 +213,20 @@ class RequestParser:
         written = whole[len(commonprefix([text, whole])) :]  # the prompt may end with words that only thinking needs
         return prompt._replace(answer=self._encode(written, False))
 
-    def _completion_prompt(self, tokens: array[int], given: Prompts) -> Prompt:
+    def _completion_prompt(self, tokens: array[int], given: AskedPrompts) -> Prompt:
         text = given if isinstance(given, str) else self._text(tokens)
         if not (listed := listed_answers(text)):
             return Prompt(tokens)
         answer = self._encode(listed[0].text, False) + token_array([self._end])
         return Prompt(tokens, answer, is_given=True)
 
-    def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any], body: GenerationBody) -> Prompt:
+    def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any], body: AskedGeneration) -> Prompt:
         try:
             return self._chat_prompt(conversion.chat(raw), body, self._given_tokens(body))
         except Unrenderable as error:
             raise EngineError(str(error)) from error
 
-    def _given_tokens(self, chat: GenerationBody) -> object:
+    def _given_tokens(self, chat: AskedGeneration) -> object:
         """The prompt as token ids, if they are in the field that this engine reads; else None."""
         if self._config.handoff.dialect == "trtllm":
             return getattr(chat, "prompt_token_ids", None)
@@ -258,7 +258,7 @@ class RequestParser:
         except Unrenderable as error:
             raise EngineError(f"this engine supports only text: {error}", param="messages") from error
 
-    def _prompts(self, value: Prompts, add_special_tokens: bool) -> tuple[array[int], ...]:
+    def _prompts(self, value: AskedPrompts, add_special_tokens: bool) -> tuple[array[int], ...]:
         if isinstance(value, str):
             return (self._encode(value, add_special_tokens),)
         if any(isinstance(item, int) for item in value):
@@ -285,6 +285,30 @@ class RequestParser:
         return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
+class MockAdapters:
+    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def load(self, body: bytes) -> bytes:
+        fields = decode_body(body, dict[str, Any])
+        name = fields.get("lora_name")
+        if not name or not fields.get("lora_path"):
+            raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._names and not fields.get("load_inplace"):
+            raise EngineError(f"The lora adapter '{name}' has already been loaded.")
+        self._names.add(name)
+        return f"Success: LoRA adapter '{name}' added successfully.".encode()
+
+    def unload(self, body: bytes) -> bytes:
+        name = decode_body(body, dict[str, Any]).get("lora_name")
+        if name not in self._names:
+            raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
+        self._names.discard(name)
+        return f"Success: LoRA adapter '{name}' removed successfully.".encode()
+
+
 def decode_body(body: bytes, body_type: type[_T]) -> _T:
     """The decoded JSON body. Raises `EngineError`."""
     try:
@@ -300,7 +324,7 @@ def _convert(raw: Mapping[str, Any], body_type: type[_T]) -> _T:
         raise EngineError(str(error)) from error
 
 
-def _check_options(body: GenerationBody, max_tokens: int | None) -> None:
+def _check_options(body: AskedGeneration, max_tokens: int | None) -> None:
     if body.n not in (None, 1):
         raise EngineError(f"this engine supports only n=1, got {body.n}", param="n")
     if max_tokens is not None and max_tokens < 1:

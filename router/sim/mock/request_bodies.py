@@ -6,23 +6,23 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-Prompts: TypeAlias = str | list[int | str | list[int]]
+AskedPrompts: TypeAlias = str | list[int | str | list[int]]
 """One text, one list of token ids, or a list of either."""
 
 
-class StreamOptions(msgspec.Struct):
+class AskedStreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(msgspec.Struct, kw_only=True):
+class AskedGeneration(msgspec.Struct, kw_only=True):
     """Fields of all generation endpoints. Unknown fields are ignored, as in vLLM."""
 
     model: str | None = None
     n: int | None = 1
     max_tokens: int | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream_options: AskedStreamOptions | None = None
     return_token_ids: bool | None = False
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
@@ -38,7 +38,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     disaggregated_params: dict[str, Any] | None = None
 
 
-class ChatBody(GenerationBody, kw_only=True):
+class AskedChat(AskedGeneration, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     echo: bool | None = False
@@ -47,28 +47,28 @@ class ChatBody(GenerationBody, kw_only=True):
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionBody(GenerationBody, kw_only=True):
-    prompt: Prompts
+class AskedCompletion(AskedGeneration, kw_only=True):
+    prompt: AskedPrompts
 
 
-class MessagesBody(GenerationBody, kw_only=True):
+class AskedMessage(AskedGeneration, kw_only=True):
     messages: list[dict[str, Any]]
     max_tokens: int
 
 
-class ResponsesBody(GenerationBody, kw_only=True):
+class AskedResponse(AskedGeneration, kw_only=True):
     input: str | list[dict[str, Any]]
     max_output_tokens: int | None = None
     request_id: str | None = None
     previous_response_id: str | None = None
 
 
-class EmbeddingBody(msgspec.Struct, kw_only=True):
-    input: Prompts
+class AskedEmbedding(msgspec.Struct, kw_only=True):
+    input: AskedPrompts
     model: str | None = None
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
+class AskedTokens(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
