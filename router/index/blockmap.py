@@ -11,6 +11,7 @@ from collections import deque
 
 from router.index.evicted import EvictedByModel
 from router.index.holder_blocks import HolderBlocks
+from router.index.layers import HitRule
 from router.index.masks import HolderMasks
 from router.types import AttentionKind, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
@@ -65,6 +66,15 @@ class BlockMap:
         """Which layers decide what hits on `pod`, according to its events."""
         holder = self._holders.get(pod)
         return str(holder.rule or AttentionKind.FULL) if holder else ""
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs; None where its layers need every block."""
+        holder = self._holders.get(pod)
+        return holder.rule if holder else None
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks of `prefix` that full attention of `pod` has."""
+        return self._masks.full_run(pod, prefix.hashes)
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""

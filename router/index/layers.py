@@ -76,6 +76,15 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
     return np.bitwise_or.accumulate(ends[::-1])[::-1]
 
 
+def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
+    """After which tokens can a hit end once an engine has computed a prompt of which full attention had `full_tokens`?
+    Windows and states are kept in front of the prompt's last token, and where full attention had more than the hit."""
+    step = rule.step_tokens
+    last = (prompt_tokens - 1) // step * step
+    dropped = step * any(one.drops_block for one in rule.types)
+    return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
+
+
 def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_tokens: int) -> Bits:
     """The same, one holder after the other."""
     found = np.zeros(len(held[0]), np.uint64)

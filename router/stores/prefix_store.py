@@ -8,15 +8,17 @@ stale, it sets `degraded`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
+from router.index.layers import HitRule, kept_ends
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
+    BlockHash,
     BlocksByTier,
     Generation,
     KvEvent,
@@ -57,6 +59,19 @@ class LocalStore:
         """By pod, the model of its last dispatch."""
 
     @property
+    def ruled(self) -> Collection[PodId]:
+        """Pods whose layers do not all need every block."""
+        return self._announced.ruled
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs; None where its layers need every block."""
+        return self._announced.rule(pod)
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks of `prefix` that full attention of `pod` has."""
+        return self._announced.full_run(pod, prefix)
+
+    @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
         return self._announced.block_holders
@@ -84,7 +99,19 @@ class LocalStore:
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
         self._models[pod] = prefix.generation.model
-        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        ends = self._kept_ends(pod, prefix) if pod in self.ruled else ()
+        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
+
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+        """The blocks after which hits can end on a pod with windows or states once it has computed the prompt. Its
+        full attention has what it announces, and what it is computing."""
+        rule, block_tokens = self.rule(pod), prefix.block_size_tokens
+        if rule is None:
+            return ()
+        dispatched = sum(self.predicted.match(prefix.hashes).get(pod, (0,)))
+        full = max(self.full_run(pod, prefix), dispatched)
+        ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
+        return [prefix.hashes[end - 1] for end in ends if end <= len(prefix.hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
@@ -100,23 +127,25 @@ class LocalStore:
     def blocks(
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks. What a pod with windows or
-        states will hit is what it announces: of a prompt that it computes, it keeps only the end."""
-        announced, predicted = self._announced.match(prefix), self.predicted.match(prefix.hashes, now_s)
-        ruled = self._announced.ruled
-        if not announced and not known and not ruled:
+        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
+        announced, predicted = self._announced.match(prefix), self._predicted(prefix, now_s)
+        if not announced and not known:
             return predicted
         blocks = dict(known or announced)
         for more in (announced, predicted) if known else (predicted,):
             for pod, found in more.items():
                 if sum(found) > sum(blocks.get(pod, (0,))):
                     blocks[pod] = found
-        for pod in ruled & blocks.keys():
-            if (held := announced.get(pod)) is None:
-                del blocks[pod]
-            else:
-                blocks[pod] = held
         return blocks
+
+    def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
+        """Of a prompt that it computes, a pod with windows or states keeps only checkpoints."""
+        predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
+        if not ruled:
+            return predicted
+        usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
+        kept = self.predicted.checkpoints.match(usable, now_s)
+        return {pod: found for pod, found in predicted.items() if pod not in ruled} | kept
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""
