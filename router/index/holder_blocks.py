@@ -258,9 +258,11 @@ class HolderBlocks:
         return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
 
     def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
-        blocks = [block for one in engine_hashes for block in self.blocks_of(one) or ()]
-        return BlockChange(tier, held, blocks, layer)
+        blocks = dict.fromkeys(block for one in engine_hashes for block in self.blocks_of(one) or ())
+        return BlockChange(tier, held, [*blocks], layer)
 
     def _learn_rule(self) -> None:
         if self._layers is not None and self._full_tokens:
-            self.rule = self._layers.rule(self._full_tokens)
+            rule = self._layers.rule(self._full_tokens)
+            if rule != self.rule:
+                self.rule = rule

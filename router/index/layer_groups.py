@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from router.index.layers import HitRule
+from router.index.layers import MAX_TYPES, HitRule
 from router.types import AttentionKind, LayerType, Tier
 
 MAX_GROUPS = 64
 """Groups of one holder. The largest known model has 13."""
-MAX_TYPES = 3
-"""Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
 MAX_BEFORE_JOIN = 4096
 """Once this number of blocks is stored, a new group is none of the model's."""
 

@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 from router.kv_events import AttentionKind, LayerType
 
+MAX_TYPES = 3
+"""Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
+MAX_TOKENS = 1 << 24
+"""Of an engine's block."""
 Bits = NDArray[np.uint64]
 _ALL, _NONE = ~np.uint64(0), np.uint64(0)
 HeldEnds = Callable[[int], bool]
@@ -43,6 +47,15 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         return all(
             one.kind is not AttentionKind.CHUNK and self.step_tokens % one.block_tokens == 0 for one in self.types
         )
+
+    def fits(self, block_tokens: int) -> bool:
+        """Whether it can be applied to blocks of this size, for a rule that comes from outside."""
+        unit, step, sizes = self.unit_tokens, self.step_tokens, [one.block_tokens for one in self.types]
+        if not 0 < len(sizes) <= 1 + MAX_TYPES or min(block_tokens, unit, *sizes) <= 0 or not 0 < step <= MAX_TOKENS:
+            return False
+        if any(size % block_tokens or step % size for size in sizes) or self.types[0].kind is not AttentionKind.FULL:
+            return False
+        return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
 
     def __str__(self) -> str:
         return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)

@@ -212,6 +212,22 @@ class ReplicaStore(LocalStore):
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
         return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
 
+    @property
+    def ruled(self) -> Collection[PodId]:
+        return self.index.holders.ruled | self._announced.ruled
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        known = self.index.holders.publisher_of(pod)
+        return super().rule(pod) or (known.rule if known else None)
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        known = self.index.holders.publisher_of(pod)
+        published = self.index.masks.full_run(known.name, prefix.hashes) if known else 0
+        return max(published, super().full_run(pod, prefix))
+
+    def hits(self, pod: PodId) -> str:
+        return str(self.rule(pod) or super().hits(pod))
+
     def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))
         return max(announced, super().known_blocks(pod, prefix))
