@@ -37,6 +37,8 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     step_tokens: int
     is_single: bool
     """The model has one group only."""
+    is_dense: bool = False
+    """Windows and states keep all blocks, not only checkpoints."""
 
     @property
     def is_plain(self) -> bool:
@@ -56,6 +58,16 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         if any(size % block_tokens or step % size for size in sizes) or self.types[0].kind is not AttentionKind.FULL:
             return False
         return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether hits can end only where the engine kept windows or states."""
+        return not self.is_dense and any(one.kind in (AttentionKind.WINDOW, AttentionKind.STATE) for one in self.types)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens at the end of a hit that are computed again."""
+        return self.step_tokens * any(one.drops_block for one in self.types)
 
     def __str__(self) -> str:
         return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
@@ -94,7 +106,7 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     Windows and states are kept in front of the prompt's last token, and where full attention had more than the hit."""
     step = rule.step_tokens
     last = (prompt_tokens - 1) // step * step
-    dropped = step * any(one.drops_block for one in rule.types)
+    dropped = rule.dropped_tokens
     return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
 
 
