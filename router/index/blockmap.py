@@ -26,7 +26,9 @@ class BlockMap:
         self._removed: deque[HolderBlocks] = deque()
         """Removed holders; each event and each lookup frees one more shard of the first."""
         self.ruled: set[PodId] = set()
-        """Pods whose layers do not all need every block: what they announce says what they will hit."""
+        """Pods whose layers do not all need every block."""
+        self.estimated: set[PodId] = set()
+        """Those of them that do not announce which blocks they have."""
 
     @property
     def block_holders(self) -> int:
@@ -44,6 +46,7 @@ class BlockMap:
         if holder is not None:
             self._masks.forget(pod)
             self.ruled.discard(pod)
+            self.estimated.discard(pod)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -90,9 +93,10 @@ class BlockMap:
             self._masks.apply(pod, change)
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
-        if holder.rule is not rule:
+        if holder.rule is not None and holder.rule is not rule:
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
+            (self.estimated.discard if holder.rule.has_full else self.estimated.add)(pod)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

@@ -262,7 +262,7 @@ class HolderBlocks:
         return BlockChange(tier, held, [*blocks], layer)
 
     def _learn_rule(self) -> None:
-        if self._layers is not None and self._full_tokens:
+        if self._layers is not None:
             rule = self._layers.rule(self._full_tokens)
             if rule != self.rule:
                 self.rule = rule

@@ -40,9 +40,9 @@ class LayerGroups:
         return len(self._held)
 
     def rule(self, full_tokens: int) -> HitRule:
-        """What a hit needs where the blocks of full attention have `full_tokens`."""
-        full = LayerType(AttentionKind.FULL, full_tokens)
-        return HitRule.of((full, *self._types), groups=1 + len(self._groups))
+        """What a hit needs where the blocks of full attention have `full_tokens`; 0: there is none."""
+        full = (LayerType(AttentionKind.FULL, full_tokens),) if full_tokens else ()
+        return HitRule.of((*full, *self._types), groups=len(full) + len(self._groups))
 
     def layer_of(self, group: int) -> int:
         """The type of a group; 0 if it is not known."""

@@ -39,6 +39,12 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     """The model has one group only."""
 
     @property
+    def has_full(self) -> bool:
+        """Whether some layers have full attention. Otherwise no event says which blocks were kept, and no request finds
+        a shared prefix that it could keep."""
+        return bool(self.types) and self.types[0].kind is AttentionKind.FULL
+
+    @property
     def is_plain(self) -> bool:
         """Whether all holders can be computed at once."""
         sparse = [one for one in self.types if one.kind is not AttentionKind.FULL]
@@ -53,12 +59,13 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         unit, step, sizes = self.unit_tokens, self.step_tokens, [one.block_tokens for one in self.types]
         if not 0 < len(sizes) <= 1 + MAX_TYPES or min(block_tokens, unit, *sizes) <= 0 or not 0 < step <= MAX_TOKENS:
             return False
-        if any(size % block_tokens or step % size for size in sizes) or self.types[0].kind is not AttentionKind.FULL:
+        if any(size % block_tokens or step % size for size in sizes) or not self.has_full:
             return False
         return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
 
     def __str__(self) -> str:
-        return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        types = " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        return types if self.has_full else f"{types}, upper bound"
 
     @classmethod
     def of(cls, types: Iterable[LayerType], groups: int) -> HitRule:
@@ -94,6 +101,7 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     Windows and states are kept in front of the prompt's last token, and where full attention had more than the hit."""
     step = rule.step_tokens
     last = (prompt_tokens - 1) // step * step
+    full_tokens *= rule.has_full
     dropped = step * any(one.drops_block for one in rule.types)
     return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
 

@@ -15,6 +15,7 @@ from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
 from router.index.layers import HitRule, kept_ends
+from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
@@ -53,6 +54,11 @@ class LocalStore:
         self.evicted = evicted or EvictedByModel()
         """How often evicted blocks are requested again."""
         self._announced = BlockMap(self.evicted)
+        self.estimated = self._announced.estimated
+        """Pods that do not announce which blocks they have: their hits are an upper bound, scaled as measured."""
+        self._measured = MeasuredHits()
+        self._classes: dict[PodId, tuple[str, ...]] = {}
+        """By pod, which others measure the same."""
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
@@ -78,10 +84,12 @@ class LocalStore:
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
+        self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
+        self._classes.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
             self.evicted.of(model).holds(pod, 0)
@@ -145,7 +153,14 @@ class LocalStore:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
+        for pod in self.estimated & kept.keys():
+            kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
         return {pod: found for pod, found in predicted.items() if pod not in ruled} | kept
+
+    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
+        """The engine reports how much of a prompt it had, of which `expected_tokens` were expected."""
+        if pod in self.estimated:
+            self._measured.observe(self._classes[pod], expected_tokens, reported_tokens)
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""
