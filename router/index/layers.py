@@ -90,9 +90,11 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
         own = _runs(one, bits[size - 1 : limit if rule.is_single else rows : size])
         if one.drops_block and one.kind is not AttentionKind.STATE:
             own = np.append(own[1:], _NONE)  # the hit ends a block earlier
-        at_ends = np.zeros(limit, np.uint64)
-        at_ends[size - 1 :: size] = own[: limit // size]
-        ends &= at_ends
+        if size > 1:
+            at_ends = np.zeros(limit, np.uint64)
+            at_ends[size - 1 :: size] = own[: limit // size]
+            own = at_ends
+        ends &= own[:limit]
     return np.bitwise_or.accumulate(ends[::-1])[::-1]
 
 

@@ -11,7 +11,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
 from router.stores.prefix_store import LocalStore
-from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
 from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, requests
 from tests.policy.scenes import make_pod
 
@@ -162,3 +162,15 @@ def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
         for batch in request.batches:
             store.apply(POD, decode_batch(batch))
     assert store.hits(POD) == "window 128, upper bound"
+
+
+def test_events_of_a_connector_belong_to_the_group_that_they_name() -> None:
+    """They have neither kind nor window. A window on another tier does not make full attention of it."""
+    blocks = two_groups(order="window first")
+    for group in (0, 1):
+        blocks.apply(POD, BlocksStored(block_hashes=(4, 5), tier=Tier.CPU, group=group))
+    for group in (1, 0):
+        blocks.apply(POD, BlocksRemoved(block_hashes=(4, 5), group=group))
+    assert hit(blocks, 90) == 80
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), tier=Tier.CPU, group=1))
+    assert hit(blocks, 90) == 0
