@@ -14,7 +14,7 @@ from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.types import AttentionKind, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -27,9 +27,11 @@ class BlockMap:
         self._removed: deque[HolderBlocks] = deque()
         """Removed holders; each event and each lookup frees one more shard of the first."""
         self.ruled: set[PodId] = set()
-        """Pods whose hits do not end with the first missing block: what they announce says what they will hit."""
+        """Pods whose hits do not end with the first missing block."""
         self._tested: dict[PodId, CacheHabits | None] = {}
         """What a test has shown of a pod; None where no known rule explained its hits."""
+        self.estimated: set[PodId] = set()
+        """Those of them that do not announce which blocks they have."""
 
     @property
     def block_holders(self) -> int:
@@ -48,6 +50,7 @@ class BlockMap:
             self._masks.forget(pod)
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
+            self.estimated.discard(pod)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -71,9 +74,8 @@ class BlockMap:
         holder = self._holders.get(pod)
         if holder is None:
             return ""
-        if (rule := holder.rule or holder.announced_rule) is None or pod not in self._tested:
-            return f"{rule or AttentionKind.FULL}, by events"
-        return described(rule, self._tested[pod])
+        habits = (self._tested[pod],) if pod in self._tested else ()
+        return described(holder.rule or holder.announced_rule, *habits)
 
     def announced_rule(self, pod: PodId) -> HitRule | None:
         """What a hit on `pod` needs according to its events alone; None before the first."""
@@ -117,9 +119,10 @@ class BlockMap:
         self._follow(pod, holder, rule)
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
-        if holder.rule is not before:
+        if holder.rule is not None and holder.rule is not before:
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
+            (self.estimated.discard if holder.rule.has_full else self.estimated.add)(pod)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

@@ -1,86 +1,73 @@
 """Where will hits be able to end on a pod that is computing a prompt, if its windows and states keep checkpoints?
 
-Covers the time from a dispatch to the engine's events. A checkpoint is identified by the block in front of it, whose
-chain hash identifies the whole prefix. Methods take the time, which must not go backwards.
+Covers the time from a dispatch to the engine's events, or longer where these do not say what is kept. A checkpoint is
+identified by the block in front of it, whose chain hash identifies the whole prefix. Methods take the time, which must
+not go backwards.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-
-import msgspec
+from heapq import heapify, heappop, heappush
 
 from router.types import BlockHash, BlocksByTier, PodId
 
-KEPT_S = 3.0
+UNTIL_EVENTS_S = 3.0
 """Events of a prompt arrive before its first token, through Redis within a second. Then they alone count."""
-
-
-class _End(msgspec.Struct, gc=False):
-    """A checkpoint on one pod. `pending`: prompts that are being computed and will keep it. `until_s`: until when it
-    counts for those that have been; 0 if there are none."""
-
-    pending: int = 0
-    until_s: float = 0.0
+MAX_COMPUTED = 1 << 16
+"""Computed prompts whose checkpoints count."""
 
 
 class Checkpoints:
-    """The checkpoints that pods have not announced yet. Every `begin` is followed by one `confirm` or `withdraw`."""
+    """The checkpoints that pods have not announced. Every `begin` is followed by one `confirm` or `withdraw`."""
 
     def __init__(self) -> None:
-        self._ends: dict[BlockHash, dict[PodId, _End]] = {}
-        self._confirmed: deque[tuple[float, PodId, Sequence[BlockHash]]] = deque()
+        self._ends: dict[BlockHash, dict[PodId, int]] = {}
+        """By block and pod, the number of prompts that keep a checkpoint behind it."""
+        self._computed: list[tuple[float, int, PodId, Sequence[BlockHash]]] = []
+        """Heap of the computed prompts: until when they count, a number, and what they keep."""
+        self._number = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
 
     def begin(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
         for block in ends:
-            self._ends.setdefault(block, {}).setdefault(pod, _End()).pending += 1
+            pods = self._ends.setdefault(block, {})
+            pods[pod] = pods.get(pod, 0) + 1
 
-    def confirm(self, pod: PodId, ends: Sequence[BlockHash], now_s: float) -> None:
-        """The prompt is computed."""
-        for block in ends:
-            end = self._ends[block][pod]
-            end.pending -= 1
-            end.until_s = now_s + KEPT_S
+    def confirm(self, pod: PodId, ends: Sequence[BlockHash], until_s: float) -> None:
+        """The prompt is computed: its checkpoints count until then."""
         if ends:
-            self._confirmed.append((now_s + KEPT_S, pod, ends))
+            self._number += 1
+            heappush(self._computed, (until_s, self._number, pod, ends))
+            if len(self._computed) > MAX_COMPUTED:
+                self.withdraw(*heappop(self._computed)[2:])
 
     def withdraw(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
         for block in ends:
-            self._ends[block][pod].pending -= 1
-            self._drop_unused(pod, block)
+            pods = self._ends[block]
+            pods[pod] -= 1
+            if not pods[pod]:
+                del pods[pod]
+                if not pods:
+                    del self._ends[block]
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, up to the last checkpoint in the prompt. O(blocks) while there are any."""
-        while self._confirmed and self._confirmed[0][0] <= now_s:
-            _, pod, ends = self._confirmed.popleft()
-            self._expire(pod, ends, now_s)
-        if not self._ends:
-            return {}
+        while self._computed and self._computed[0][0] <= now_s:
+            self.withdraw(*heappop(self._computed)[2:])
         found: dict[PodId, BlocksByTier] = {}
-        for depth, pods in enumerate(map(self._ends.get, hashes), start=1):
+        for depth, pods in enumerate(map(self._ends.get, hashes if self._ends else ()), start=1):
             if pods:
                 found.update(dict.fromkeys(pods, (depth, 0, 0, 0)))
         return found
 
     def forget(self, pod: PodId) -> None:
         """Drop what counts for computed prompts."""
-        for _, holder, ends in self._confirmed:
-            if holder == pod:
-                self._expire(pod, ends, float("inf"))
-
-    def _expire(self, pod: PodId, ends: Sequence[BlockHash], now_s: float) -> None:
-        for block in ends:
-            if (end := self._ends.get(block, {}).get(pod)) and end.until_s <= now_s:
-                end.until_s = 0.0
-                self._drop_unused(pod, block)
-
-    def _drop_unused(self, pod: PodId, block: BlockHash) -> None:
-        pods = self._ends[block]
-        if not pods[pod].pending and not pods[pod].until_s:
-            del pods[pod]
-            if not pods:
-                del self._ends[block]
+        kept = [one for one in self._computed if one[2] != pod]
+        for one in self._computed:
+            if one[2] == pod:
+                self.withdraw(*one[2:])
+        self._computed = kept
+        heapify(kept)

@@ -46,9 +46,14 @@ class CacheHabits(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(rule, types=types, is_dense=self.is_dense)
 
 
-def described(rule: HitRule, habits: CacheHabits | None) -> str:
-    """The rule in words, for operators. `habits`: what explains a pod's hits; None if nothing does."""
-    if habits is None:
+def described(rule: HitRule | None, *tested: CacheHabits | None) -> str:
+    """The rule of a pod in words, for operators. `tested`: what explains its hits, None if nothing does; nothing before
+    a test."""
+    if rule is not None and not rule.has_full:
+        return str(rule)
+    if rule is None or not tested:
+        return f"{rule or AttentionKind.FULL}, by events"
+    if (habits := tested[0]) is None:
         return f"{rule}, upper bound"
     applies = {
         "checkpoints": rule.keeps_checkpoints,

@@ -114,7 +114,7 @@ class HolderBlocks:
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
-        if event.layers is not None:
+        if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
         if event.tokens and event.block_size_tokens != self._full_tokens:
@@ -230,9 +230,10 @@ class HolderBlocks:
 
     # --- layers that keep some blocks only ---
 
-    def _store_layers(self, event: BlocksStored, layers: LayerType) -> list[BlockChange]:
-        """Their blocks count while full attention has them, too, which says what they are."""
-        if layers.block_tokens % self.generation.block_size_tokens:
+    def _store_layers(self, event: BlocksStored, layers: LayerType | None) -> list[BlockChange]:
+        """Their blocks count while full attention has them, too, which says what they are. A connector's events do not
+        repeat which layers a known group has."""
+        if layers is not None and layers.block_tokens % self.generation.block_size_tokens:
             return []
         if self._layers is None:
             self._layers = LayerGroups()
@@ -267,7 +268,7 @@ class HolderBlocks:
     @property
     def announced_rule(self) -> HitRule | None:
         """What a hit needs according to the events alone; None before the first."""
-        if not self._full_tokens:
+        if not self._full_tokens and self._layers is None:
             return None
         layers = LayerGroups() if self._layers is None else self._layers
         return layers.rule(self._full_tokens)

@@ -41,6 +41,12 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     """Windows and states keep all blocks, not only checkpoints."""
 
     @property
+    def has_full(self) -> bool:
+        """Whether some layers have full attention. Otherwise no event says which blocks were kept, and no request finds
+        a shared prefix that it could keep."""
+        return bool(self.types) and self.types[0].kind is AttentionKind.FULL
+
+    @property
     def is_plain(self) -> bool:
         """Whether all holders can be computed at once."""
         sparse = [one for one in self.types if one.kind is not AttentionKind.FULL]
@@ -55,7 +61,7 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         unit, step, sizes = self.unit_tokens, self.step_tokens, [one.block_tokens for one in self.types]
         if not 0 < len(sizes) <= 1 + MAX_TYPES or min(block_tokens, unit, *sizes) <= 0 or not 0 < step <= MAX_TOKENS:
             return False
-        if any(size % block_tokens or step % size for size in sizes) or self.types[0].kind is not AttentionKind.FULL:
+        if any(size % block_tokens or step % size for size in sizes) or not self.has_full:
             return False
         return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
 
@@ -70,7 +76,8 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         return self.step_tokens * any(one.drops_block for one in self.types)
 
     def __str__(self) -> str:
-        return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        types = " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        return types if self.has_full else f"{types}, upper bound"
 
     @classmethod
     def of(cls, types: Iterable[LayerType], groups: int) -> HitRule:
@@ -95,9 +102,11 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
         own = _runs(one, bits[size - 1 : limit if rule.is_single else rows : size])
         if one.drops_block and one.kind is not AttentionKind.STATE:
             own = np.append(own[1:], _NONE)  # the hit ends a block earlier
-        at_ends = np.zeros(limit, np.uint64)
-        at_ends[size - 1 :: size] = own[: limit // size]
-        ends &= at_ends
+        if size > 1:
+            at_ends = np.zeros(limit, np.uint64)
+            at_ends[size - 1 :: size] = own[: limit // size]
+            own = at_ends
+        ends &= own[:limit]
     return np.bitwise_or.accumulate(ends[::-1])[::-1]
 
 
@@ -106,6 +115,7 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     Windows and states are kept in front of the prompt's last token, and where full attention had more than the hit."""
     step = rule.step_tokens
     last = (prompt_tokens - 1) // step * step
+    full_tokens *= rule.has_full
     dropped = rule.dropped_tokens
     return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
 

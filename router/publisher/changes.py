@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 from router.index.holder_blocks import HashResolver, HolderBlocks
+from router.stores.redis_schema import Place
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
-Place: TypeAlias = tuple[Tier, int]
-"""A tier, and the number of a type of layers."""
 Copy = tuple[int, int]
 """(attention group, engine hash)."""
 

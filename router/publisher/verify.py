@@ -16,8 +16,9 @@ from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holders import HolderId
-from router.publisher.changes import HolderPlaces, Place
+from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
+from router.stores.redis_schema import Place
 from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed
 
 TIMEOUT_S = 5.0

@@ -10,20 +10,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts, HolderId
 from router.stores.redis_connection import RedisConnection
-from router.stores.redis_schema import Keys, encode_generation, pack_blocks, place, scope_of
+from router.stores.redis_schema import Keys, Place, encode_generation, pack_blocks, place_name, scope_of
 from router.stores.scripts import APPLY, BEAT, BEGIN, RETIRE
 from router.types import BlockChange, Generation, Tier
 
-_Place: TypeAlias = tuple[Tier, int]
-"""A tier, and the number of a type of layers."""
-_NO_BLOCKS: Final[Mapping[_Place, int]] = dict.fromkeys(((tier, 0) for tier in Tier), 0)
+_NO_BLOCKS: Final[Mapping[Place, int]] = dict.fromkeys(((tier, 0) for tier in Tier), 0)
 
 
 class WriteResult(StrEnum):
@@ -79,7 +77,7 @@ class HolderWriter:
         self, changes: Sequence[BlockChange], *, complete: bool, kind: EntryKind = EntryKind.CHANGE
     ) -> WriteResult:
         """Write the next changes. Each must be an actual change, and a block may occur once per tier."""
-        packed: dict[_Place, dict[bool, bytes]] = {}
+        packed: dict[Place, dict[bool, bytes]] = {}
         counts = dict(self._counts)
         for change in changes:
             at = change.tier, change.layer
@@ -89,7 +87,7 @@ class HolderWriter:
         keys = [row, log, *self._blocks_keys(packed)]
         args: list[object] = [self.holder, self.epoch, self._seq + 1, kind, int(complete), self._ttl_ms]
         for at, by_held in packed.items():
-            args += [place(*at), by_held.get(True, b""), by_held.get(False, b""), counts[at]]
+            args += [place_name(*at), by_held.get(True, b""), by_held.get(False, b""), counts[at]]
         result = WriteResult((await self._connection.script(APPLY, keys, args)).decode())
         if result is WriteResult.OK:
             self._seq += 1
@@ -111,5 +109,5 @@ class HolderWriter:
         keys, scope = self._keys, self._scope
         return keys.holder(scope, self.holder), keys.holders(scope), keys.log(scope)
 
-    def _blocks_keys(self, places: Iterable[_Place]) -> list[str]:
+    def _blocks_keys(self, places: Iterable[Place]) -> list[str]:
         return [self._keys.blocks(self._scope, self.holder, self.epoch, *at) for at in places]

@@ -14,8 +14,9 @@ from typing import Protocol
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
-from router.index.hit_probe import CacheHabits
+from router.index.hit_probe import CacheHabits, described
 from router.index.layers import HitRule, kept_ends
+from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
@@ -54,6 +55,11 @@ class LocalStore:
         self.evicted = evicted or EvictedByModel()
         """How often evicted blocks are requested again."""
         self._announced = BlockMap(self.evicted)
+        self.estimated = self._announced.estimated
+        """Pods that do not announce which blocks they have: their hits are an upper bound, scaled as measured."""
+        self._measured = MeasuredHits()
+        self._classes: dict[PodId, tuple[str, ...]] = {}
+        """By pod, which others measure the same."""
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
@@ -87,10 +93,12 @@ class LocalStore:
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
+        self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
+        self._classes.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
             self.evicted.of(model).holds(pod, 0)
@@ -154,11 +162,18 @@ class LocalStore:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
+        for pod in self.estimated & kept.keys():
+            kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
         for pod in ruled & predicted.keys():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
         return predicted | kept
+
+    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
+        """The engine reports how much of a prompt it had, of which `expected_tokens` were expected."""
+        if pod in self.estimated:
+            self._measured.observe(self._classes[pod], expected_tokens, reported_tokens)
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""
@@ -239,7 +254,10 @@ class ReplicaStore(LocalStore):
         return max(published, super().full_run(pod, prefix))
 
     def hits(self, pod: PodId) -> str:
-        return str(self.rule(pod) or super().hits(pod))
+        known = self.index.holders.publisher_of(pod)
+        if known is None or self.announced_rule(pod) is not None:
+            return super().hits(pod)
+        return described(known.rule)
 
     def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))

@@ -26,6 +26,8 @@ VERSION = 1
 HOLDERS = Bound("holders", 512, 2048)
 """`max_bytes` is the size of one id."""
 
+Place: TypeAlias = tuple[Tier, int]
+"""A tier, and the number of a type of layers."""
 Fields: TypeAlias = Mapping[bytes, bytes]
 
 
@@ -87,7 +89,7 @@ class Keys:
 
     def blocks(self, scope: str, holder: str, epoch: int, tier: Tier, layer: int = 0) -> str:
         """Set: the holder's blocks in a tier and epoch, in the layers of this type; expires."""
-        return f"{self.namespace}:{VERSION}:{{{scope}}}:blocks:{holder}:{epoch}:{place(tier, layer)}"
+        return f"{self.namespace}:{VERSION}:{{{scope}}}:blocks:{holder}:{epoch}:{place_name(tier, layer)}"
 
     def log(self, scope: str) -> str:
         """Stream: all changes, in order."""
@@ -121,14 +123,14 @@ def decode_generation(member: bytes) -> Generation:
 # --- blocks ---
 
 
-def place(tier: Tier, layer: int) -> str:
+def place_name(tier: Tier, layer: int) -> str:
     """The name of a tier and a type of layers in keys and fields. Full attention has that of the tier, so that versions
     which do not know the other types read full attention and nothing else."""
     return f"{int(tier)}.{layer}" if layer else str(int(tier))
 
 
 _CHANGE_FIELDS = [
-    (tier, layer, held, f"{'+' if held else '-'}{place(tier, layer)}".encode())
+    (tier, layer, held, f"{'+' if held else '-'}{place_name(tier, layer)}".encode())
     for tier in Tier
     for layer in range(1 + MAX_TYPES)
     for held in (False, True)

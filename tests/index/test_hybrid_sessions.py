@@ -10,8 +10,10 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
-from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix
-from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, requests
+from router.stores.prefix_store import LocalStore
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
+from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, requests
+from tests.policy.scenes import make_pod
 
 POD = "pod"
 
@@ -143,3 +145,36 @@ def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
     generation, tokens = Generation(model="m"), token_array(PROMPT)
     hashes = hash_blocks(tokens, 16, generation_seed(generation))
     assert blocks.match(PromptPrefix(generation, tokens, hashes)) == {"dense": (3, 0, 0, 0)}
+
+
+# --- windows alone: no event says which blocks were kept ---
+
+
+def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
+    """A prompt is kept at its end: it is hit when it is sent again or continued, and never in part."""
+    session = next(each for each in SESSIONS if "no full" in each["name"])
+    store = LocalStore()
+    store.add_holder(make_pod(POD), Generation(model="m", block_size_tokens=32))
+    earlier = LayerType(AttentionKind.WINDOW, 32, 128)
+    store.apply(POD, [BlocksStored(block_hashes=(1,), group=0, layers=earlier)])
+    for number, request in enumerate(requests(session)):
+        generation, tokens = Generation(model="m", block_size_tokens=32), token_array(request.prompt)
+        prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, 32, generation_seed(generation)))
+        hit = 32 * store.match(prefix, float(number)).held_blocks(POD)
+        assert hit == request.cached_tokens
+        store.confirm(store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000), number + 0.5)
+        for batch in request.batches:
+            store.apply(POD, decode_batch(batch))
+    assert store.hits(POD) == "window 128, upper bound"
+
+
+def test_events_of_a_connector_belong_to_the_group_that_they_name() -> None:
+    """They have neither kind nor window. A window on another tier does not make full attention of it."""
+    blocks = two_groups(order="window first")
+    for group in (0, 1):
+        blocks.apply(POD, BlocksStored(block_hashes=(4, 5), tier=Tier.CPU, group=group))
+    for group in (1, 0):
+        blocks.apply(POD, BlocksRemoved(block_hashes=(4, 5), group=group))
+    assert hit(blocks, 90) == 80
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), tier=Tier.CPU, group=1))
+    assert hit(blocks, 90) == 0

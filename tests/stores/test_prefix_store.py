@@ -169,3 +169,27 @@ def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
     assert store.rejected_reason("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
     assert "3" in store.rejected_reason("a")
+
+
+# --- pods that do not announce which blocks they have ---
+
+
+def test_estimated_hits_are_scaled_by_what_pods_of_the_class_report(store: LocalStore) -> None:
+    """Those of another engine version are not."""
+    window = BlocksStored(block_hashes=(1,), group=0, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
+    for pod in (make_pod("b"), make_pod("c", version="2")):
+        store.add_holder(pod, GENERATION)
+    for name in "abc":
+        store.apply(name, [window])
+        store.confirm(store.predict(name, prompt(), ttl_s=1200.0, capacity_blocks=99), 0.0)
+    assert store.match(prompt(), 1000.0).blocks == dict.fromkeys("abc", (2, 0, 0, 0))
+    for _ in range(200):
+        store.observe_hit("a", 20_000, 0)
+    assert [store.match(prompt(), 1000.0).held_blocks(name) for name in "abc"] == [0, 0, 2]
+
+
+def test_reports_of_pods_that_announce_their_blocks_change_nothing(store: LocalStore) -> None:
+    store.apply("a", [stored(3)])
+    for _ in range(200):
+        store.observe_hit("a", 20_000, 0)
+    assert store.match(prompt(), 1.0).held_blocks("a") == 3
