@@ -169,6 +169,10 @@ class EngineAdapter:
         """What its /tokenize answers in front of `count` tokens and behind them; None if that is unknown."""
         return None
 
+    def pause_reason(self, said: bytes) -> str:
+        """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
+        return ""
+
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
         the tokens of the request: for a prompt of tokens, and for a chat with other fields than `tokenize_fields`.
