@@ -198,12 +198,12 @@ async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(netw
     """Its health check succeeds meanwhile."""
     fleet = fleet_of(make_pod("a"))
     feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
-    network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = said, 503
-    await feed.scrape("a")
-    assert fleet.snapshot.pods[0].state is PodState.DRAINING
-    network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = metrics(1), 200
-    await feed.scrape("a")
-    assert fleet.snapshot.pods[0].state is PodState.JOINING
+    states = []
+    for answer, status in ((said, 503), (metrics(1), 200)):
+        network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
+        await feed.scrape("a")
+        states.append(fleet.snapshot.pods[0].state)
+    assert states == [PodState.DRAINING, PodState.JOINING]
 
 
 async def test_a_pod_that_an_operator_has_drained_stays_drained_when_it_has_been_scaled(network: Network) -> None:
