@@ -57,7 +57,7 @@ class WatchedStore(LocalStore):
         self.pending: set[Prediction] = set()
         """Neither confirmed nor withdrawn."""
         self.capacities_blocks: list[int | None] = []
-        """Of all predictions."""
+        """The capacities of all predictions."""
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         prediction = super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
