@@ -15,14 +15,15 @@ from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderId
+from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed, Tier
+from router.stores.redis_schema import Place
+from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed
 
 TIMEOUT_S = 5.0
 
-Held = set[tuple[Tier, BlockHash]]
+Held = set[tuple[Place, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,14 @@ async def _indexed(reader: IndexReader, generation: Generation, holder: HolderId
     row = await reader.row(generation, holder)
     held: Held = set()
     if row is not None:
-        async for tier, blocks in reader.blocks(generation, holder, row):
-            held.update((tier, block) for block in blocks)
+        async for tier, layer, blocks in reader.blocks(generation, holder, row):
+            held.update(((tier, layer), block) for block in blocks)
     return held
 
 
 def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple[Held, bool]:
     """The blocks held according to the replay, and whether it starts with the engine's first message."""
-    blocks, from_start = HolderBlocks(generation), True
+    places, from_start = HolderPlaces(generation), True
     for position, frames in enumerate(messages):
         try:
             parsed = parse_frames(frames)
@@ -102,7 +103,7 @@ def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple
         from_start = from_start and (position > 0 or (parsed is not None and parsed[0] == 0))
         for event in events:
             if isinstance(event, BlocksCleared):
-                blocks = HolderBlocks(generation)
+                places = HolderPlaces(generation)
             else:
-                blocks.apply(event)
-    return {(tier, block) for tier, held in blocks.held().items() for block in held}, from_start
+                places.apply(event)
+    return {(place, block) for place, held in places.held().items() for block in held}, from_start
