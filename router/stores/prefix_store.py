@@ -147,7 +147,7 @@ class LocalStore:
         return blocks
 
     def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
-        """Of a prompt that it computes, a pod with windows or states keeps only checkpoints."""
+        """A pod with windows or states keeps only checkpoints of a prompt that it computes."""
         predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
         if not ruled:
             return predicted
