@@ -37,6 +37,8 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     step_tokens: int
     is_single: bool
     """The model has one group only."""
+    is_dense: bool = False
+    """Windows and states keep all blocks, not only checkpoints."""
 
     @property
     def has_full(self) -> bool:
@@ -62,6 +64,16 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
         if any(size % block_tokens or step % size for size in sizes) or not self.has_full:
             return False
         return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether hits can end only where the engine kept windows or states."""
+        return not self.is_dense and any(one.kind in (AttentionKind.WINDOW, AttentionKind.STATE) for one in self.types)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens at the end of a hit that are computed again."""
+        return self.step_tokens * any(one.drops_block for one in self.types)
 
     def __str__(self) -> str:
         types = " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
@@ -104,7 +116,7 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     step = rule.step_tokens
     last = (prompt_tokens - 1) // step * step
     full_tokens *= rule.has_full
-    dropped = step * any(one.drops_block for one in rule.types)
+    dropped = rule.dropped_tokens
     return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
+from router.index.hit_probe import CacheHabits, described
 from router.index.layers import HitRule, kept_ends
 from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
@@ -69,6 +70,14 @@ class LocalStore:
         """Pods whose layers do not all need every block."""
         return self._announced.ruled
 
+    def announced_rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs according to its events alone; None before the first."""
+        return self._announced.announced_rule(pod)
+
+    def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
+        """A test has shown this of the pod's cache; None: no known rule explains its hits."""
+        self._announced.learn(pod, habits)
+
     def rule(self, pod: PodId) -> HitRule | None:
         """What a hit on `pod` needs; None where its layers need every block."""
         return self._announced.rule(pod)
@@ -114,7 +123,7 @@ class LocalStore:
         """The blocks after which hits can end on a pod with windows or states once it has computed the prompt. Its
         full attention has what it announces, and what it is computing."""
         rule, block_tokens = self.rule(pod), prefix.block_size_tokens
-        if rule is None:
+        if rule is None or not rule.keeps_checkpoints:
             return ()
         dispatched = sum(self.predicted.match(prefix.hashes).get(pod, (0,)))
         full = max(self.full_run(pod, prefix), dispatched)
@@ -147,7 +156,7 @@ class LocalStore:
         return blocks
 
     def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
-        """A pod with windows or states keeps only checkpoints of a prompt that it computes."""
+        """Leading blocks of prompts that pods are computing: one with windows or states keeps only checkpoints."""
         predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
         if not ruled:
             return predicted
@@ -155,7 +164,11 @@ class LocalStore:
         kept = self.predicted.checkpoints.match(usable, now_s)
         for pod in self.estimated & kept.keys():
             kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
-        return {pod: found for pod, found in predicted.items() if pod not in ruled} | kept
+        for pod in ruled & predicted.keys():
+            rule, depth = self.rule(pod), sum(predicted.pop(pod))
+            if rule is not None and not rule.keeps_checkpoints:
+                predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
+        return predicted | kept
 
     def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
         """The engine reports how much of a prompt it had, of which `expected_tokens` were expected."""
@@ -241,7 +254,10 @@ class ReplicaStore(LocalStore):
         return max(published, super().full_run(pod, prefix))
 
     def hits(self, pod: PodId) -> str:
-        return str(self.rule(pod) or super().hits(pod))
+        known = self.index.holders.publisher_of(pod)
+        if known is None or self.announced_rule(pod) is not None:
+            return super().hits(pod)
+        return described(known.rule)
 
     def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))

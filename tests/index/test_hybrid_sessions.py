@@ -108,7 +108,11 @@ def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> 
 def test_a_pod_says_what_decides_its_hits() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
-    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
+    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == [
+        "full + window 33, by events",
+        "full, by events",
+        "",
+    ]
 
 
 def test_a_pod_has_few_types_of_layers() -> None:
@@ -117,7 +121,7 @@ def test_a_pod_has_few_types_of_layers() -> None:
     for number in range(2, 60):
         odd = LayerType(AttentionKind.WINDOW, 16, 33 + number)
         blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=number, layers=odd))
-    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36"
+    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36, by events"
 
 
 def test_a_prompt_without_tokens_hits_nothing() -> None:

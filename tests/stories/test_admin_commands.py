@@ -50,8 +50,6 @@ async def test_pods_are_drained_and_undrained_by_id_or_url(deploy: Deploy, typed
         assert listed.out.count("ready") == 2 and first.pod.id in listed.out and second.pod.id in listed.out
         rows = json.loads((await typed_at(deployment, "pods", "--json")).out)
         assert [(row["id"], row["state"]) for row in rows] == [(first.pod.id, "ready"), (second.pod.id, "ready")]
-        snapshot = json.loads((await typed_at(deployment, "top", "--json")).out)
-        assert [row["id"] for row in snapshot["pods"]] == [row["id"] for row in rows]
         drained = await typed_at(deployment, "pods", "drain", first.pod.id)
         assert (drained.code, drained.out) == (0, f"{first.pod.id}: draining\n")
         one = await typed_at(deployment, "pods", "list", first.pod.url)
