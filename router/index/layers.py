@@ -20,7 +20,7 @@ from router.kv_events import AttentionKind, LayerType
 MAX_TYPES = 3
 """Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
 MAX_TOKENS = 1 << 24
-"""Maximum size of a block of an engine."""
+"""An engine has no larger block."""
 Bits = NDArray[np.uint64]
 _ALL, _NONE = ~np.uint64(0), np.uint64(0)
 HeldEnds = Callable[[int], bool]

@@ -513,7 +513,7 @@ def test_a_holder_that_is_read_again_keeps_its_rule() -> None:
     ],
 )
 def test_a_rule_that_cannot_be_applied_is_ignored(rule: HitRule) -> None:
-    """Every client that may write to Redis can send it. Full attention alone remains, an upper bound."""
+    """It comes from a client that may write to Redis. Full attention alone remains, an upper bound."""
     index = after(ruled(entry(EMPTY), rule), entry(CHANGE, 1, adds(1, 2, 3), in_window(2)))
     assert hit(index, 1, 2, 3) == 3
 
