@@ -22,13 +22,13 @@ from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holders import HolderId
 from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.stores.redis_schema import Place
+from router.stores.redis_schema import BlockPlace
 from router.types import BlockHash, BlocksCleared, Generation, Pod
 from tests.policy.scenes import make_pod
 
 TIMEOUT_S = 5.0
 
-Held = set[tuple[Place, BlockHash]]
+Held = set[tuple[BlockPlace, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
