@@ -31,6 +31,7 @@ GROUPS = {
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 REMOVED = {
+    "index verify": "`warmroute index holders` lists holders whose events were lost",
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from router.index.holder_blocks import HashResolver, HolderBlocks
-from router.stores.redis_schema import Place
+from router.stores.redis_schema import BlockPlace
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 Copy = tuple[int, int]
@@ -23,7 +23,7 @@ class PendingChanges:
     Every change passed to `add` must be an actual one."""
 
     def __init__(self) -> None:
-        self._pending: dict[Place, dict[BlockHash, bool]] = {}
+        self._pending: dict[BlockPlace, dict[BlockHash, bool]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._pending.values()))
@@ -54,7 +54,7 @@ class PendingChanges:
         self._pending.clear()
 
 
-def split_held(held: Mapping[Place, Sequence[BlockHash]], max_blocks: int) -> Iterator[list[BlockChange]]:
+def split_held(held: Mapping[BlockPlace, Sequence[BlockHash]], max_blocks: int) -> Iterator[list[BlockChange]]:
     """All held blocks, as changes of up to `max_blocks` each."""
     for (tier, layer), blocks in held.items():
         for start in range(0, len(blocks), max_blocks):
@@ -66,10 +66,10 @@ class HolderPlaces:
 
     def __init__(self, generation: Generation, resolve_hash: HashResolver | None = None) -> None:
         self.blocks = HolderBlocks(generation, resolve_hash)
-        self._in_layers: dict[Place, set[BlockHash]] = {}
+        self._in_layers: dict[BlockPlace, set[BlockHash]] = {}
         """Blocks of layers that keep some only."""
 
-    def held(self) -> dict[Place, list[BlockHash]]:
+    def held(self) -> dict[BlockPlace, list[BlockHash]]:
         full = {(tier, 0): blocks for tier, blocks in self.blocks.held().items()}
         return full | {place: [*blocks] for place, blocks in self._in_layers.items()}
 

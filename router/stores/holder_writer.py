@@ -17,11 +17,11 @@ import msgspec
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts, HolderId
 from router.stores.redis_connection import RedisConnection
-from router.stores.redis_schema import Keys, Place, encode_generation, pack_blocks, place_name, scope_of
+from router.stores.redis_schema import BlockPlace, Keys, encode_generation, pack_blocks, place_name, scope_of
 from router.stores.scripts import APPLY, BEAT, BEGIN, RETIRE
 from router.types import BlockChange, Generation, Tier
 
-_NO_BLOCKS: Final[Mapping[Place, int]] = dict.fromkeys(((tier, 0) for tier in Tier), 0)
+_NO_BLOCKS: Final[Mapping[BlockPlace, int]] = dict.fromkeys(((tier, 0) for tier in Tier), 0)
 
 
 class WriteResult(StrEnum):
@@ -77,7 +77,7 @@ class HolderWriter:
         self, changes: Sequence[BlockChange], *, complete: bool, kind: EntryKind = EntryKind.CHANGE
     ) -> WriteResult:
         """Write the next changes. Each must be an actual change, and a block may occur once per tier."""
-        packed: dict[Place, dict[bool, bytes]] = {}
+        packed: dict[BlockPlace, dict[bool, bytes]] = {}
         counts = dict(self._counts)
         for change in changes:
             at = change.tier, change.layer
@@ -109,5 +109,5 @@ class HolderWriter:
         keys, scope = self._keys, self._scope
         return keys.holder(scope, self.holder), keys.holders(scope), keys.log(scope)
 
-    def _blocks_keys(self, places: Iterable[Place]) -> list[str]:
+    def _blocks_keys(self, places: Iterable[BlockPlace]) -> list[str]:
         return [self._keys.blocks(self._scope, self.holder, self.epoch, *at) for at in places]

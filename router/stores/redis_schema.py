@@ -26,7 +26,7 @@ VERSION = 1
 HOLDERS = Bound("holders", 512, 2048)
 """`max_bytes` is the size of one id."""
 
-Place: TypeAlias = tuple[Tier, int]
+BlockPlace: TypeAlias = tuple[Tier, int]
 """A tier, and the number of a type of layers."""
 Fields: TypeAlias = Mapping[bytes, bytes]
 

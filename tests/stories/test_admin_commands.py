@@ -96,7 +96,7 @@ async def test_a_mistake_is_explained(
 async def test_preview_prints_a_decision_and_sends_nothing(
     deploy: Deploy, typed_at: TypedAt, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of a prompt, a file or standard input."""
+    """The request is a prompt, a file or standard input."""
     body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": "Hello"}]})
     file = tmp_path / "request.json"
     file.write_text(body)

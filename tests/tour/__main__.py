@@ -7,7 +7,8 @@ and no environment but those that the pages make: `.venv` by `make install`, and
 all other pages of `docs/` are read. `warmroute serve`, `publish` and `mock-engine` run until another of their kind
 replaces them. What is skipped or replaced is listed at the end, with the reason. Uses the ports that the pages name.
 
-`--short` reads all commands and runs those of the README, with the environment of this interpreter as `.venv`.
+`--short` reads all commands and runs those of the README. `.venv` is then the environment of this interpreter, as it is
+for pages without the README.
 """
 
 from __future__ import annotations
@@ -253,7 +254,8 @@ def main() -> int:
     with TemporaryDirectory() as name, redis() if needs_redis else nullcontext():
         folder = Path(name)
         prepare(folder)
-        environment = environment_of(folder, Path(sys.prefix) if options.short else None)
+        makes_venv = not options.short and SHORT[0] in documents
+        environment = environment_of(folder, None if makes_venv else Path(sys.prefix))
         failed = [document for document in documents if not tour(document, folder, environment)]
     for document in documents:
         print(*changes(blocks_of(ROOT / document, document)), sep="\n")

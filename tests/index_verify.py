@@ -8,22 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from router.cli.index import _open
 from router.config.pod_schema import PodConfig
 from router.engines.adapter import KvEventSource
+from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
+from router.frontends.http.upstream import upstream_pools
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holders import HolderId
 from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.stores.redis_schema import Place
-from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed
+from router.stores.redis_schema import BlockPlace
+from router.types import BlockHash, BlocksCleared, Generation, Pod
+from tests.policy.scenes import make_pod
 
 TIMEOUT_S = 5.0
 
-Held = set[tuple[Place, BlockHash]]
+Held = set[tuple[BlockPlace, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,27 @@ class VerifyResult:
         return not self.note and not self.missing and not self.stale
 
 
+async def verify_index(path: Path) -> list[VerifyResult]:
+    """Compare all holders of the index that a router's configuration names."""
+    async with _open(path, None) as index:
+        configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
+        pools = upstream_pools(index.config.limits)
+        try:
+            return [
+                await verify_holder(
+                    index.reader,
+                    pools.fetch,
+                    generation,
+                    holder,
+                    row.facts.source if row.facts.source in ENGINES else "vllm",
+                    configured,
+                )
+                for generation, holder, row in await index.rows(None)
+            ]
+        finally:
+            pools.close()
+
+
 async def verify_holder(
     reader: IndexReader,
     fetch: Fetch,
@@ -60,7 +86,7 @@ async def verify_holder(
     rank = row.facts.rank if row.facts.rank >= 0 else None
     config = configured.get(row.facts.url)
     credentials = config.credentials if config else {}
-    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, **credentials)
+    pod = make_pod(holder, url=row.facts.url, engine=engine, dp_rank=rank, **credentials)
     source = await _source(fetch, pod)
     if source is None or source.replay_endpoint is None:
         return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")
