@@ -3,6 +3,7 @@ cache, in every request, also after other weights took an adapter's name."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import struct
@@ -23,6 +24,7 @@ MODEL = HOME / "model" / "tiny-qwen3"
 MODELS = ("tiny", "sql", "chat")
 HIDDEN, HEADS, RANK = 128, 128, 8
 VOCABULARY = 150_000
+PREDICTED_S = 2.0
 
 
 def write_adapter(folder: Path, seed: int) -> Path:
@@ -55,7 +57,8 @@ def fleet(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
     flags = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules", *modules)
     environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     start = partial(start_vllm, model_dir=MODEL, extra_args=flags, environment=environment)
-    with live_fleet("adapters", tmp_path_factory.mktemp("router"), MODEL, start, pods=1) as running:
+    config = {"index": {"predicted_ttl_s": PREDICTED_S}}
+    with live_fleet("adapters", tmp_path_factory.mktemp("router"), MODEL, start, pods=1, config=config) as running:
         yield running
 
 
@@ -90,8 +93,12 @@ async def test_other_weights_under_an_adapters_name_hit_nothing_old(
             await ask(client, "sql", prompt)
             await ask(client, "chat", prompt)
         load = {"lora_name": "sql", "lora_path": str(adapters["newer"]), "load_inplace": True}
-        httpx.post(f"{fleet.pods[0].url}/v1/load_lora_adapter", json=load, timeout=60).raise_for_status()
-        first = await ask(client, "sql", prompts[0])
+        async with httpx.AsyncClient(base_url=fleet.pods[0].url, timeout=60) as engine:
+            (await engine.post("/v1/load_lora_adapter", json=load)).raise_for_status()
+        first, clock = await ask(client, "sql", prompts[0]), asyncio.get_running_loop()
+        until_s = clock.time() + 2 * PREDICTED_S
+        while clock.time() < until_s:  # the router's own predictions end
+            await ask(client, "chat", prompts[0])
         later = [await ask(client, "sql", prompt) for prompt in prompts[1:]]
         others = [await ask(client, "chat", prompt) for prompt in prompts]
     assert (first.predicted, first.reported) == (192, 0)
