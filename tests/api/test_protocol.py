@@ -313,6 +313,29 @@ async def test_a_disconnect_cancels_the_request() -> None:
         await edge.gone.wait()
 
 
+async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
+    """Its pod may send more before the request's task is cancelled: an error would be logged for each."""
+    done = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        client.start(200, [])
+        connection = client._connection
+        try:
+            await asyncio.Event().wait()
+        finally:
+            open_transport, connection.transport = connection.transport, cast(asyncio.Transport, None)
+            client.put(b"late")
+            connection.transport = open_transport
+            done.set()
+
+    edge = Edge(answer)
+    async with connected(edge) as (_, writer):
+        writer.write(post(b"a"))
+        await edge.began.wait()
+        writer.transport.abort()
+        await done.wait()
+
+
 async def test_a_slow_client_pauses_the_response() -> None:
     """Until it has read what is buffered."""
     paused, done = asyncio.Event(), asyncio.Event()
@@ -334,6 +357,7 @@ async def test_a_slow_client_pauses_the_response() -> None:
         while not (await reader.read(1 << 20)).endswith(b"0\r\n\r\n"):
             pass
         assert done.is_set()
+
 
 async def test_large_pieces_of_many_responses_are_sent_in_turns() -> None:
     """At most one each time the loop runs, also while many pods send as fast as they can. Small ones need no turn."""

@@ -314,7 +314,8 @@ class Exchange(msgspec.Struct, eq=False):
         if self._head:
             piece, self._head = self._head + piece, b""
         connection = self._connection
-        connection.transport.write(piece)
+        if not self.disconnected:  # its transport is closed, and its task has yet to learn that
+            connection.transport.write(piece)
         return not connection.write_paused and len(piece) <= LARGE_PIECE_BYTES
 
     async def ready(self) -> None:
