@@ -13,6 +13,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from router.decision import RouteDecision
+from router.errors import NoReadyPod
 from router.fleet.fleet import Fleet
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
@@ -134,6 +135,8 @@ class RequestDecisions:
             fleet = only(fleet, stored_pod)
         if allowed is not None:
             fleet = within(fleet, allowed)
+            if not any(status.pod.serves(model) for status in fleet.pods):
+                raise NoReadyPod("None of the pods that the gateway allows serves the model.")
         turn, evicted = self._turns[model] + 1, state.store.evicted
         if counted:
             self._turns[model] = turn

