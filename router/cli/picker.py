@@ -84,7 +84,7 @@ def _run(config: RouterConfig, options: PickerOptions) -> None:
 
 
 async def _serve(config: RouterConfig, program: Program, admin: SocketServer) -> None:
-    from router.frontends.extproc.server import PickerServer
+    from router.frontends.extproc.picker_server import PickerServer
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

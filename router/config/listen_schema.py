@@ -58,7 +58,7 @@ class Listen(Strict):
     """Accepted for configurations of older releases."""
 
 
-class Picker(Strict):
+class PickerListen(Strict):
     """What `warmroute picker` serves in place of `listen`: the endpoint picker of a gateway, by gRPC."""
 
     host: Host = "127.0.0.1"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.config.edge_schema import Edge
-from router.config.listen_schema import Picker
+from router.config.listen_schema import PickerListen
 from router.frontends.extproc.picks import PickForwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor
@@ -15,7 +15,7 @@ from router.request.core import Core
 
 
 def build_pick_forwarder(
-    picker: Picker,
+    picker: PickerListen,
     core: Core,
     steps: StepExecutor,
     pools: UpstreamPools,

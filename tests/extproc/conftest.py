@@ -17,14 +17,14 @@ grpc: Any = pytest.importorskip("grpc")
 from router.config.load import shipped  # noqa: E402
 from router.config.pod_schema import PodConfig  # noqa: E402
 from router.config.priors import load_priors  # noqa: E402
-from router.config.schema import ModelConfig, Picker, Probes, RouterConfig  # noqa: E402
+from router.config.schema import ModelConfig, PickerListen, Probes, RouterConfig  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     FULL_DUPLEX_STREAMED,
     NONE,
     ProcessingRequest,
     ProcessingResponse,
 )
-from router.frontends.extproc.server import SERVICE, PickerServer  # noqa: E402
+from router.frontends.extproc.picker_server import SERVICE, PickerServer  # noqa: E402
 from router.prompt.template import ChatTemplate  # noqa: E402
 from router.sim.mock.mock_config import MockEngineConfig  # noqa: E402
 from router.sim.mock_engine import running_engines  # noqa: E402
@@ -186,7 +186,7 @@ def picker() -> Pick:
             settings = RouterConfig(
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
                 pods=tuple(PodConfig(url=each.url, speed=LLAMA_8B) for each in engines),
-                picker=Picker(port=0, **(picker or {})),
+                picker=PickerListen(port=0, **(picker or {})),
                 probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=False),
                 **config,
             )

@@ -19,7 +19,7 @@ from router.frontends.extproc.messages import (  # noqa: E402
     HealthCheckRequest,
     HealthCheckResponse,
 )
-from router.frontends.extproc.server import SERVICE  # noqa: E402
+from router.frontends.extproc.picker_server import SERVICE  # noqa: E402
 from tests.extproc.conftest import Pick, Picking, Stream, chat  # noqa: E402
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -23,8 +23,8 @@ from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
 from router.frontends.http.app import App
-from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.headers import HeaderRules
+from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.relay import Downstream

@@ -115,6 +115,7 @@ async def some_requests(gateway: Gateway) -> int:
     return stayed
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of httpx
 def test_nothing_stays_booked_when_clients_leave_at_any_moment(gateway: Gateway) -> None:
     assert asyncio.run(some_requests(gateway)) > 30
     wait_for(lambda: gateway.in_flight() == 0, f"still booked: {gateway.in_flight()}", 30)
@@ -187,7 +188,7 @@ def test_a_dead_pod_is_replaced_by_the_next_fallback() -> None:
 def slow_stream(gateway: Gateway, act_at: int, act: Any) -> tuple[int, bool]:
     """Read a stream of 100 tokens, and act after some. Returns events, and whether it was complete."""
     events, text = 0, ""
-    body = chat("Tell.", stream=True, max_tokens=100, ignore_eos=True)
+    body = chat("Count.", stream=True, max_tokens=100, ignore_eos=True)
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as response:
         try:
             for piece in response.iter_text():

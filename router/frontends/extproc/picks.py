@@ -12,10 +12,10 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
-from router.config.listen_schema import Picker
+from router.config.listen_schema import PickerListen
 from router.decision import Candidate, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded
-from router.frontends.extproc.exchange import GatewayExchange, Pick, set_headers
+from router.frontends.extproc.gateway_exchange import GatewayExchange, Pick, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
 from router.frontends.http.attempt import CoarseTimers
@@ -43,7 +43,7 @@ class PickForwarder(Forwarder):
     """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
 
     def __init__(
-        self, requests: Requests, steps: StepExecutor, sender: UpstreamSender, pulls: PullExecutor, picker: Picker
+        self, requests: Requests, steps: StepExecutor, sender: UpstreamSender, pulls: PullExecutor, picker: PickerListen
     ) -> None:
         self._requests = requests
         self._steps = steps

@@ -16,7 +16,7 @@ import grpc
 from router.config.listen_schema import ListenTls
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
-from router.frontends.extproc.exchange import GatewayExchange, Terms
+from router.frontends.extproc.gateway_exchange import GatewayExchange, Terms
 from router.frontends.extproc.llm_d import aliases
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
 from router.frontends.http.app import App
@@ -25,10 +25,12 @@ SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICES = frozenset({b"", b"liveness", b"readiness", b"inference-extension", SERVICE.encode()})
 _SERVING, _NOT_SERVING = 1, 2
 _OVERHEAD_BYTES = 1024 * 1024
-"""Of a message, besides the body in it."""
+"""What a message may have in addition to the body in it."""
 
 
 class PickerServer:
+    """The gRPC server. `is_ready`: whether the fleet can serve."""
+
     def __init__(self, app: App, config: RouterConfig, is_ready: Callable[[], bool]) -> None:
         self._app = app
         self._picker = config.picker

@@ -260,7 +260,7 @@ class GatewayExchange:
     # --- the pick ---
 
     async def pick(self, pick: Pick) -> None:
-        """Tell the gateway where to send the request, and how it changes."""
+        """Send the pick to the gateway."""
         self.is_picked = True
         response = ProcessingResponse()
         fields = response.dynamic_metadata.fields.add(key=b"envoy.lb").value.struct_value
