@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.hit_probe import CacheHabits
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
@@ -67,8 +68,10 @@ class HolderBlocks:
         """The other groups: those that keep windows or states."""
         self._full_tokens = 0
         """Size of an engine's block of full attention."""
+        self.habits = CacheHabits()
+        """What a test has shown of it."""
         self.rule: HitRule | None = None
-        """What a hit needs; None while all known groups have full attention."""
+        """What a hit needs; None while all known groups have full attention, and no drafter drops a block."""
 
     @property
     def size_blocks(self) -> int:
@@ -111,7 +114,7 @@ class HolderBlocks:
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
-        if event.layers is not None:
+        if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
         if event.tokens and event.block_size_tokens != self._full_tokens:
@@ -227,9 +230,10 @@ class HolderBlocks:
 
     # --- layers that keep some blocks only ---
 
-    def _store_layers(self, event: BlocksStored, layers: LayerType) -> list[BlockChange]:
-        """Their blocks count while full attention has them, too, which says what they are."""
-        if layers.block_tokens % self.generation.block_size_tokens:
+    def _store_layers(self, event: BlocksStored, layers: LayerType | None) -> list[BlockChange]:
+        """Their blocks count while full attention has them, too, which says what they are. A connector's events do not
+        repeat which layers a known group has."""
+        if layers is not None and layers.block_tokens % self.generation.block_size_tokens:
             return []
         if self._layers is None:
             self._layers = LayerGroups()
@@ -258,9 +262,24 @@ class HolderBlocks:
         return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
 
     def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
-        blocks = [block for one in engine_hashes for block in self.blocks_of(one) or ()]
-        return BlockChange(tier, held, blocks, layer)
+        blocks = dict.fromkeys(block for one in engine_hashes for block in self.blocks_of(one) or ())
+        return BlockChange(tier, held, [*blocks], layer)
+
+    @property
+    def announced_rule(self) -> HitRule | None:
+        """What a hit needs according to the events alone; None before the first."""
+        if not self._full_tokens and self._layers is None:
+            return None
+        layers = LayerGroups() if self._layers is None else self._layers
+        return layers.rule(self._full_tokens)
+
+    def learn(self, habits: CacheHabits) -> None:
+        self.habits = habits
+        self._learn_rule()
 
     def _learn_rule(self) -> None:
-        if self._layers is not None and self._full_tokens:
-            self.rule = self._layers.rule(self._full_tokens)
+        announced = self.announced_rule
+        if announced is not None and (self._layers is not None or self.habits.drops_block):
+            rule = self.habits.rule(announced)
+            if rule != self.rule:
+                self.rule = rule

@@ -48,12 +48,10 @@ from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
 from router.observe.receipts import RecordedDecision
-from router.observe.shadow import Shadows
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
-from router.policy.spec import Policy
 from router.request.attempt_rules import FactsLookup
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
@@ -125,8 +123,7 @@ class Program:
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
-        shadows = Shadows(self._policy_named, self.metrics)
-        self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
+        self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -318,9 +315,6 @@ class Program:
 
     async def _review(self, old: PolicySet, new: PolicySet) -> Review | None:
         return await self.records.review(old, new)
-
-    def _policy_named(self, name: str) -> Policy | None:
-        return self.policies.current().library.get(name)
 
 
 async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: float, *, self_test: bool) -> None:

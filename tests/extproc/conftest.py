@@ -14,10 +14,11 @@ import pytest
 
 grpc: Any = pytest.importorskip("grpc")
 
+from router.config.listen_schema import PickerListen  # noqa: E402
 from router.config.load import shipped  # noqa: E402
 from router.config.pod_schema import PodConfig  # noqa: E402
 from router.config.priors import load_priors  # noqa: E402
-from router.config.schema import ModelConfig, PickerListen, Probes, RouterConfig  # noqa: E402
+from router.config.schema import ModelConfig, Probes, RouterConfig  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     FULL_DUPLEX_STREAMED,
     NONE,

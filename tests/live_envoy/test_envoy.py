@@ -126,7 +126,7 @@ def test_nothing_stays_booked_when_clients_leave_at_any_moment(gateway: Gateway)
 @pytest.mark.parametrize("change", [(), (DUPLEX,)], ids=["documented", "duplex"])
 def test_large_bodies_arrive_whole(change: tuple[Change, ...]) -> None:
     """The pods answer with a digest of what they have received."""
-    limits = {"limits": {"max_body_bytes": 64 << 20}, "edge": {"extra_paths": ["/digest"]}}
+    limits: dict[str, Any] = {"limits": {"max_body_bytes": 64 << 20}, "edge": {"extra_paths": ["/digest"]}}
     with digesting_pod() as port, running_gateway(*change, other_pods=[port], **limits) as gateway:
         for megabytes in (0.1, 1.2, 5, 20):
             text = random.Random(1).randbytes(int(megabytes * 500_000)).hex()
