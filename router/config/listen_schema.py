@@ -6,7 +6,7 @@ import re
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, PositiveFloat, ValidationInfo, field_validator
 
 from router.config.load import FilePath, SecretPath, Strict
 from router.config.pod_schema import SocketPath
@@ -56,6 +56,25 @@ class Listen(Strict):
     A router uses one core; several on one machine share `index.redis`."""
     workers: Annotated[int, AfterValidator(_one_process)] = 1
     """Accepted for configurations of older releases."""
+
+
+class PickerListen(Strict):
+    """What `warmroute picker` serves in place of `listen`: the endpoint picker of a gateway, by gRPC."""
+
+    host: Host = "127.0.0.1"
+    """The gateway is believed: let nothing else connect."""
+    port: ListenPort = 9002
+    tls: ListenTls | None = None
+    """TLS for the gateway. The files are read at the start."""
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 0
+    """Further addresses after the best one, for retries of the gateway. Only where its cluster takes a list
+    (`override_host`); one with ORIGINAL_DST refuses requests with more than one address."""
+    message_timeout_s: PositiveFloat = 0.2
+    """`message_timeout` of the gateway's filter, which only counts where it buffers requests: one that would take
+    longer is refused by then."""
+    test_header: bool = False
+    """Whether clients may choose pods with the header `test-epp-endpoint-selection`, as the conformance tests of
+    gateways do. Never where clients are not trusted."""
 
 
 class AdminListen(Strict):

@@ -22,7 +22,7 @@ from router.config.discovery_schema import Discovery
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
 from router.config.links import LinksConfig
-from router.config.listen_schema import AdminListen, Listen
+from router.config.listen_schema import AdminListen, Listen, PickerListen
 from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
 from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig, UsageFile
 from router.config.mistakes import wrong_at
@@ -245,6 +245,7 @@ class RouterConfig(Strict):
     version: int = VERSION
     """Version of this format."""
     listen: Listen = Listen()
+    picker: PickerListen = PickerListen()
     admin: AdminListen = AdminListen()
     policy: str = "cost_aware"
     """The default policy, for all requests that no other policy of the folder matches."""

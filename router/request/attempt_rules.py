@@ -23,13 +23,15 @@ FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRules:
-    """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod."""
+    """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod.
+    `hands_over`: a gateway sends the request, and alone may try other pods; it sends each body once."""
 
     retries: int
     route_headers: bool
     budget: RetryBudget
     predictions: PredictionLimits
     handoff_facts: FactsLookup
+    hands_over: bool = False
     _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def is_sampled(self) -> bool:

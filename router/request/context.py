@@ -71,6 +71,10 @@ class RequestContext(msgspec.Struct, eq=False):
     result: str = INTERNAL
     error: str = ""
     """The message of the router's error."""
+    is_unseen: bool = False
+    """Whether the bytes of the response do not pass here."""
+    pods_allowed: frozenset[str] | None = None
+    """Addresses of the pods among which a gateway lets choose; None for all."""
     unread_tokens: int = 0
     """Assumed length of the prompt in a dropped body, or of what a websocket received."""
     _split_refusal: str | None = None
@@ -98,7 +102,7 @@ class RequestContext(msgspec.Struct, eq=False):
         """Free the body and the tokens once the response has begun and no retry is possible: the prompt's length and
         hashes, which remain, take a twentieth of the memory."""
         self.unread_tokens = self.unread_tokens or unread_tokens(self.request)
-        kept = {"background": True} if self.is_in_background else {}
+        kept = {name: value for name, value in self.request.prompt.items() if name in ("background", "store")}
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))

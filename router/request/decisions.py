@@ -10,8 +10,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from router.decision import RouteDecision
+from router.errors import NoReadyPod
 from router.fleet.fleet import Fleet
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
@@ -76,7 +78,10 @@ class RequestDecisions:
         if match.degraded:
             self._counters.match_degraded(context.request.model)
         context.phases.enter("decide", self._clock.now_s())
-        scene = self.scene(context.request, context.prompt, match, now_s, stored_pod=context.stored_pod)
+        allowed = context.pods_allowed
+        scene = self.scene(
+            context.request, context.prompt, match, now_s, stored_pod=context.stored_pod, allowed=allowed
+        )
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         self.redecided(context, scene, decide(scene, context.policy))
         return scene
@@ -85,7 +90,10 @@ class RequestDecisions:
         """A later decision about a request that waits, by the same policy; not counted as traffic."""
         assert context.policy is not None
         match = self._match(context.prompt, now_s)
-        scene = self.scene(context.request, context.prompt, match, now_s, counted=False, stored_pod=context.stored_pod)
+        stored_pod, allowed = context.stored_pod, context.pods_allowed
+        scene = self.scene(
+            context.request, context.prompt, match, now_s, counted=False, stored_pod=stored_pod, allowed=allowed
+        )
         return scene, decide(scene, context.policy)
 
     def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
@@ -117,13 +125,18 @@ class RequestDecisions:
         *,
         counted: bool = True,
         stored_pod: PodId = "",
+        allowed: frozenset[str] | None = None,
     ) -> Scene:
         """What a decision is based on. `counted`: count the request as traffic. `stored_pod`: the only pod that has a
-        stored response which the request needs."""
+        stored response which the request needs. `allowed`: addresses of the only pods that may be chosen."""
         state, model, fleet = self._state, request.adapter or request.model, self._state.fleet.snapshot
         ledger = state.ledger
         if stored_pod:
             fleet = only(fleet, stored_pod)
+        if allowed is not None:
+            fleet = within(fleet, allowed)
+            if not any(status.pod.serves(model) for status in fleet.pods):
+                raise NoReadyPod("None of the pods that the gateway allows serves the model.")
         turn, evicted = self._turns[model] + 1, state.store.evicted
         if counted:
             self._turns[model] = turn
@@ -192,3 +205,17 @@ def only(fleet: FleetSnapshot, pod: PodId) -> FleetSnapshot:
     is_draining = status.state is PodState.DRAINING
     usable = PodStatus(status.pod, PodState.READY, status.load) if is_draining else status
     return FleetSnapshot(fleet.version, (usable,), fleet.links)
+
+
+@lru_cache(_SNAPSHOTS)
+def within(fleet: FleetSnapshot, addresses: frozenset[str]) -> FleetSnapshot:
+    """The fleet with the pods that have one of these addresses: host and port, or the host alone for all its ports."""
+    pods = tuple(status for status in fleet.pods if not addresses.isdisjoint(addresses_of(status.pod.url)))
+    return FleetSnapshot(fleet.version, pods, fleet.links)
+
+
+@lru_cache(4096)
+def addresses_of(url: str) -> tuple[str, str]:
+    """Host and port of a pod, and its host."""
+    parts = urlsplit(url)
+    return parts.netloc, parts.hostname or ""

@@ -162,11 +162,12 @@ class Endings:
         return used
 
     def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
-        """About how many tokens a pod has generated of an unstreamed response that did not end: those of the time since
-        the prefill, at the pod's pace."""
+        """About how many tokens a pod has generated of a response that was not seen, or of an unstreamed one that did
+        not end: those of the time since the prefill, at the pod's pace."""
         request, candidate, api = context.request, context.candidate, context.request.endpoint.api
-        is_known = context.result == "ok" or context.fetched or context.reader.output_tokens is not None
-        if is_known or candidate is None or request.stream or api.is_tunnel or not api.generates:
+        is_known = context.fetched or context.reader.output_tokens is not None
+        is_seen = not context.is_unseen and (context.result == "ok" or request.stream)
+        if is_known or is_seen or candidate is None or api.is_tunnel or not api.generates:
             return 0
         decoding_ms = (now_s - context.sent_s) * 1000 - expected_ttft_ms(candidate.cost)
         steps = max(decoding_ms, 0.0) / self._step_ms(context)

@@ -113,6 +113,8 @@ class Tracker:
         """The next usable candidate, preferably one without pods that failed this request; None if there is none."""
         context = self.context
         assert context.decision is not None
+        if context.tries and self._rules.hands_over:
+            return None
         attempts = context.policy.attempts if context.policy else None
         if context.tries >= (attempts or 1 + self._rules.retries):
             return None
@@ -125,6 +127,14 @@ class Tracker:
             if self._rules.unusable_reason(context, candidate.plan) is None:
                 return candidate
         return None
+
+    def fallbacks(self, most: int) -> list[Candidate]:
+        """The usable candidates after the one that was begun, for a gateway that tries them itself."""
+        context = self.context
+        assert context.decision is not None and context.candidate is not None
+        candidates = context.decision.candidates
+        rest = candidates[candidates.index(context.candidate) + 1 :] if most else ()
+        return [one for one in rest if self._rules.unusable_reason(context, one.plan) is None][:most]
 
     def _may_retry(self, error: UpstreamError, now_s: float) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
@@ -161,7 +171,7 @@ class Tracker:
         limits, endpoint = self._rules.predictions, context.request.endpoint
         self._booking = booking
         self._predictions = AttemptPredictions(state, limits, candidate.plan, prompt, endpoint)
-        if context.request.stream:
+        if context.request.stream and not context.is_unseen:
             return None
         return max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
 
@@ -194,7 +204,7 @@ class Tracker:
         context.status = status
         context.phases.enter("relay", now_s)
         self._pod, self._holds_all = pod, not is_stream
-        self._held, self._held_bytes, self._begun = [], 0, False
+        self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
@@ -312,6 +322,12 @@ class Tracker:
             breaker.doubt(error.pod, context.client, now_s)
         if not self.has_sent:
             context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
+
+    def unseen(self, now_s: float) -> None:
+        """The response of which only the status was seen has ended: its prompt was computed."""
+        if self.context.status < 400:
+            self.assume_first_token(now_s)
+            self.left(now_s)
 
     def complete(self, now_s: float) -> None:
         """The client has been sent the whole response. Counts its result."""

@@ -54,7 +54,9 @@ def observers(
     return Observers(recent, RequestCounters(metrics), sinks)
 
 
-def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None) -> CoreSettings:
+def core_settings(
+    config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None, *, hands_over: bool = False
+) -> CoreSettings:
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
         predicted_ttl_s=index.predicted_ttl_s,
@@ -68,6 +70,7 @@ def core_settings(config: RouterConfig, lookups: PodLookups, quotas: SharedQuota
         budget=RetryBudget(config.limits.retry_budget),
         predictions=predictions,
         handoff_facts=lookups.handoff_facts,
+        hands_over=hands_over,
     )
     queue = QueueSettings(admission.limits, admission.default_slo, lookups.senders) if admission is not None else None
     return CoreSettings(

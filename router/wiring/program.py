@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from fastapi import FastAPI
@@ -16,6 +16,7 @@ from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
+from router.config.edge_schema import Edge
 from router.config.links import build_links, load_link_classes
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
@@ -36,9 +37,11 @@ from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import App, public_app
+from router.frontends.http.forward import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
+from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
@@ -49,6 +52,7 @@ from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
+from router.request.attempt_rules import FactsLookup
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
@@ -80,6 +84,16 @@ SIGNING_KEYS_TIMEOUT_S = 11.0
 log = structlog.get_logger()
 
 
+class Front(NamedTuple):
+    """How requests come in. `hands_over`: see `AttemptRules`."""
+
+    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, FactsLookup, Metrics], Forwarder]
+    hands_over: bool = False
+
+
+HTTP_FRONT = Front(build_forwarder)
+
+
 class Program:
     """One router with all its parts. `files`: those that `config` was read from."""
 
@@ -91,8 +105,10 @@ class Program:
         load: LoadTokenizer = load_tokenizer,
         *,
         files: StartupFiles | None = None,
+        front: Front = HTTP_FRONT,
     ) -> None:
         self._config = config
+        self._front = front
         self._files = files or StartupFiles(config, None)
         self.metrics = Metrics()
         add_process_metrics(self.metrics.registry)
@@ -127,7 +143,7 @@ class Program:
         self._snapshots = SnapshotStream(self._build_page().snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
-        own = public_app(self.fleet, lambda: self._readiness()[0], self._run, refused)
+        own = public_app(self.fleet, self.is_ready, self.run, refused)
         self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
 
@@ -141,13 +157,14 @@ class Program:
         if config.tenants is not None:
             has_others = self.quotas.next_exchange is not None
             shared = SharedQuotas(quotas=self.quotas.quotas, has_others=has_others, on_refusal=refused)
-        settings, routing = core_settings(config, lookups, shared), Routing(self.policies.current, self._classes)
+        settings = core_settings(config, lookups, shared, hands_over=self._front.hands_over)
+        routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
         facts = self.pods.handoff_facts.of
-        forwarder = build_forwarder(core, self._steps, self._pools, config.edge, facts, self.metrics)
+        forwarder = self._front.build(core, self._steps, self._pools, config.edge, facts, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
         endings = core.requests.endings
@@ -216,6 +233,9 @@ class Program:
         edge = AdminEdge(limits.model_copy(update={"max_connections": connections}), listen.host, tokens)
         return App(edge, admin_app(routes), AdmissionGate())
 
+    def is_ready(self) -> bool:
+        return self._readiness()[0]
+
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.app.is_stopping)
 
@@ -231,7 +251,7 @@ class Program:
         return await self._steps.run(self.core.requests.preview(request, headers))
 
     @asynccontextmanager
-    async def _run(self, _app: FastAPI) -> AsyncIterator[None]:
+    async def run(self, _app: FastAPI | None = None) -> AsyncIterator[None]:
         """Run the background tasks while the application serves."""
         try:
             async with running(self._feeds()):

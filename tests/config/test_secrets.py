@@ -307,6 +307,7 @@ TLS_FILES = {
     for tls in ("index.redis.tls", "pods.tls", *(f"discovery.{source}.pod.tls" for source in SOURCES))
     for name in ("ca_file", "cert_file", "key_file")
 } | {"discovery.kubernetes.api.ca_file", "listen.tls.cert_file", "listen.tls.key_file"}
+TLS_FILES |= {"picker.tls.cert_file", "picker.tls.key_file"}
 """Files that OpenSSL reads."""
 CONTENTS = {
     "two words": f"{CANARY} {CANARY}".encode(),

@@ -23,8 +23,8 @@ from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
 from router.frontends.http.app import App
-from router.frontends.http.exchange import Exchange
 from router.frontends.http.headers import HeaderRules
+from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.relay import Downstream
@@ -88,7 +88,7 @@ class Watched(OpenAiEdge):
         super().__init__(*parts)
         self.surprises: list[Exception] = []
 
-    def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
+    def _fail(self, client: AnyExchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         if not isinstance(error, RouterError):
             self.surprises.append(error)
         super()._fail(client, error, request_id, trace)

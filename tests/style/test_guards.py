@@ -57,6 +57,7 @@ EXCEPTIONS = {
     "prompt/completion.py:_first": _CLIENT,
     "prompt/conversation.py:with_decoded_messages": _CLIENT,
     "prompt/conversation.py:plain_messages": _CLIENT,
+    "frontends/extproc/picks.py:PickForwarder._head": "a status of three digits that a gateway has parsed",
     "prompt/harmony.py:Harmony._date_in": "tokens of the router's own",
     "prompt/harmony.py:Harmony._new_declaration": _CLIENT,
     "prompt/incremental/short_chats.py:decoded_samples": "samples of the router's own",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
@@ -20,11 +21,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
+from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
 from router.fleet.fleet import Fleet
-from router.frontends.http.exchange import Exchange
-from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
 from router.types import PodStatus
@@ -65,13 +67,34 @@ class App:
             scope = {**scope, "method": "GET"}  # the server sends no body
         await self._own(scope, receive, send)
 
-    async def serve_own(self, client: Exchange) -> None:
+    async def serve_own(self, client: AnyExchange) -> None:
         """Answer a request that the edge does not take, unless it was refused meanwhile."""
         await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
+
+    def refusal(
+        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
+    ) -> RouterError | None:
+        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner. `is_next`: see
+        `HttpEdge.refusal`."""
+        refused = self.edge.refusal(received, methods, is_next=is_next)
+        if refused is not None or not needs_key(received, methods):
+            return refused
+        admitted = self.gate.admit(received.path, received.named, time.time())
+        if isinstance(admitted, RouterError):
+            return admitted
+        received.tenant = admitted
+        if admitted is not OPEN_TENANT:
+            received.owner = admitted.name
+        return None
 
     def begin_stopping(self) -> None:
         """Make each response close its connection, and `/readyz` fail."""
         self.is_stopping = True
+
+
+def needs_key(received: ReceivedRequest, methods: frozenset[str]) -> bool:
+    """Whether only tenants may send the request. `methods`: of its path, if it is forwarded to pods."""
+    return bool(methods) or received.path.startswith("/v1/")
 
 
 def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, on_refused: OnRefused) -> FastAPI:
@@ -187,7 +210,7 @@ def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
 log = structlog.get_logger()
 
 
-async def serve_with(app: ASGIApp, client: Exchange) -> None:
+async def serve_with(app: ASGIApp, client: AnyExchange) -> None:
     """Answer with `app`. It is not cancelled when the client disconnects, so that an operator's command is carried out
     completely; it gets the message `http.disconnect`."""
     received, gone = client.received, asyncio.Event()

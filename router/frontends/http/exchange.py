@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -62,6 +62,23 @@ class ReceivedRequest(msgspec.Struct):
     """Its place among its tenant's concurrent requests, before its body is complete."""
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
+    pods_allowed: frozenset[str] | None = None
+    """See `RequestContext`."""
+
+
+class BodyHolder(Protocol):
+    """A request whose body is buffered; `Exchange` is one."""
+
+    received: ReceivedRequest
+    arrived_s: float
+    """When the last piece arrived."""
+    buffered_bytes: int
+
+    def release_body(self) -> None:
+        """Free the body. Idempotent."""
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer with this error, without waiting for the rest of the request."""
 
 
 class BodyMemory:
@@ -74,14 +91,14 @@ class BodyMemory:
         self.bound = FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
         self.freed_bytes = 0
         """Total size of all bodies that were freed."""
-        self.arriving: dict[Exchange, float] = {}
+        self.arriving: dict[BodyHolder, float] = {}
         """Requests that hold bytes and are not complete, by the time of the first byte, oldest first."""
 
     @property
     def bytes(self) -> int:
         return self.bound.used
 
-    def has_taken(self, holder: Exchange, size_bytes: int, now_s: float) -> bool:
+    def has_taken(self, holder: BodyHolder, size_bytes: int, now_s: float) -> bool:
         """Take memory for a piece of a body, if necessary from slow ones."""
         received = holder.received
         for _ in range(MAX_DROPPED):
@@ -91,7 +108,7 @@ class BodyMemory:
                 return False
         return False
 
-    def _drop_slowest(self, holder: Exchange, now_s: float) -> bool:
+    def _drop_slowest(self, holder: BodyHolder, now_s: float) -> bool:
         part, least = self.bound.part, self.bound.part(holder.received.owner)
         slow = [
             other

@@ -37,7 +37,7 @@ class Forwarder:
         if answer is None:
             await self._attempts.serve(self._requests.tracker(context), client)
         else:
-            await _send(answer, context, client)
+            await send_answer(answer, context, client)
 
     async def _serve_websocket(self, context: RequestContext, client: WebSocketClient) -> None:
         await self._steps.run(self._requests.prepare_tunnel(context))
@@ -60,7 +60,8 @@ class Forwarder:
             self._requests.endings.end(context, was_slow=client.was_slow)
 
 
-async def _send(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:
+async def send_answer(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:
+    """Send an answer of the router's own."""
     context.status, context.result = 200, "ok"
     client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
     for piece in answer:

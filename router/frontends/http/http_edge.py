@@ -7,15 +7,37 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, RouterError
 from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.exchange import STATUS_LINES, BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.exchange import STATUS_LINES, BodyMemory, ReceivedRequest
 from router.frontends.http.fair_turns import FairTurns
+from router.frontends.http.relay import Downstream
 from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers, response_for
+
+
+class AnyExchange(Downstream, Protocol):
+    """One request and its response: `Exchange` on a client's connection, or one that a gateway sends."""
+
+    received: ReceivedRequest
+    keep_alive: bool
+    on_disconnect: Callable[[], None] | None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the response is an event stream."""
+
+    @property
+    def response_complete(self) -> bool:
+        """Whether the response has ended."""
+
+    @property
+    def http_1_0(self) -> bool:
+        """Whether the client speaks HTTP/1.0."""
 
 
 class HttpEdge:
@@ -50,7 +72,7 @@ class HttpEdge:
         """Why its tenant's share or quota refuses a request before its body is read; None if it does not."""
         return None
 
-    async def serve(self, client: Exchange) -> None:
+    async def serve(self, client: AnyExchange) -> None:
         """Answer a refused request, and close the connection without reading the rest of it."""
         assert client.received.refusal is not None
         client.keep_alive = False
@@ -75,7 +97,7 @@ def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
     return b"".join([status_line, b"\r\n", *headers, b"connection: close\r\n\r\n", body])
 
 
-def send_error(client: Exchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:
+def send_error(client: AnyExchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:
     """Answer with the error object of the API that was called, and `more` headers."""
     body = error_body(error, client.received.path, names_pods=names_pods)
     client.start(response_for(error).status, [*error_headers(error, body), *more])

@@ -311,7 +311,7 @@ class PullExecutor:
         """The pod's response. Raises `UpstreamError`."""
         context, is_last = tracker.context, tracker.is_last
         own = context.request.body
-        body = await self._edits.run(own, partial(self._body, own, pod, holder))
+        body = await self.body(own, pod, holder)
         if body is None:
             return await self._sender.send(context.inbound, pod, own)
         pull_body = body
@@ -321,8 +321,11 @@ class PullExecutor:
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
         return reply
 
-    def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
+    async def body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
         """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
+        return await self._edits.run(body, partial(self._body, body, pod, holder))
+
+    def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
         status = self._fleet.status(holder)
         facts = self._facts(status.pod, pod.pulls) if status else None
         if status is None or facts is None:

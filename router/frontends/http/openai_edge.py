@@ -29,11 +29,11 @@ from router.errors import (
     UpstreamError,
 )
 from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
-from router.frontends.http.http_edge import HttpEdge, send_error, whole_error
+from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error, whole_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
 from router.frontends.http.websockets import WebSocketClient, model_in_query
@@ -140,7 +140,7 @@ class OpenAiEdge(HttpEdge):
             received.arriving = None
         received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
-    async def serve(self, client: Exchange) -> None:
+    async def serve(self, client: AnyExchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
         received, trace = client.received, None
         if self._tracing is not None:
@@ -258,7 +258,14 @@ class OpenAiEdge(HttpEdge):
         inbound = Inbound(
             request_id, received.method, received.target, received.headers, received.peer, shown_id, trace
         )
-        return RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=received.tenant)
+        return RequestContext(
+            request,
+            inbound,
+            phases,
+            reader=reader_of(endpoint),
+            tenant=received.tenant,
+            pods_allowed=received.pods_allowed,
+        )
 
     def abandoned(self, received: ReceivedRequest) -> None:
         """Settle a request whose client disconnected before it was served."""
@@ -269,7 +276,7 @@ class OpenAiEdge(HttpEdge):
         self._endings.refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
-    def _fail(self, client: Exchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
+    def _fail(self, client: AnyExchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         names_pods = self._edge.route_headers
         if client.started:
             if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):

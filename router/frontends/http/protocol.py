@@ -7,7 +7,6 @@ connections and stops them; it calls `shutdown`. This module decodes no body.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from itertools import islice
 from operator import itemgetter
@@ -17,9 +16,8 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from router.admission.tenant import OPEN_TENANT
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
-from router.frontends.http.app import App
+from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import answer_preflight, is_preflight
@@ -348,19 +346,13 @@ class EdgeProtocol(asyncio.Protocol):
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
             received.owner = client_network(received.peer, self._proxies)
         is_next = self.last is None or self.last.response_complete  # others begin when earlier requests have ended
-        refused = self._edge.refusal(received, methods, is_next=is_next)
-        if refused is not None or not (methods or received.path.startswith("/v1/")):
+        refused = self.app.refusal(received, methods, is_next=is_next)
+        if refused is not None or not needs_key(received, methods):
             return refused
-        admitted = self.app.gate.admit(received.path, received.named, time.time())
-        if isinstance(admitted, RouterError):
-            return admitted
-        received.tenant = admitted
-        if admitted is not OPEN_TENANT:
-            received.owner = admitted.name
         if received.owner != self._owner:
             self._edge.client_connections.give_back(self._owner, 1)
             self._owner = received.owner
-            self._edge.client_connections.add(self._owner, admitted.weight, 1)
+            self._edge.client_connections.add(self._owner, received.tenant.weight, 1)
         return self._edge.tenant_refusal(received) if methods and is_next else None
 
     def _open(self, exchange: Exchange) -> None:

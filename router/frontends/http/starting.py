@@ -20,8 +20,8 @@ from router.config.listen_schema import Listen
 from router.config.schema import Limits
 from router.errors import NoReadyPod
 from router.frontends.http.app import PROBE_PATHS, App, bare_app, probe_answer
-from router.frontends.http.exchange import Exchange, ReceivedRequest
-from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.listen_sockets import bind_port
 from router.frontends.http.server import SocketServer
 
@@ -67,7 +67,7 @@ class _StartingEdge(HttpEdge):
     def refusal(self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True) -> NoReadyPod:
         return NoReadyPod("The router is starting; retry later.")
 
-    async def serve(self, client: Exchange) -> None:
+    async def serve(self, client: AnyExchange) -> None:
         if client.received.path not in PROBE_PATHS:
             await super().serve(client)
             return

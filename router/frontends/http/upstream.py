@@ -310,32 +310,33 @@ class UpstreamSender:
     """Sends a client's request, with its own body or another one, to a pod, with the headers that a pod may receive."""
 
     def __init__(self, pool: Callable[[Pod], UpstreamPool], rules: HeaderRules) -> None:
-        self._pool = pool
-        self._rules = rules
+        self.pool = pool
+        self.rules = rules
 
     def send(self, inbound: Inbound, pod: Pod, body: bytes) -> Awaitable[Reply]:
         """Wait for the headers of the response. Raises `UpstreamError`."""
-        pool = self._pool(pod)
+        pool = self.pool(pod)
         return pool.exchange(self._message(inbound, pool, body))
 
     def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes], part: str = "") -> Awaitable[Reply]:
         """The same for a body that no pod may receive twice; `body` is called just before it is sent. `part`: see
         `Leg`."""
-        pool = self._pool(pod)
+        pool = self.pool(pod)
         return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
 
     def upgrade_head(self, inbound: Inbound, pod: Pod) -> bytes:
-        pool = self._pool(pod)
-        headers = [*self._headers(inbound, pool, ""), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
+        pool = self.pool(pod)
+        headers = [*self.headers(inbound, pool), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
         return request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, b"")
 
     def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
-        headers = self._headers(inbound, pool, part)
+        headers = self.headers(inbound, pool, part)
         head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
         return head + body if len(body) <= COPIED_BYTES else (head, body)
 
-    def _headers(self, inbound: Inbound, pool: UpstreamPool, part: str) -> HeaderList:
-        headers = self._rules.upstream(inbound.headers)
+    def headers(self, inbound: Inbound, pool: UpstreamPool, part: str = "") -> HeaderList:
+        """Those that the pod receives, apart from those of the connection."""
+        headers = self.rules.upstream(inbound.headers)
         if inbound.trace is not None:
             headers = inbound.trace.upstream(headers, pool.pod, pool.host_header.decode(), part)
         if pool.has_key and (credentials := pool.credentials):

@@ -1,0 +1,340 @@
+"""One HTTP request about which a gateway asks: the messages of one gRPC stream, for Envoy's filter `ext_proc`.
+
+Reads the request from them, within the limits of the configuration, and writes the pick, or an answer of the router's
+own. Decides nothing. Envoy sends bodies in one of two modes (`unsupported`), and may repeat the end of a body: what
+follows it is ignored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import grpc
+import httptools
+import structlog
+from google.protobuf.message import DecodeError
+
+from router.errors import BodyTooLarge, MalformedRequest, RequestTimeout, RouterError
+from router.frontends.extproc.llm_d import translated
+from router.frontends.extproc.messages import (
+    BUFFERED,
+    FULL_DUPLEX_STREAMED,
+    NONE,
+    OVERWRITE,
+    ProcessingRequest,
+    ProcessingResponse,
+)
+from router.frontends.extproc.metadata import POD_HEADER, addresses_in, peer_in
+from router.frontends.http.app import App, needs_key
+from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.request_head import read_target
+from router.request.error_responses import headers_too_large, too_many_headers
+from router.request.inbound import HeaderList, first_values
+
+log = structlog.get_logger()
+
+CHUNK_BYTES = 62_000
+"""Envoy takes at most 64 KiB in one message."""
+_TEST_HEADER = b"test-epp-endpoint-selection"
+
+
+class Modes(NamedTuple):
+    """How Envoy sends bodies; see `ProtocolConfig`."""
+
+    request: int = FULL_DUPLEX_STREAMED
+    response: int = FULL_DUPLEX_STREAMED
+
+
+class Terms(NamedTuple):
+    """What all requests of gateways have in common. `aliases`: see `translated`."""
+
+    app: App
+    aliases: Mapping[bytes, bytes]
+    trusts_test_header: bool = False
+
+
+class Pick(NamedTuple):
+    """What the gateway is to do with the request. `body`: None where it has none."""
+
+    addresses: str
+    headers: HeaderList
+    removed: list[bytes]
+    body: bytes | None
+    is_changed: bool
+    """Whether the body is not the client's."""
+
+
+def modes_of(message: Any) -> Modes:
+    """The modes of a stream, from its first message. Envoy below 1.32 does not send them."""
+    if not message.HasField("protocol_config"):
+        return Modes()
+    return Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
+
+
+def unsupported(modes: Modes) -> str:
+    """Why the picker cannot serve a filter with these modes; "" if it can."""
+    if modes.request not in (FULL_DUPLEX_STREAMED, BUFFERED):
+        return "set processing_mode.request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED"
+    if modes.response not in (FULL_DUPLEX_STREAMED, NONE):
+        return "set processing_mode.response_body_mode to FULL_DUPLEX_STREAMED or NONE: others hold back streams"
+    return ""
+
+
+class GatewayExchange:
+    """One request and its response, as `OpenAiEdge` and `PickForwarder` serve it (`AnyExchange`)."""
+
+    http_1_0 = streams = was_slow = False
+    keep_alive = True
+
+    def __init__(self, call: Any, terms: Terms) -> None:
+        self._call = call
+        self._terms = terms
+        self._app = terms.app
+        self._memory, self._limits = terms.app.edge.body_memory, terms.app.edge.limits
+        self._task = asyncio.current_task()
+        self.on_disconnect: Callable[[], None] | None = None
+        self.modes = Modes()
+        self.received = ReceivedRequest("", "", b"", [], {}, "")
+        self.has_body = False
+        self.buffered_bytes = 0
+        self.arrived_s = 0.0
+        self.is_stopping = False
+        """Whether the picker ends the stream, and not the gateway."""
+        self.was_reset = False
+        self.is_picked = False
+        self.response_complete = False
+        self._pieces: list[bytes] = []
+        self._has_trailers = False
+        self._answer: Any = None
+
+    # --- the stream ---
+
+    async def read(self) -> Any | None:
+        """The next message; None when the gateway has closed the stream."""
+        data = await self._call.read()
+        if data is grpc.aio.EOF:
+            return None
+        try:
+            return ProcessingRequest.FromString(data)
+        except DecodeError:
+            await self._call.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of envoy.service.ext_proc.v3")
+            raise
+
+    async def read_response(self) -> Any | None:
+        """The next message about the response; None when the gateway has closed or reset the stream, which it also
+        does at the end of a response."""
+        try:
+            return await self.read()
+        except asyncio.CancelledError:
+            if not self.disconnected:
+                raise
+            self.was_reset = True
+            return None
+
+    async def write(self, message: Any) -> None:
+        await self._call.write(message.SerializeToString())
+
+    async def serve(self) -> None:
+        """Serve the request of the stream to its end. Cancelled when the gateway resets the stream."""
+        first = await self.read()
+        if first is None:
+            return
+        self.modes = modes_of(first)
+        if why := unsupported(self.modes):
+            log.warning("refused a gateway", why=why)
+            await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
+        if not first.HasField("request_headers"):
+            why = "set processing_mode.request_header_mode to SEND"
+            await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
+        methods = self._read_head(first)
+        try:
+            if self.has_body and self.received.refusal is None and not await self._read_body():
+                self._app.edge.abandoned(self.received)
+                return
+            await (self._app.edge.serve(self) if methods else self._app.serve_own(self))
+        finally:
+            self.release_body()
+        await self.end()
+
+    async def end(self) -> None:
+        """Send the router's own answer, if it has one; else read what Envoy still sends until it ends the stream."""
+        if self._answer is not None:
+            await self.write(ProcessingResponse(immediate_response=self._answer))
+            return
+        if self.was_reset or not self.response_complete:
+            return
+        while await self.read() is not None:
+            pass  # a repeated end of a body
+
+    # --- the request ---
+
+    def _read_head(self, message: Any) -> frozenset[str]:
+        """Read and check the headers. Returns the methods of the path, if it is forwarded to pods."""
+        pseudo, headers = _split(message.request_headers.headers.headers)
+        self.has_body = not message.request_headers.end_of_stream
+        headers = translated(headers, self._terms.aliases)
+        named = first_values(headers)
+        method, url = pseudo.get(b":method", b"").decode("latin-1"), pseudo.get(b":path", b"")
+        try:
+            path, target, fault = read_target(url)
+        except httptools.HttpParserError:
+            path, target, fault = "/", b"/", "Invalid HTTP request: its target is no path or URL."
+        if b"upgrade" in named:
+            fault = "Connections cannot be upgraded here; send websockets to `warmroute serve`."
+        gateway = _host_of(self._call.peer())
+        proxies = trusted_proxies(gateway)
+        peer = peer_in(message) or forwarded_for(gateway, headers, proxies)
+        self.received = received = ReceivedRequest(method, path, target, headers, named, peer)
+        received.owner = client_network(received.peer, proxies)
+        received.pods_allowed = addresses_in(message)
+        if self._terms.trusts_test_header and (forced := named.get(_TEST_HEADER)):
+            received.pods_allowed = frozenset(forced.decode("latin-1").replace(" ", "").split(","))
+        methods = self._app.edge.methods(path)
+        received.refusal = MalformedRequest(fault) if fault else self._refusal(methods)
+        return methods
+
+    def _refusal(self, methods: frozenset[str]) -> RouterError | None:
+        received, limits = self.received, self._limits
+        if len(received.headers) > limits.max_headers:
+            return too_many_headers(limits)
+        if sum(len(name) + len(value) for name, value in received.headers) > limits.max_header_bytes:
+            return headers_too_large(limits)
+        refused = self._app.refusal(received, methods)
+        if refused is None and methods and needs_key(received, methods):
+            refused = self._app.edge.tenant_refusal(received)
+        return refused
+
+    async def _read_body(self) -> bool:
+        """Read the body, unless it is refused meanwhile. False if the client left."""
+        if self.modes.request == BUFFERED:
+            await self.write(ProcessingResponse(request_headers={}))
+        timeout_s = self._limits.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.received.refusal is None:
+                    message = await self.read()
+                    if message is None:
+                        return False
+                    if self._add(message):
+                        break
+        except TimeoutError:
+            self.refuse(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
+        self._memory.arriving.pop(self, None)
+        self.received.body, self._pieces = b"".join(self._pieces), []
+        return True
+
+    def _add(self, message: Any) -> bool:
+        """Take a part of the body. Returns whether it was the last one."""
+        if message.HasField("request_trailers"):
+            self._has_trailers = True
+            return True
+        piece = message.request_body.body
+        memory, size_bytes, self.arrived_s = self._memory, len(piece), asyncio.get_running_loop().time()
+        max_bytes = self._limits.max_body_bytes
+        if self.buffered_bytes + size_bytes > max_bytes:
+            self.refuse(BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."))
+        elif not memory.has_taken(self, size_bytes, self.arrived_s):
+            self.refuse(memory.bound.refusal(self.received.owner, self.received.tenant.weight))
+        else:
+            memory.arriving.setdefault(self, self.arrived_s)
+            self.buffered_bytes += size_bytes
+            self._pieces.append(piece)
+        return bool(message.request_body.end_of_stream)
+
+    def release_body(self) -> None:
+        """See `BodyHolder`."""
+        if self.buffered_bytes:
+            self._memory.arriving.pop(self, None)
+            self._memory.bound.give_back(self.received.owner, self.buffered_bytes)
+            self._memory.freed_bytes += self.buffered_bytes
+            self.buffered_bytes, self._pieces = 0, []
+
+    def refuse(self, error: RouterError) -> None:
+        """See `BodyHolder`."""
+        self.release_body()
+        self.received.refusal = error
+
+    # --- the pick ---
+
+    async def pick(self, pick: Pick) -> None:
+        """Send the pick to the gateway."""
+        self.is_picked = True
+        response = ProcessingResponse()
+        fields = response.dynamic_metadata.fields.add(key=b"envoy.lb").value.struct_value
+        fields.fields.add(key=POD_HEADER).value.string_value = pick.addresses.encode()
+        is_buffered = self.has_body and self.modes.request == BUFFERED
+        common = (response.request_body if is_buffered else response.request_headers).response
+        common.clear_route_cache = True
+        set_headers(common.header_mutation, [(POD_HEADER, pick.addresses.encode()), *pick.headers])
+        common.header_mutation.remove_headers.extend(pick.removed)
+        if is_buffered and pick.is_changed:
+            common.body_mutation.body = pick.body or b""
+            set_headers(common.header_mutation, [(b"content-length", b"%d" % len(pick.body or b""))])
+        await self.write(response)
+        if self.has_body and not is_buffered:
+            await self._send_body(pick.body or b"")
+        self.received.body = b""
+        self.release_body()
+
+    async def _send_body(self, body: bytes) -> None:
+        """Send the whole body back: in this mode Envoy has kept nothing of it."""
+        for start in range(0, len(body) or 1, CHUNK_BYTES):
+            response = ProcessingResponse()
+            chunk = response.request_body.response.body_mutation.streamed_response
+            chunk.body = body[start : start + CHUNK_BYTES]
+            chunk.end_of_stream = start + CHUNK_BYTES >= len(body) and not self._has_trailers
+            await self.write(response)
+        if self._has_trailers:
+            await self.write(ProcessingResponse(request_trailers={}))
+
+    # --- the router's own answer (`Downstream`) ---
+
+    @property
+    def started(self) -> bool:
+        """Whether the gateway has an answer."""
+        return self.is_picked or self._answer is not None
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the gateway has reset the stream."""
+        return not self.is_stopping and self._task is not None and self._task.cancelling() > 0
+
+    def start(self, status: int, headers: HeaderList) -> None:
+        response = ProcessingResponse().immediate_response
+        response.status.code = status
+        sent = [*headers, *self.received.cors_headers]
+        set_headers(response.headers, [header for header in sent if header[0] != b"content-length"])
+        self._answer = response
+
+    def put(self, piece: bytes) -> bool:
+        self._pieces.append(piece)
+        return True
+
+    async def ready(self) -> None:
+        """Return: answers are sent whole."""
+
+    def finish(self) -> None:
+        self._answer.body, self._pieces = b"".join(self._pieces), []
+        self.response_complete = True
+
+
+def set_headers(mutation: Any, headers: HeaderList) -> None:
+    """Replace or add headers."""
+    for name, value in headers:
+        added = mutation.set_headers.add(append_action=OVERWRITE)
+        added.header.key, added.header.raw_value = name, value
+
+
+def _split(headers: Iterable[Any]) -> tuple[dict[bytes, bytes], HeaderList]:
+    """The pseudo-headers of HTTP/2, and the others, with names in lower case."""
+    pairs = [(one.key.lower(), one.raw_value or one.value) for one in headers]
+    pseudo = {name: value for name, value in pairs if name.startswith(b":")}
+    return pseudo, [pair for pair in pairs if not pair[0].startswith(b":")]
+
+
+def _host_of(peer: str) -> str:
+    """The host of a gRPC peer, such as `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")

@@ -1,0 +1,49 @@
+"""What a gateway says of a request besides its bytes: which pods may serve it, who sent it, which pod has served it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+POD_HEADER = b"x-gateway-destination-endpoint"
+_LB, _SUBSET = b"envoy.lb", b"envoy.lb.subset_hint"
+_SUBSET_KEY, _SERVED_KEY = POD_HEADER + b"-subset", POD_HEADER + b"-served"
+
+
+def addresses_in(message: Any) -> frozenset[str] | None:
+    """Addresses of the pods that may serve the request; None for all."""
+    for field in _struct(message.metadata_context.filter_metadata, _SUBSET):
+        if field.key == _SUBSET_KEY:
+            return frozenset(_listed(field.value))
+    return None
+
+
+def served_in(message: Any) -> str:
+    """The address of the pod that the gateway has sent the request to; "" if it does not say."""
+    for field in _struct(message.metadata_context.filter_metadata, _LB):
+        if field.key == _SERVED_KEY and (served := list(_listed(field.value))):
+            return served[-1]
+    return _attribute(message, b"upstream.address")
+
+
+def peer_in(message: Any) -> str:
+    """The client's address, from the attribute `source.address`; "" if it is not sent."""
+    return _attribute(message, b"source.address").rpartition(":")[0].strip("[]")
+
+
+def _attribute(message: Any, name: bytes) -> str:
+    for extension in message.attributes:
+        for field in extension.value.fields:
+            if field.key == name:
+                return str(field.value.string_value.decode("latin-1"))
+    return ""
+
+
+def _struct(structs: Any, name: bytes) -> Any:
+    return next((struct.value.fields for struct in structs if struct.key == name), ())
+
+
+def _listed(value: Any) -> Iterator[str]:
+    """The addresses in a list of texts, or in one text with commas."""
+    texts = [one.string_value for one in value.list_value.values] or value.string_value.split(b",")
+    return (text.strip().decode("latin-1") for text in texts if text.strip())

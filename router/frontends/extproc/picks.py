@@ -1,0 +1,194 @@
+"""Serves one request through a gateway: names a pod, and follows the response as far as the gateway shows it.
+
+The gateway moves the bytes. Where it shows no body of the response, the end of the stream is the end of the response,
+and its first token and its length are estimates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from router.config.listen_schema import PickerListen
+from router.decision import Candidate, Split
+from router.errors import ConnectFailed, NoReadyPod, Overloaded
+from router.frontends.extproc.gateway_exchange import GatewayExchange, Pick, set_headers
+from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
+from router.frontends.extproc.metadata import POD_HEADER, served_in
+from router.frontends.http.attempt import CoarseTimers
+from router.frontends.http.forward import Forwarder, send_answer
+from router.frontends.http.kv_transfer import PullExecutor
+from router.frontends.http.relay import Downstream, is_stream
+from router.frontends.http.upstream import UpstreamSender
+from router.frontends.step_executor import StepExecutor
+from router.request.context import RequestContext
+from router.request.decisions import addresses_of
+from router.request.inbound import HeaderList
+from router.request.requests import Requests
+from router.request.tracker import Tracker
+from router.types import Pod
+
+PREFILL_HEADER = b"x-prefiller-host-port"
+_SHARE_OF_TIMEOUT = 0.9
+_GATEWAYS = frozenset(
+    {b"host", b"content-length", b"transfer-encoding", b"connection", b"te", b"expect", b"x-forwarded-proto"}
+)
+"""Headers that the gateway writes itself for the connection to the pod."""
+
+
+class PickForwarder(Forwarder):
+    """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
+
+    def __init__(
+        self, requests: Requests, steps: StepExecutor, sender: UpstreamSender, pulls: PullExecutor, picker: PickerListen
+    ) -> None:
+        self._requests = requests
+        self._steps = steps
+        self._sender = sender
+        self._pulls = pulls
+        self._fallbacks = picker.fallbacks
+        self._timeout_s = picker.message_timeout_s * _SHARE_OF_TIMEOUT
+        self._timers = CoarseTimers()
+
+    async def _serve(self, context: RequestContext, client: Downstream) -> None:
+        assert isinstance(client, GatewayExchange)
+        context.is_unseen = client.modes.response == NONE
+        answer = await self._prepared(context, is_buffered=client.modes.request == BUFFERED)
+        if answer is not None:
+            await send_answer(answer, context, client)
+            return
+        tracker = self._requests.tracker(context)
+        try:
+            await self._pick(tracker, tracker.first(time.monotonic()), client)
+            await self._follow(tracker, client)
+        except asyncio.CancelledError:
+            tracker.left(time.monotonic())
+            raise
+        finally:
+            tracker.end(time.monotonic())
+
+    async def _prepared(self, context: RequestContext, *, is_buffered: bool) -> Any:
+        """See `Preparation.prepare`. A gateway that buffers would give up without saying why to its client."""
+        steps = self._requests.prepare(context)
+        if not is_buffered:
+            return await self._steps.run(steps)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._steps.run(steps)
+        except TimeoutError as error:
+            why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
+            raise Overloaded(why, retry_after_s=1.0) from error
+
+    async def _pick(self, tracker: Tracker, candidate: Candidate, client: GatewayExchange) -> None:
+        """Name the pod of a candidate, which is booked first."""
+        self._begin(tracker, candidate)
+        context, plan, pull_body = tracker.context, candidate.plan, None
+        own = context.request.body
+        if plan.pull is not None:
+            pull_body = await self._pulls.body(own, plan.pod, plan.pull.holder)
+        may_repeat = context.repeatable and pull_body is None and not isinstance(plan, Split)
+        others = tracker.fallbacks(self._fallbacks) if may_repeat else []
+        addresses = [gateway_address(one.pod) for one in (candidate, *others) if not isinstance(one.plan, Split)]
+        headers, removed = self._changes(context, plan.pod)
+        if isinstance(plan, Split):
+            addresses = [gateway_address(plan.decode)]
+            headers.append((PREFILL_HEADER, gateway_address(plan.prefill).encode()))
+        body = pull_body or own
+        is_changed = body != client.received.body
+        await client.pick(Pick(",".join(dict.fromkeys(addresses)), headers, removed, body, is_changed))
+        context.drop_prompt()
+
+    def _begin(self, tracker: Tracker, candidate: Candidate) -> None:
+        delay_s = tracker.begin(candidate, time.monotonic())
+        if delay_s is not None:
+            self._timers.call_later(delay_s, tracker.assumption)
+
+    def _changes(self, context: RequestContext, pod: Pod) -> tuple[HeaderList, list[bytes]]:
+        """Headers to set, and names to remove, so that the pod receives what `warmroute serve` would send."""
+        inbound, pool = context.inbound, self._sender.pool(pod)
+        wanted, given = self._sender.headers(inbound, pool), set(inbound.headers)
+        kept = {name for name, _ in wanted}
+        removed = {name for name, _ in given if name not in kept and not name.startswith(b"x-envoy-")}
+        changed = [header for header in wanted if header not in given]
+        if pool.path_prefix:
+            changed.append((b":path", pool.path_prefix + inbound.target))
+        return changed, sorted(removed - _GATEWAYS - {POD_HEADER})
+
+    # --- the response ---
+
+    async def _follow(self, tracker: Tracker, client: GatewayExchange) -> None:
+        """Follow the response to its end, or until the client leaves."""
+        is_complete = False
+        while not is_complete and (message := await client.read_response()) is not None:
+            kind = message.WhichOneof("request")
+            if kind == "response_headers":
+                is_complete = await self._head(tracker, client, message)
+            elif kind == "response_body":
+                is_complete = await _piece(tracker, client, message.response_body)
+            elif kind == "response_trailers":
+                await client.write(ProcessingResponse(response_trailers={}))
+                is_complete = True
+        context, now_s = tracker.context, time.monotonic()
+        if context.is_unseen and context.status:
+            tracker.unseen(now_s)
+            is_complete = True
+        client.response_complete = is_complete
+        if is_complete:
+            tracker.complete(now_s)
+        else:
+            self._requests.endings.interrupted(context, by_client=True)
+            tracker.left(now_s)
+
+    async def _head(self, tracker: Tracker, client: GatewayExchange, message: Any) -> bool:
+        """The response has begun. Returns whether it has no body."""
+        pairs = [(one.key, one.raw_value or one.value) for one in message.response_headers.headers.headers]
+        headers, status = [pair for pair in pairs if pair[0] != b":status"], int(dict(pairs)[b":status"])
+        self._correct(tracker, served_in(message))
+        assert tracker.context.candidate is not None
+        pod = tracker.context.candidate.pod.id
+        tracker.head(pod, status, time.monotonic(), is_stream=is_stream(headers))
+        response = ProcessingResponse()
+        mutation = response.response_headers.response.header_mutation
+        set_headers(mutation, tracker.headers())
+        kept = {name for name, _ in self._sender.rules.downstream(headers)}
+        dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"date", b"server", b"x-request-id"}
+        mutation.remove_headers.extend(sorted(dropped))
+        await client.write(response)
+        return bool(message.response_headers.end_of_stream)
+
+    def _correct(self, tracker: Tracker, served: str) -> None:
+        """Move the lease to the pod that the gateway has sent the request to, if that is another one."""
+        candidate, decision = tracker.context.candidate, tracker.context.decision
+        assert candidate is not None and decision is not None
+        if not served or served in addresses_of(candidate.pod.url):
+            return
+        for other in decision.candidates:
+            if served in addresses_of(other.pod.url):
+                pod = candidate.pod.id
+                tracker.failed(ConnectFailed(f"pod {pod}: the gateway used {other.pod.id}", pod=pod), time.monotonic())
+                self._begin(tracker, other)
+                return
+
+
+async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
+    """Pass a piece of the response on. Returns whether it was the last one."""
+    if body.body:
+        tracker.piece(body.body, time.monotonic())
+    response = ProcessingResponse()
+    chunk = response.response_body.response.body_mutation.streamed_response
+    chunk.body, chunk.end_of_stream = body.body, body.end_of_stream
+    await client.write(response)
+    return bool(body.end_of_stream)
+
+
+def gateway_address(pod: Pod) -> str:
+    """The address by which a gateway sends to a pod. Raises `NoReadyPod` where it has none."""
+    parts = urlsplit(pod.url)
+    try:
+        ip_address(parts.hostname or "")
+    except ValueError:
+        raise NoReadyPod(f"Pod {pod.id} has no IP address in its URL; a gateway needs one.") from None
+    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"

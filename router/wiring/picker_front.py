@@ -1,0 +1,28 @@
+"""Builds what serves the requests of a core through a gateway."""
+
+from __future__ import annotations
+
+from router.config.edge_schema import Edge
+from router.config.listen_schema import PickerListen
+from router.frontends.extproc.picks import PickForwarder
+from router.frontends.http.headers import HeaderRules
+from router.frontends.http.kv_transfer import PullExecutor
+from router.frontends.http.upstream import UpstreamPools, UpstreamSender
+from router.frontends.step_executor import StepExecutor
+from router.observe.metrics import Metrics
+from router.request.attempt_rules import FactsLookup
+from router.request.core import Core
+
+
+def build_pick_forwarder(
+    picker: PickerListen,
+    core: Core,
+    steps: StepExecutor,
+    pools: UpstreamPools,
+    edge: Edge,
+    facts: FactsLookup,
+    _metrics: Metrics,
+) -> PickForwarder:
+    rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
+    sender = UpstreamSender(pools.of, rules)
+    return PickForwarder(core.requests, steps, sender, PullExecutor(core.state.fleet, facts, sender), picker)
