@@ -117,10 +117,10 @@ class Joiner(PodStream):
         if given is None:
             if plan.method == "ids":
                 raise Diverged("the pod has ignored the ids")
-        elif plan.prompt and ids_of(given) != [*plan.prompt, *self.record.ids]:
-            raise Diverged("the pod has another prompt")
-        else:
+        elif not plan.prompt:
             self.record.prompt = given
+        elif ids_of(given) != [*plan.prompt, *self.record.ids]:
+            raise Diverged("the pod has another prompt")
 
     def _reasoning(self, usage: Any) -> int | None:
         """Tokens of reasoning of the whole answer; None where the pod counts them."""

@@ -39,7 +39,9 @@ class StopWatch:
 
     def _look(self) -> Stopped | None:
         end, seam, longest = len(self._ids), len(self._kept), max(map(len, self._stops))
-        text = self._words.text(self._ids, self._base, end, special=False).rstrip(HALF)
+        text = self._words.text(self._ids, self._base, end, special=False)
+        if text.endswith(HALF):
+            return None
         first = max(seam - longest + 1, 0)
         window = self._kept[first:] + text
         for stop in self._stops:
