@@ -79,9 +79,10 @@ class _Speaker:
     def said(self, ids: Sequence[int], *, ends: bool, stop: str | None) -> dict[str, Any]:
         """The delta of these tokens."""
         self._raw += ids
-        text = decode(self._raw, True)[self._skipped :].removesuffix("<|im_end|>" if ends else "")
-        if not ends:
-            text = text.rstrip(HALF)
+        whole = len(self._raw)
+        while decode(self._raw[whole - 4 : whole], True).endswith(HALF) and not ends:
+            whole -= 1
+        text = decode(self._raw[:whole], True)[self._skipped :].removesuffix("<|im_end|>" if ends else "")
         reasoning, content, calls = self._parsed(text)
         if ends and stop is not None and stop in content:
             content = content[: content.index(stop) + (len(stop) if self._includes else 0)]
@@ -109,13 +110,13 @@ class _Speaker:
     def _call_pieces(self, calls: Sequence[str]) -> Iterator[dict[str, Any]]:
         for number, raw in enumerate(calls):
             name, _, rest = raw.partition('"name": "')[2].partition('"')
-            arguments = rest.partition('"arguments": ')[2].partition("\n</tool_call>")[0]
+            arguments, closing, _ = rest.partition('"arguments": ')[2].partition("\n</tool_call>")
             if not rest:
                 continue
             if number == len(self._calls):
                 self._calls.append([name, ""])
                 yield {"id": f"call-{id(self)}-{number}", "type": "function", "index": number, "function": {"name": name}}
-            whole = arguments[:-1]  # the last brace may be that of the call
+            whole = arguments[:-1] if closing else arguments.rstrip("}\n")  # the last brace is that of the call
             if len(whole) > len(self._calls[number][1]):
                 yield {"index": number, "function": {"arguments": whole[len(self._calls[number][1]) :]}}
                 self._calls[number][1] = whole
