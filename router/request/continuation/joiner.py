@@ -32,7 +32,7 @@ _REASONING = ("reasoning", "reasoning_content")
 
 
 class Diverged(Exception):
-    """The later pod sends something else than the client has."""
+    """The later pod sends something else than the client has. The message is a fault."""
 
 
 class _Before(msgspec.Struct):
@@ -48,15 +48,14 @@ class Joiner(PodStream):
     """`has` is what the client had when the stream broke. `record` is that of the joined stream, once the later pod has
     caught up with it."""
 
-    __slots__ = ("_begun", "_held", "_plan", "_stops", "diverged", "has", "is_over")
+    __slots__ = ("_begun", "_differs", "_held", "_is_over", "_plan", "_stops", "has")
 
     def __init__(self, terms: Terms, has: Record, plan: Continue, words: Vocabulary | None) -> None:
         super().__init__(terms, has.from_seam(plan.kept, plan.held))
         self.has = has
-        self.diverged = ""
-        """How the streams differ: then the stream cannot go on."""
-        self.is_over = False
-        """Whether the answer is complete although its pod still generates: a stop string was found over the seam."""
+        self._differs = False
+        self._is_over = False
+        """Whether a stop string was found over the seam."""
         self._plan = plan
         self._begun = False
         self._held = plan.held
@@ -66,8 +65,15 @@ class Joiner(PodStream):
             self._stops = StopWatch(terms.stops, ids, kept, words)
 
     @property
+    def differs(self) -> bool:
+        return self._differs
+
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
+    @property
     def current(self) -> Record:
-        """What the client has, with the ids that it was made of."""
         return self.record if self._is_level and not self._held else self.has
 
     @property
@@ -87,12 +93,12 @@ class Joiner(PodStream):
         return self._begun
 
     def _event(self, event: bytes) -> bytes:
-        if self.diverged or self.is_over:
+        if self._is_over:
             return b""
         try:
             return super()._event(event)
         except Diverged as error:
-            self.diverged = str(error)
+            self.fault, self._differs = str(error), True
             return b""
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
@@ -221,7 +227,7 @@ class Joiner(PodStream):
             said["text"] = rest
         said |= {"finish_reason": "stop", "stop_reason": found.stop}
         del record.ids[plan.kept + found.tokens :]
-        self._held, self.is_over = "", True
+        self._held, self._is_over = "", True
         record.is_finished = record.is_done = True
         return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning or 0) + DONE
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -148,7 +148,7 @@ def _number(raw: msgspec.Raw) -> int | None:
 
 def _bias(terms: Terms, kept: Any) -> dict[str, float]:
     """What makes up for a frequency penalty that does not count the kept tokens: it is additive."""
-    bias = Counter(dict(terms.logit_bias))
+    bias = defaultdict(float, terms.logit_bias)
     for token, count in Counter(kept).items():
         bias[str(token)] -= terms.frequency_penalty * count
     return {token: max(min(one, _MAX_BIAS), -_MAX_BIAS) for token, one in bias.items()}

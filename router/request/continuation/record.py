@@ -76,6 +76,11 @@ class Record(msgspec.Struct):
                 call.name += piece.function.name or ""
                 call.arguments += piece.function.arguments or ""
 
+    def forget(self) -> None:
+        """Free what is remembered: the stream is not continued any more."""
+        self.prompt, self.ids = b"", array("I")
+        self.content, self.reasoning, self.calls = bytearray(), bytearray(), []
+
     def from_seam(self, kept: int, held: str = "") -> Record:
         """The record of a pod that goes on after `kept` tokens, whose text is known to be that which was said and
         `held`; with none kept, that of one which begins anew. Calls are made again in any case."""

@@ -1,7 +1,7 @@
 """Records the stream of the first pod while it passes through.
 
-Where the router has asked for token ids, the client's bytes are those of a stream without them: null over the lists, and
-events that only have ids are dropped.
+Where the router has asked for token ids, the client's bytes are those of a stream without them: null over the lists,
+and events that only have ids are dropped.
 """
 
 from __future__ import annotations

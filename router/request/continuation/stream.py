@@ -22,6 +22,21 @@ class PodStream:
         self._rest = bytearray()
         """The beginning of an event."""
 
+    @property
+    def current(self) -> Record:
+        """What the client has, with the ids that it was made of."""
+        return self.record
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete although its pod still generates."""
+        return False
+
+    @property
+    def differs(self) -> bool:
+        """Whether the pod has sent something else than the client has."""
+        return False
+
     def feed(self, piece: bytes) -> bytes:
         """The client's bytes of a piece of the body."""
         if not self._rest and piece.endswith(END) and piece.find(END) == len(piece) - len(END):

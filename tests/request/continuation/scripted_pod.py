@@ -1,4 +1,4 @@
-"""A pod that answers as recorded, from any of its tokens on: vLLM's detokenizer and parsers, as far as a seam meets them."""
+"""A pod that answers as recorded, from any of its tokens on: detokenizer and parsers, as far as a seam meets them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ScriptedPod:
         if (limit := asked.get("max_tokens")) is not None:
             assert limit >= len(new) > 0, "limits were not lowered"
         usage = asked.get("stream_options", {}).get("include_usage")
-        shown = {"prompt_tokens": len(given), "total_tokens": len(full), "completion_tokens": len(new)}
+        shown: dict[str, Any] = {"prompt_tokens": len(given), "total_tokens": len(full), "completion_tokens": len(new)}
         pieces = list(self._pieces(_Speaker(given, asked), new))
         shown["completion_tokens_details"] = {"reasoning_tokens": self._thought(given, new)}
         role = event({"role": "assistant", "content": ""}, given=given, **self._head)
@@ -89,10 +89,10 @@ class _Speaker:
         elif not ends and self._holds:
             content = content[: max(len(content) - self._holds, 0)]
         delta: dict[str, Any] = {}
-        for name, whole in (("reasoning", reasoning), ("content", content)):
-            if len(whole) > self._sent[name]:
-                delta[name] = whole[self._sent[name] :]
-                self._sent[name] = len(whole)
+        for name, said in (("reasoning", reasoning), ("content", content)):
+            if len(said) > self._sent[name]:
+                delta[name] = said[self._sent[name] :]
+                self._sent[name] = len(said)
         if pieces := list(self._call_pieces(calls)):
             delta["tool_calls"] = pieces
         return delta
@@ -115,7 +115,12 @@ class _Speaker:
                 continue
             if number == len(self._calls):
                 self._calls.append([name, ""])
-                yield {"id": f"call-{id(self)}-{number}", "type": "function", "index": number, "function": {"name": name}}
+                yield {
+                    "id": f"call-{id(self)}-{number}",
+                    "type": "function",
+                    "index": number,
+                    "function": {"name": name},
+                }
             whole = arguments[:-1] if closing else arguments.rstrip("}\n")  # the last brace is that of the call
             if len(whole) > len(self._calls[number][1]):
                 yield {"index": number, "function": {"arguments": whole[len(self._calls[number][1]) :]}}

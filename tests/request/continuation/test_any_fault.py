@@ -17,11 +17,18 @@ from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import terms_of
 from router.request.continuation.vocabulary import HALF
 from router.types import Endpoint
-from tests.request.continuation.recorded import CASES, Case, Told, body_of, case_named, decode, event, words
+from tests.request.continuation.recorded import Case, Told, body_of, case_named, decode, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 
 BY_IDS = ["bytes", "length", "no usage", "stop", "stop included", "stop of many tokens", "stop_token_ids", "think"]
-BY_IDS += ["think hidden", "stop of many tokens, included", "sampled", "sampled, stop", "sampled, thinking", "min_tokens"]
+BY_IDS += [
+    "think hidden",
+    "stop of many tokens, included",
+    "sampled",
+    "sampled, stop",
+    "sampled, thinking",
+    "min_tokens",
+]
 WITH_CALLS = ["tool", "tools, thinking", "sampled, tools"]
 BY_REPLAY = ["json schema", "seed", "bad_words", "frequency", "json schema, thinking"]
 FAULTS = [
@@ -62,11 +69,11 @@ class Broken:
         for piece in in_pieces(sent, sizes):
             self.received += self.reader.feed(piece)
         assert self.received.startswith(before)
-        assert isinstance(self.reader, Recorder) or not self.reader.diverged, self.reader.diverged
-        return not (self.reader.record.is_done or getattr(self.reader, "is_over", False))
+        assert not self.reader.differs, self.reader.fault
+        return not (self.reader.record.is_done or self.reader.is_over)
 
     def plan(self) -> Plan:
-        record = self.reader.current if isinstance(self.reader, Joiner) else self.reader.record
+        record = self.reader.current
         if not self.received:  # an ordinary retry
             self.reader, self.asked = Recorder(self.terms, asks_ids=True), self.body
             return Continue(method="retry", body=self.body, prompt=[])
@@ -139,7 +146,9 @@ def test_sampled_calls_are_never_made_twice(lives: Any) -> None:
         assert told.calls
 
 
-@pytest.mark.parametrize("case", [case_named(name) for name in [*BY_IDS, *WITH_CALLS[:2]]], ids=lambda case: case["name"])
+@pytest.mark.parametrize(
+    "case", [case_named(name) for name in [*BY_IDS, *WITH_CALLS[:2]]], ids=lambda case: case["name"]
+)
 def test_every_cut_between_two_events_is_exact(case: Case) -> None:
     expected, events = told_uncut(case), len(ScriptedPod(case).stream(body_of(case)))
     for number in range(1, events):
