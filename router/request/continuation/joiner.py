@@ -142,7 +142,7 @@ class Joiner(PodStream):
         before = _Before(
             len(record.content),
             len(record.reasoning),
-            [(len(call.name), len(call.arguments)) for call in record.calls],
+            [(len(call.name.encode()), len(call.arguments.encode())) for call in record.calls],
             record.logprobs,
         )
         record.add(choice)
@@ -184,21 +184,14 @@ class Joiner(PodStream):
 
     def _fresh_calls(self, pieces: Any, before: _Before) -> list[dict[str, Any]]:
         """The pieces of tool calls that the client does not have. Its calls keep their ids."""
-        fresh, places = [], list(before.calls)
-        for piece in pieces:
-            number, function = piece["index"], piece.get("function") or {}
-            if number >= len(self.has.calls):
-                fresh.append(piece)
-                continue
-            old, new = self.has.calls[number], self.record.calls[number]
-            name_at, arguments_at = places[number] if number < len(places) else (0, 0)
-            name = _fresh(old.name.encode(), new.name.encode(), len(new.name[:name_at].encode()))
-            if name:
+        has, new = self.has.calls, self.record.calls
+        fresh = [piece for piece in pieces if piece["index"] >= len(has)]
+        for number in sorted({piece["index"] for piece in pieces if piece["index"] < len(has)}):
+            name_at, arguments_at = before.calls[number] if number < len(before.calls) else (0, 0)
+            if _fresh(has[number].name.encode(), new[number].name.encode(), name_at):
                 raise Diverged("the pod calls another tool")
-            begin = len(new.arguments[:arguments_at].encode())
-            if rest := _fresh(old.arguments.encode(), new.arguments.encode(), begin):
-                fresh.append({"index": number, "function": {**function, "arguments": rest}})
-                fresh[-1]["function"].pop("name", None)
+            if rest := _fresh(has[number].arguments.encode(), new[number].arguments.encode(), arguments_at):
+                fresh.insert(0, {"index": number, "function": {"arguments": rest}})
         return fresh
 
     def _drop_logprobs(self, said: dict[str, Any], choice: Choice, before: _Before) -> None:
