@@ -1,0 +1,86 @@
+"""TCP proxies in front of engines that cut streams where a test says, as a network or a dying node would."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+PIECE_BYTES = 64 * 1024
+
+
+@dataclass
+class Cuts:
+    """`after`: numbers of events behind which the next streams are cut, one stream each."""
+
+    after: list[int] = field(default_factory=list)
+
+
+class CuttingProxy:
+    """Forwards connections to the engine at `port`."""
+
+    def __init__(self, port: int, cuts: Cuts) -> None:
+        self._port, self._cuts = port, cuts
+        self.port = 0
+
+    async def serve(self, started: threading.Event) -> None:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        started.set()
+        async with server:
+            await server.serve_forever()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            writer.transport.abort()
+            return
+        both = [asyncio.ensure_future(self._forward(reader, back)), asyncio.ensure_future(self._return(there, writer))]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for one in both:
+            one.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await one
+        for side in (writer, back):
+            side.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(PIECE_BYTES):
+            writer.write(piece)
+            await writer.drain()
+
+    async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        events = 0
+        while piece := await reader.read(PIECE_BYTES):
+            if b"HTTP/1.1 " in piece:
+                events = 0
+            found = piece.count(b"data: ")
+            if self._cuts.after and found and events + found > self._cuts.after[0]:
+                self._cuts.after.pop(0)
+                writer.write(piece[: len(piece) // 2])  # within an event
+                await writer.drain()
+                return
+            events += found
+            writer.write(piece)
+            await writer.drain()
+
+
+@contextmanager
+def proxied(*ports: int) -> Iterator[tuple[list[CuttingProxy], Cuts]]:
+    """A proxy for each port, in a thread of their own, and what they cut."""
+    loop, cuts = asyncio.new_event_loop(), Cuts()
+    proxies = [CuttingProxy(port, cuts) for port in ports]
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    for proxy in proxies:
+        started = threading.Event()
+        asyncio.run_coroutine_threadsafe(proxy.serve(started), loop)
+        assert started.wait(10)
+    try:
+        yield proxies, cuts
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
