@@ -216,5 +216,6 @@ def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
         e2e_ms=elapsed_s * 1000,
         served=context.candidate,
         failures=context.failures,
+        continued=context.continued,
         phases_s=context.phases.taken_s,
     )
