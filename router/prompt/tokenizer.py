@@ -74,7 +74,7 @@ class Tokenizer:
                 self.distrust(f"fastokens failed: {error}")
         return encode_reference(self._reference, texts, add_special_tokens)
 
-    def decode(self, tokens: Sequence[int], special: bool) -> str:
+    def text_of(self, tokens: Sequence[int], special: bool) -> str:
         """The text of tokens. `special`: with that of special tokens."""
         text: str = self._reference.decode(tokens, skip_special_tokens=not special)
         return text

@@ -23,8 +23,8 @@ from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, FactsLookup
 from router.request.clock import Clock
+from router.request.continuation.answer_words import answer_words
 from router.request.continuation.continuing_tracker import ContinuationRules
-from router.request.continuation.vocabulary import vocabulary
 from router.request.core import CoreSettings, Observers, SharedQuotas
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
@@ -91,12 +91,12 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         return None
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
-        name: vocabulary(reader.tokenizer.decode, reader.tokenizer.id_of)
+        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of)
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }
     memory = FairBound(config.limits.max_held_bytes, "bytes of request bodies", "limits.max_held_bytes")
-    return ContinuationRules(vocabulary_of=words.get, memory=memory, silence_s=config.continuation.silence_s)
+    return ContinuationRules(words_of=words.get, memory=memory, silence_s=config.continuation.silence_s)
 
 
 def request_log(config: Log) -> RequestLog | None:

@@ -17,12 +17,12 @@ from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamEr
 from router.observe.counters import Counters
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
+from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import terms_of
-from router.request.continuation.vocabulary import Vocabulary
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
@@ -33,7 +33,7 @@ DEATHS = frozenset({"connection", "error event"})
 MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
 MAX_REMEMBERED_BYTES = 1024 * 1024
-"""Of one stream: planning with more would stop the event loop for too long."""
+"""Limit of one stream: planning with more would stop the event loop for too long."""
 COUNTED_EVERY = 64
 """Pieces between two counts of what is remembered."""
 _FIRST_RELEASE = (0, 27)
@@ -46,7 +46,7 @@ class ContinuationRules:
     """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
     nothing."""
 
-    vocabulary_of: Callable[[str], Vocabulary | None]
+    words_of: Callable[[str], AnswerWords | None]
     memory: FairBound
     silence_s: float
 
@@ -90,10 +90,10 @@ class ContinuingTracker(Tracker):
         self._options, self._decide_again = options, decide_again
         self._owned_body = self._body = request.body
         self._terms = terms_of(request.endpoint, request.body, has_media=prompt is not None and prompt.has_media)
-        self._words = None if request.adapter else options.vocabulary_of(request.model)
+        self._words = None if request.adapter else options.words_of(request.model)
         self._reader: PodStream | None = None
         self._refusal = ""
-        """Why the stream cannot be continued, whatever happens."""
+        """Why the stream cannot be continued at all."""
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""

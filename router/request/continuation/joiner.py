@@ -10,23 +10,23 @@ from typing import Any
 
 import msgspec
 
-from router.request.continuation.events import (
+from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.joined_usage import added_up, last_events
+from router.request.continuation.plan import Continue
+from router.request.continuation.record import Record, SaidCall
+from router.request.continuation.stop_watch import Stopped, StopWatch
+from router.request.continuation.stream import PodStream
+from router.request.continuation.stream_events import (
     DONE,
-    Choice,
     Delta,
+    StreamChoice,
     StreamEvent,
     fields_of,
     ids_of,
     without_ids,
     written,
 )
-from router.request.continuation.plan import Continue
-from router.request.continuation.record import Call, Record
-from router.request.continuation.stop_watch import Stopped, StopWatch
-from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import Terms
-from router.request.continuation.usage import added_up, last_events
-from router.request.continuation.vocabulary import Vocabulary
 
 _REASONING = ("reasoning", "reasoning_content")
 
@@ -50,7 +50,7 @@ class Joiner(PodStream):
 
     __slots__ = ("_begun", "_differs", "_held", "_is_over", "_plan", "_stops", "has")
 
-    def __init__(self, terms: Terms, has: Record, plan: Continue, words: Vocabulary | None) -> None:
+    def __init__(self, terms: Terms, has: Record, plan: Continue, words: AnswerWords | None) -> None:
         super().__init__(terms, has.from_seam(plan.kept, plan.held))
         self.has = has
         self._differs = False
@@ -136,7 +136,7 @@ class Joiner(PodStream):
         details = usage.get("completion_tokens_details") or {}
         return plan.reasoning + int(details.get("reasoning_tokens") or 0)
 
-    def _joined(self, fields: dict[str, Any], choice: Choice) -> bytes:
+    def _joined(self, fields: dict[str, Any], choice: StreamChoice) -> bytes:
         """The event without what the client has, and with what was held at the seam."""
         record, ends = self.record, choice.finish_reason is not None
         before = _Before(
@@ -156,7 +156,7 @@ class Joiner(PodStream):
             raise Diverged("the pod sends something else than the client has")
         return written(fields) if shows or ends else b""
 
-    def _drop_text(self, said: dict[str, Any], choice: Choice, before: _Before, *, ends: bool) -> bool:
+    def _drop_text(self, said: dict[str, Any], choice: StreamChoice, before: _Before, *, ends: bool) -> bool:
         """Take out what the client has. Returns whether anything is left."""
         content = _fresh(self.has.content, self.record.content, before.content)
         reasoning = _fresh(self.has.reasoning, self.record.reasoning, before.reasoning)
@@ -194,7 +194,7 @@ class Joiner(PodStream):
                 fresh.insert(0, {"index": number, "function": {"arguments": rest}})
         return fresh
 
-    def _drop_logprobs(self, said: dict[str, Any], choice: Choice, before: _Before) -> None:
+    def _drop_logprobs(self, said: dict[str, Any], choice: StreamChoice, before: _Before) -> None:
         """Take out the entries of tokens that the client has, by their number."""
         entries = said.get("logprobs")
         if not entries:
@@ -225,11 +225,11 @@ class Joiner(PodStream):
         return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning or 0) + DONE
 
 
-def _covers(new: Call, old: Call) -> bool:
+def _covers(new: SaidCall, old: SaidCall) -> bool:
     return len(new.arguments) >= len(old.arguments) and len(new.name) >= len(old.name)
 
 
-def _is_role_alone(choice: Choice) -> bool:
+def _is_role_alone(choice: StreamChoice) -> bool:
     delta: Delta | None = choice.delta
     return (
         delta is not None

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from router.request.continuation.events import DONE, ids_of
+from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.joined_usage import last_events
 from router.request.continuation.record import Record
 from router.request.continuation.seam import Seam, find_seam, reasoning_tokens
+from router.request.continuation.stream_events import DONE, ids_of
 from router.request.continuation.terms import Terms
-from router.request.continuation.usage import last_events
-from router.request.continuation.vocabulary import Vocabulary
 
 _MAX_BIAS = 100.0
 _LIMITS = ("max_tokens", "max_completion_tokens")
@@ -50,10 +50,10 @@ class Continue:
     asks_ids: bool = True
 
 
-Plan: TypeAlias = Refuse | Finish | Continue
+StreamPlan: TypeAlias = Refuse | Finish | Continue
 
 
-def plan(terms: Terms, record: Record, body: bytes, words: Vocabulary | None, *, asks_ids: bool) -> Plan:
+def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *, asks_ids: bool) -> StreamPlan:
     """How the stream goes on. `body` is the client's; `asks_ids`: whether pods take and give ids. Raises nothing."""
     try:
         prompt = ids_of(record.prompt) if record.prompt else []
@@ -88,7 +88,7 @@ def first_body(body: bytes, terms: Terms) -> bytes:
     return body.rstrip()[:-1] + asked + b"}"
 
 
-def _finish(terms: Terms, record: Record, prompt: list[int], words: Vocabulary | None, finish: str) -> Plan:
+def _finish(terms: Terms, record: Record, prompt: list[int], words: AnswerWords | None, finish: str) -> StreamPlan:
     if terms.wants_usage and not record.has_usage and not (prompt and record.ids):
         return Refuse("usage")
     reasoning = reasoning_tokens(prompt, record.ids, words) if words is not None and record.reasoning else 0
@@ -97,7 +97,7 @@ def _finish(terms: Terms, record: Record, prompt: list[int], words: Vocabulary |
     return Finish(last_events(record, terms, len(prompt), reasoning, finish) + DONE)
 
 
-def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: Vocabulary) -> Plan | str:
+def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan | str:
     """From the seam; or why not."""
     seam = find_seam(record, prompt, terms, words)
     if isinstance(seam, str):

@@ -6,10 +6,10 @@ from array import array
 
 import msgspec
 
-from router.request.continuation.events import Choice, StreamEvent, is_given, logprob_count
+from router.request.continuation.stream_events import StreamChoice, StreamEvent, is_given, logprob_count
 
 
-class Call(msgspec.Struct, gc=False):
+class SaidCall(msgspec.Struct, gc=False):
     """A tool call, as far as the client has it."""
 
     name: str = ""
@@ -29,7 +29,7 @@ class Record(msgspec.Struct):
     reasoning: bytearray = msgspec.field(default_factory=bytearray)
     content: bytearray = msgspec.field(default_factory=bytearray)
     """Also the text of a completion."""
-    calls: list[Call] = msgspec.field(default_factory=list)
+    calls: list[SaidCall] = msgspec.field(default_factory=list)
     logprobs: int = 0
     has_begun: bool = False
     is_finished: bool = False
@@ -53,7 +53,7 @@ class Record(msgspec.Struct):
         if (given := event.prompt_ids) is not None:
             self.prompt = given
 
-    def add(self, choice: Choice) -> None:
+    def add(self, choice: StreamChoice) -> None:
         """Remember a piece of the answer. Raises `ValueError` for log probabilities that cannot be read."""
         if choice.token_ids:
             self.ids.extend(choice.token_ids)
@@ -70,7 +70,7 @@ class Record(msgspec.Struct):
             if piece.index > len(self.calls) or piece.index < 0:
                 raise ValueError(f"tool call {piece.index} after {len(self.calls)}")
             if piece.index == len(self.calls):
-                self.calls.append(Call())
+                self.calls.append(SaidCall())
             if piece.function is not None:
                 call = self.calls[piece.index]
                 call.name += piece.function.name or ""

@@ -6,9 +6,9 @@ and events that only have ids are dropped.
 
 from __future__ import annotations
 
-from router.request.continuation.events import Delta, StreamEvent, fields_of, is_given, without_ids, written
 from router.request.continuation.record import Record
 from router.request.continuation.stream import PodStream
+from router.request.continuation.stream_events import Delta, StreamEvent, fields_of, is_given, without_ids, written
 from router.request.continuation.terms import Terms
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from router.request.continuation.answer_words import HALF, AnswerWords
 from router.request.continuation.record import Record
 from router.request.continuation.terms import Terms
-from router.request.continuation.vocabulary import HALF, Vocabulary
 
 WINDOW_TOKENS = 128
 """The last tokens among which the seam is searched."""
@@ -27,7 +27,7 @@ class Seam(NamedTuple):
     in_reasoning: bool = False
 
 
-def find_seam(record: Record, prompt: Sequence[int], terms: Terms, words: Vocabulary) -> Seam | str:
+def find_seam(record: Record, prompt: Sequence[int], terms: Terms, words: AnswerWords) -> Seam | str:
     """The seam, or why there is none."""
     ids, before = [*prompt, *record.ids], len(prompt)
     in_reasoning = bool(record.reasoning) and not (record.content or record.calls)
@@ -47,7 +47,7 @@ def find_seam(record: Record, prompt: Sequence[int], terms: Terms, words: Vocabu
     return "text and ids differ"
 
 
-def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], words: Vocabulary) -> int:
+def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], words: AnswerWords) -> int:
     """Tokens of reasoning among `ids`, those between the markers."""
     marks = {words.think, words.end_think} - {None}
     is_open = next((one == words.think for one in reversed(prompt) if one in marks), False)
@@ -60,14 +60,14 @@ def reasoning_tokens(prompt: Sequence[int], ids: Sequence[int], words: Vocabular
     return count
 
 
-def _before_call(record: Record, words: Vocabulary) -> int:
+def _before_call(record: Record, words: AnswerWords) -> int:
     """Where the first call begins, behind the reasoning."""
     begin = _after(record.ids, words.end_think)
     places = (place for place in range(begin, len(record.ids)) if record.ids[place] == words.tool_call)
     return next(places, len(record.ids))
 
 
-def _begins(record: Record, words: Vocabulary, in_reasoning: bool) -> Iterator[int]:
+def _begins(record: Record, words: AnswerWords, in_reasoning: bool) -> Iterator[int]:
     """Where the text of the last phase may begin."""
     marked = _after(record.ids, words.think if in_reasoning else words.end_think)
     yield marked
@@ -80,7 +80,7 @@ def _after(ids: Sequence[int], marker: int | None) -> int:
 
 
 def _search(
-    ids: Sequence[int], begin: int, end: int, said: str, words: Vocabulary, special: bool, *, holds: bool
+    ids: Sequence[int], begin: int, end: int, said: str, words: AnswerWords, special: bool, *, holds: bool
 ) -> tuple[int, str] | None:
     """The last place up to `end` where the text from `begin` on is what was said, and what is held there: with stop
     strings, the end of the text is held back, else nothing may be."""

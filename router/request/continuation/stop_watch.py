@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from router.request.continuation.vocabulary import HALF, Vocabulary
+from router.request.continuation.answer_words import HALF, AnswerWords
 
 
 class Stopped(NamedTuple):
@@ -23,7 +23,7 @@ class StopWatch:
 
     __slots__ = ("_base", "_ids", "_kept", "_stops", "_words")
 
-    def __init__(self, stops: Sequence[str], ids: list[int], kept: str, words: Vocabulary) -> None:
+    def __init__(self, stops: Sequence[str], ids: list[int], kept: str, words: AnswerWords) -> None:
         self._stops, self._ids, self._kept, self._words = stops, ids, kept, words
         self._base = len(ids)
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from router.request.continuation.events import DATA, DONE, END, MAX_EVENT_BYTES, StreamEvent, is_given, read_event
 from router.request.continuation.record import Record
+from router.request.continuation.stream_events import (
+    DATA,
+    DONE,
+    END,
+    MAX_EVENT_BYTES,
+    StreamEvent,
+    is_given,
+    read_event,
+)
 from router.request.continuation.terms import Terms
 
 ABORT = "abort"
@@ -18,7 +26,7 @@ class PodStream:
         self.terms = terms
         self.record = record
         self.fault = ""
-        """Why the stream of this pod is broken: it has sent an error, or an end that is none."""
+        """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
         self._rest = bytearray()
         """The beginning of an event."""
 

@@ -15,7 +15,7 @@ from router.types import Endpoint
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
-class _StreamOptions(msgspec.Struct):
+class _UsageAsked(msgspec.Struct):
     include_usage: bool | None = None
 
 
@@ -30,7 +30,7 @@ class _AskedBody(msgspec.Struct):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: _UsageAsked | None = None
     logprobs: bool | int | None = None
     tools: list[msgspec.Raw] | None = None
     tool_choice: Any = None
@@ -96,7 +96,7 @@ class Terms:
 
 
 def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Terms:
-    """Of a streamed chat or completion."""
+    """The terms of a streamed chat or completion."""
     try:
         asked = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from router.request.continuation.vocabulary import Vocabulary, vocabulary
+from router.request.continuation.answer_words import AnswerWords, answer_words
 
 Case = dict[str, Any]
 _FILE = json.loads((Path(__file__).parent / "vectors.json").read_text(encoding="utf-8"))
@@ -28,9 +28,9 @@ def decode(ids: Sequence[int], special: bool) -> str:
     return b"".join(text for text, is_special in words if special or not is_special).decode("utf-8", "replace")
 
 
-def words() -> Vocabulary:
+def words() -> AnswerWords:
     names = {one["name"]: int(token) for token, one in _FILE["words"].items() if isinstance(one, dict)}
-    return vocabulary(decode, names.get)
+    return answer_words(decode, names.get)
 
 
 def case_named(name: str) -> Case:
@@ -72,7 +72,7 @@ def stream(events: Sequence[Any], given: Sequence[int] | None, **more: Any) -> l
     return [event(**one, given=given if given is None else list(given), **more) for one in events]
 
 
-class Told:
+class Received:
     """What a client makes of a stream. Fails where that is not legal."""
 
     def __init__(self, received: bytes) -> None:

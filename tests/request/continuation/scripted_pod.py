@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from router.request.continuation.vocabulary import HALF
+from router.request.continuation.answer_words import HALF
 from tests.request.continuation.recorded import DONE, Case, decode, event, words
 
 _WORDS = words()

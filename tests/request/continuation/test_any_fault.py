@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.request.continuation.answer_words import HALF
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.plan import Continue, Finish, Plan, Refuse, plan
+from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import terms_of
-from router.request.continuation.vocabulary import HALF
 from router.types import Endpoint
-from tests.request.continuation.recorded import Case, Told, body_of, case_named, decode, event, words
+from tests.request.continuation.recorded import Case, Received, body_of, case_named, decode, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 
 BY_IDS = ["bytes", "length", "no usage", "stop", "stop included", "stop of many tokens", "stop_token_ids", "think"]
@@ -72,7 +72,7 @@ class Broken:
         assert not self.reader.differs, self.reader.fault
         return not (self.reader.record.is_done or self.reader.is_over)
 
-    def plan(self) -> Plan:
+    def plan(self) -> StreamPlan:
         record = self.reader.current
         if not self.received:  # an ordinary retry
             self.reader, self.asked = Recorder(self.terms, asks_ids=True), self.body
@@ -88,14 +88,14 @@ class Broken:
 
 
 @cache
-def _told_uncut(name: str) -> Any:
+def _received_uncut(name: str) -> Any:
     case = case_named(name)
     reader = Recorder(terms_of(Endpoint.CHAT, body_of(case)), asks_ids=True)
-    return Told(b"".join(map(reader.feed, ScriptedPod(case).stream(body_of(case))))).whole
+    return Received(b"".join(map(reader.feed, ScriptedPod(case).stream(body_of(case))))).whole
 
 
-def told_uncut(case: Case) -> Any:
-    return _told_uncut(case["name"])
+def received_uncut(case: Case) -> Any:
+    return _received_uncut(case["name"])
 
 
 def play(case: Case, lives: Sequence[tuple[Sequence[int], Sequence[int], float, bytes]]) -> Broken:
@@ -131,7 +131,7 @@ LIVES = st.lists(
 @given(LIVES)
 def test_joined_stream_is_the_uncut_one(name: str, lives: Any) -> None:
     case = case_named(name)
-    assert Told(play(case, lives).received).whole == told_uncut(case)
+    assert Received(play(case, lives).received).whole == received_uncut(case)
 
 
 @settings(max_examples=25, deadline=None)
@@ -139,18 +139,18 @@ def test_joined_stream_is_the_uncut_one(name: str, lives: Any) -> None:
 def test_sampled_calls_are_never_made_twice(lives: Any) -> None:
     case = case_named("sampled, tools")
     broken = play(case, lives)
-    told = Told(broken.received)
-    if told.is_done:
-        assert told.whole == told_uncut(case)
+    got = Received(broken.received)
+    if got.is_done:
+        assert got.whole == received_uncut(case)
     else:
-        assert told.calls
+        assert got.calls
 
 
 @pytest.mark.parametrize(
     "case", [case_named(name) for name in [*BY_IDS, *WITH_CALLS[:2]]], ids=lambda case: case["name"]
 )
 def test_every_cut_between_two_events_is_exact(case: Case) -> None:
-    expected, events = told_uncut(case), len(ScriptedPod(case).stream(body_of(case)))
+    expected, events = received_uncut(case), len(ScriptedPod(case).stream(body_of(case)))
     for number in range(1, events):
         broken = Broken(case)
         pieces = ScriptedPod(case).stream(broken.body)[:number]
@@ -159,4 +159,4 @@ def test_every_cut_between_two_events_is_exact(case: Case) -> None:
         if not isinstance(found, Finish):
             assert isinstance(found, Continue), (number, found)
             assert not broken.live((1,), (10**9,), 1.0, b"")
-        assert Told(broken.received).whole == expected, number
+        assert Received(broken.received).whole == expected, number

@@ -16,7 +16,7 @@ from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
-from tests.request.continuation.recorded import Told, body_of, case_named, words
+from tests.request.continuation.recorded import Received, body_of, case_named, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.cores import CoreOfPods, pods_at
 
@@ -42,7 +42,7 @@ class Fleet:
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
         rules = self.core.core.requests._rules
         assert isinstance(rules, AttemptRules)
-        options = ContinuationRules(vocabulary_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
+        options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests._counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
@@ -86,7 +86,7 @@ class Fleet:
 
 
 def whole(received: bytes) -> Any:
-    return Told(received).whole
+    return Received(received).whole
 
 
 def uncut(name: str) -> Any:

@@ -12,7 +12,7 @@ from router.request.continuation.plan import Continue, Refuse, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
-from tests.request.continuation.recorded import CASES, DONE, Case, Told, body_of, stream, words
+from tests.request.continuation.recorded import CASES, DONE, Case, Received, body_of, stream, words
 
 ONE_CHOICE = [case for case in CASES if case["request"].get("n", 1) == 1]
 CUTS = [(case, cut) for case in ONE_CHOICE for cut in case["cuts"]]
@@ -72,4 +72,4 @@ def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None
     given = [*found.prompt, *recorder.record.ids[: found.kept]]
     received += fed(joiner, [*stream(choice["second"], given, **SECOND), DONE])
     assert not joiner.fault
-    assert Told(received).whole == Told(b"".join(without_ids(case))).whole
+    assert Received(received).whole == Received(b"".join(without_ids(case))).whole

@@ -12,10 +12,10 @@ _CONTEXT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """`decode` returns the text of ids: with special tokens, or without. Ids are None where no token has that name."""
+class AnswerWords:
+    """`text_of` returns the text of ids: with special tokens, or without. Ids are None where no token has that name."""
 
-    decode: Callable[[Sequence[int], bool], str]
+    text_of: Callable[[Sequence[int], bool], str]
     think: int | None = None
     end_think: int | None = None
     tool_call: int | None = None
@@ -23,10 +23,10 @@ class Vocabulary:
     def text(self, ids: Sequence[int], begin: int, end: int, *, special: bool) -> str:
         """The text of a slice, as it is behind what is in front of it."""
         context = max(begin - _CONTEXT, 0)
-        before = self.decode(ids[context:begin], special)
-        return self.decode(ids[context:end], special)[len(before) :]
+        before = self.text_of(ids[context:begin], special)
+        return self.text_of(ids[context:end], special)[len(before) :]
 
 
-def vocabulary(decode: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> Vocabulary:
-    """Of a tokenizer."""
-    return Vocabulary(decode, id_of("<think>"), id_of("</think>"), id_of("<tool_call>"))
+def answer_words(text_of: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> AnswerWords:
+    """What a tokenizer knows."""
+    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), id_of("<tool_call>"))

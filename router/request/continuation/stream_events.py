@@ -42,7 +42,7 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: list[CallPiece] | None = None
 
 
-class Choice(msgspec.Struct, gc=False):
+class StreamChoice(msgspec.Struct, gc=False):
     """`delta` is that of a chat, `text` that of a completion."""
 
     index: int = 0
@@ -58,14 +58,14 @@ class StreamEvent(msgspec.Struct, gc=False):
     id: str = ""
     created: int = 0
     model: str = ""
-    choices: list[Choice] = []
+    choices: list[StreamChoice] = []
     usage: MaybeRaw = msgspec.UNSET
     prompt_token_ids: MaybeRaw = msgspec.UNSET
     error: MaybeRaw = msgspec.UNSET
 
     @property
     def prompt_ids(self) -> bytes | None:
-        """The list of the prompt's ids, if the event has one: chats have it beside the choices."""
+        """The list of the prompt's ids, if the event has one."""
         for raw in (self.prompt_token_ids, *(choice.prompt_token_ids for choice in self.choices)):
             if is_given(raw):
                 return bytes(raw)

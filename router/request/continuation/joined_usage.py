@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from router.request.continuation.events import written
 from router.request.continuation.record import Record
+from router.request.continuation.stream_events import written
 from router.request.continuation.terms import Terms
 
 
