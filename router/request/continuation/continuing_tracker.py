@@ -34,8 +34,8 @@ MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
 MAX_REMEMBERED_BYTES = 1024 * 1024
 """Limit of one stream: planning with more would stop the event loop for too long."""
-COUNTED_EVERY = 64
-"""Pieces between two counts of what is remembered."""
+COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
+"""Pieces between two counts of what is remembered, unless they are large."""
 _FIRST_RELEASE = (0, 27)
 """vLLM takes ids in chats since then."""
 _RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\.")
@@ -143,7 +143,7 @@ class ContinuingTracker(Tracker):
             return super().piece(piece, now_s)
         shown = reader.feed(piece)
         self._last_s = now_s
-        if self._pieces % COUNTED_EVERY == 0:
+        if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
         self._pieces += 1
         if self._joins:
@@ -206,6 +206,10 @@ class ContinuingTracker(Tracker):
             self.context.reader.feed(self._made)
             self.context.result = "ok"
         return self._made
+
+    def left(self, now_s: float) -> None:
+        super().left(now_s)
+        self._count("left")
 
     def complete(self, now_s: float) -> None:
         super().complete(now_s)

@@ -49,11 +49,14 @@ class PodStream:
         """The client's bytes of a piece of the body."""
         if not self._rest and piece.endswith(END) and piece.find(END) == len(piece) - len(END):
             return self._event(piece)
+        begin = max(len(self._rest) - 1, 0)
         self._rest += piece
-        events = bytes(self._rest).split(END)
-        self._rest = bytearray(events.pop())
         if len(self._rest) > MAX_EVENT_BYTES:
             self.fault, self._rest = "event too large", bytearray()
+        if self._rest.find(END, begin) < 0:
+            return b""
+        events = bytes(self._rest).split(END)
+        self._rest = bytearray(events.pop())
         return b"".join([self._event(event + END) for event in events])
 
     def end(self) -> None:
