@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -25,12 +25,10 @@ class CuttingProxy:
         self._port, self._cuts = port, cuts
         self.port = 0
 
-    async def serve(self, started: threading.Event) -> None:
+    async def start(self) -> asyncio.Server:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
-        started.set()
-        async with server:
-            await server.serve_forever()
+        return server
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -71,16 +69,24 @@ class CuttingProxy:
 @contextmanager
 def proxied(*ports: int) -> Iterator[tuple[list[CuttingProxy], Cuts]]:
     """A proxy for each port, in a thread of their own, and what they cut."""
-    loop, cuts = asyncio.new_event_loop(), Cuts()
+    cuts, started = Cuts(), threading.Event()
     proxies = [CuttingProxy(port, cuts) for port in ports]
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    stops: list[Callable[[], object]] = []
+
+    async def serve() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
+        servers = [await proxy.start() for proxy in proxies]
+        started.set()
+        await stop.wait()
+        for server in servers:
+            server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    for proxy in proxies:
-        started = threading.Event()
-        asyncio.run_coroutine_threadsafe(proxy.serve(started), loop)
-        assert started.wait(10)
+    assert started.wait(10)
     try:
         yield proxies, cuts
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        stops[0]()
         thread.join(10)

@@ -1,4 +1,4 @@
-"""Streams of two real vLLM pods are cut, and go on: what the client reads is what an uncut stream has.
+"""Streams of real vLLM pods are cut, and go on: what the client reads is what an uncut stream has.
 
 Needs a model that knows the answers to "script NAME", with margins between its tokens, in `model/answers-qwen3` of the
 live home: with random weights, an answer has no reasoning, no calls, and two runs of it may differ.
@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -24,6 +24,8 @@ from tests.live.router_process import router
 from tests.request.continuation.recorded import Received
 
 MODEL = HOME / "model/answers-qwen3"
+PODS = 3
+"""One is killed, and one terminated."""
 CUTS = 8
 """Cuts of each case."""
 
@@ -90,6 +92,8 @@ CASES: dict[str, dict[str, Any]] = {
     "continuous usage": chat("plain", stream_options={"include_usage": True, "continuous_usage_stats": True}),
 }
 
+STRIKES = [(signal.SIGSTOP, "silence"), (signal.SIGKILL, "connection"), (signal.SIGTERM, "silence")]
+
 
 @dataclass(frozen=True)
 class CutFleet:
@@ -97,10 +101,12 @@ class CutFleet:
     proxies: list[CuttingProxy]
     cuts: Cuts
     urls: RouterUrls
+    struck: list[EngineProcess] = field(default_factory=list)
 
     def uncut(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
         """What a client reads of a stream that no router touches."""
-        return Received(streamed(self.pods[0].url, body, path)).whole[:7]
+        alive = next(pod for pod in self.pods if pod not in self.struck)
+        return Received(streamed(alive.url, body, path)).whole[:7]
 
     def victim(self, headers: httpx.Headers) -> EngineProcess:
         """The pod that answers."""
@@ -133,7 +139,7 @@ def streamed(
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutFleet]:
     starts = [
         lambda n=n: start_vllm(f"cut-{n}", free_port(), MODEL, kv_port=free_port(), extra_args=AGENT_FLAGS)
-        for n in range(2)
+        for n in range(PODS)
     ]
     with started_together(starts) as pods, proxied(*(int(pod.url.rsplit(":", 1)[1]) for pod in pods)) as behind:
         proxies, cuts = behind
@@ -173,22 +179,19 @@ def test_completion_goes_on(fleet: CutFleet) -> None:
         assert Received(received).whole[:7] == expected, f"cut after {cut} events"
 
 
-@pytest.mark.parametrize(("number", "cause"), [(signal.SIGSTOP, "silence"), (signal.SIGTERM, "silence")])
-def test_streams_of_a_pod_that_falls_silent_go_on(fleet: CutFleet, number: signal.Signals, cause: str) -> None:
+@pytest.mark.parametrize(("number", "cause"), STRIKES)
+def test_streams_of_a_pod_that_is_struck_go_on(fleet: CutFleet, number: signal.Signals, cause: str) -> None:
     names = ["plain", "thinking", "tools", "bytes", "sampled", "json"]
     expected = {name: fleet.uncut(CASES[name]) for name in names}
     before, hit = fleet.continued(cause=cause, result="joined"), threading.Event()
     received: dict[str, bytes] = {}
-    victims: list[EngineProcess] = []
 
     def strike(events: int, headers: httpx.Headers) -> None:
         if events >= 6 and not hit.is_set():
             hit.set()
-            victims.append(fleet.victim(headers))
-            if number is signal.SIGTERM:
-                os.kill(victims[0].process.pid, number)
-            else:
-                os.killpg(victims[0].process.pid, number)
+            fleet.struck.append(victim := fleet.victim(headers))
+            strike_at = os.kill if number is signal.SIGTERM else os.killpg
+            strike_at(victim.process.pid, number)
 
     def ask(name: str) -> None:
         received[name] = streamed(fleet.urls.public, CASES[name], on_event=strike)
@@ -199,6 +202,6 @@ def test_streams_of_a_pod_that_falls_silent_go_on(fleet: CutFleet, number: signa
     for thread in threads:
         thread.join(DEADLINE_S)
     if number is signal.SIGSTOP:
-        os.killpg(victims[0].process.pid, signal.SIGCONT)
+        os.killpg(fleet.struck.pop().process.pid, signal.SIGCONT)
     assert {name: Received(stream).whole[:7] for name, stream in received.items()} == expected
     assert fleet.continued(cause=cause, result="joined") > before
