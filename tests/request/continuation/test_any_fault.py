@@ -160,3 +160,15 @@ def test_every_cut_between_two_events_is_exact(case: Case) -> None:
             assert isinstance(found, Continue), (number, found)
             assert not broken.live((1,), (10**9,), 1.0, b"")
         assert Received(broken.received).whole == expected, number
+
+
+def test_half_a_character_is_not_kept_where_text_is_held_for_a_stop_string() -> None:
+    case = case_named("bytes")
+    case = {**case, "request": {**case["request"], "stop": ["zzzzz"]}}
+    expected, events = received_uncut(case_named("bytes")), len(ScriptedPod(case).stream(body_of(case)))
+    for number in range(1, events - 2):
+        broken = Broken(case)
+        broken.received = b"".join(map(broken.reader.feed, ScriptedPod(case).stream(broken.body)[:number]))
+        assert isinstance(broken.plan(), Continue)
+        assert not broken.live((1,), (10**9,), 1.0, b"")
+        assert Received(broken.received).whole == expected, number

@@ -16,7 +16,7 @@ from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
-from tests.request.continuation.recorded import Received, body_of, case_named, words
+from tests.request.continuation.recorded import Received, body_of, case_named, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.cores import CoreOfPods, pods_at
 
@@ -256,4 +256,19 @@ def test_response_says_why_its_pods_cannot_continue_it(plans: str, version: str,
     fleet.begin(Candidate(Direct(pod), fleet.context.decision.candidates[0].cost, 0))  # type: ignore[union-attr]
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={said}".encode()
     assert b"return_token_ids" not in fleet.tracker.body
+    fleet.close()
+
+
+def test_pod_that_makes_another_text_ends_the_stream() -> None:
+    fleet = Fleet("json schema")
+    fleet.answer(0.5)
+    before = fleet.received
+    assert fleet.fail()
+    fleet.tracker.head(fleet.pod, 200, 0.0, is_stream=True)
+    for sent in (event({"role": "assistant", "content": ""}), event({"content": '{"town": "'}, t=[1])):
+        fleet.received += fleet.tracker.piece(sent, 0.0)
+    with pytest.raises(UpstreamBroken, match="other text"):
+        fleet.tracker.ended()
+    assert not fleet.fail()
+    assert fleet.received == before
     fleet.close()
