@@ -49,18 +49,18 @@ live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built 
 	tests/live_k8s/install.sh
 	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
 
-live-ui: $(VENV)/.ready      ## the operators' page in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: two minutes
+live-ui: $(VENV)/.ready      ## the operators' page and the site of docs/ in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: four minutes
 	tests/live_ui/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_ui
 
-screenshots: $(VENV)/.ready  ## the pictures of the README, of the page over mock engines under load: three minutes
+screenshots: $(VENV)/.ready  ## the pictures of docs/observe.md, of the page over mock engines under load: three minutes
 	tests/live_ui/install.sh
 	$(BIN)/python -m tests.live_ui.screenshots
 
 docs: $(VENV)/.ready        ## docs/ as a site in site/, with search; links checked; in an environment of its own: a minute, once
 	$(BIN)/python -m docs.reference_pages
 	@test -x $(DOCS)/bin/mkdocs || { $(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/pip install -q -r docs/requirements.txt; }
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build -q
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 tour: $(VENV)/.ready redis  ## every command of the READMEs and docs/, in a copy with an environment of its own: minutes
 	$(BIN)/python -m tests.tour

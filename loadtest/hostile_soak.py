@@ -10,7 +10,8 @@ no good request failed, no p99 rose by more than 20 ms, memory grew by at most 2
 in-flight gauges are 0.
 
 With `--evil-pod`, one of the pods does wrong during attacks (`evil_pod.py`): what it began and broke is no failure of a
-good request. With `--evil-tenant`, the attackers are one tenant, and the good clients another; the router's shared
+good request, and the times of what it served are shown apart and not judged; what another pod served after it failed,
+is. With `--evil-tenant`, the attackers are one tenant, and the good clients another; the router's shared
 limits are low enough for one tenant to reach them.
 """
 
@@ -46,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, chat_bodies, warm_chats
 from loadtest.evil_pod import WRONGS
-from loadtest.good_clients import GoodClients, GoodResults
+from loadtest.good_clients import EVIL, GoodClients, GoodResults
 from loadtest.hostile_clients import ENDED_S
 from loadtest.peers.processes import process_usage
 from loadtest.rig import OURS, PODS, Mocks, RunningRouter, launch_router
@@ -156,7 +157,11 @@ class HostileResult:
     def verdict(self) -> list[str]:
         """What is wrong."""
         wrong = [f"{count} times {name}" for name, count in self.failures.items()]
-        wrong += [f"p99 of {name} rose by {ms:.1f} ms" for name, ms in self.delays_ms.items() if ms > MAX_DELAY_MS]
+        wrong += [
+            f"p99 of {name} rose by {ms:.1f} ms"
+            for name, ms in self.delays_ms.items()
+            if ms > MAX_DELAY_MS and not name.startswith(EVIL)
+        ]
         wrong += [f"{name} is {value:g}" for name, value in self.left_behind.items() if value]
         if self.minutes >= JUDGED_MINUTES and self.growth > MAX_GROWTH:
             wrong.append(f"memory grew by {self.growth:.1%}")
@@ -398,7 +403,9 @@ def _say(line: str) -> None:
 
 
 def _times(results: GoodResults) -> dict[str, Percentiles]:
-    found = {f"{kind} TTFT": Percentiles.of(values) for kind, values in results.ttft_s.items() if kind != "unary"}
+    found = {
+        f"{kind} TTFT": Percentiles.of(values) for kind, values in results.ttft_s.items() if not kind.endswith("unary")
+    }
     return found | {f"{kind} end to end": Percentiles.of(values) for kind, values in results.e2e_s.items()}
 
 

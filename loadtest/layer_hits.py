@@ -3,15 +3,16 @@
     python loadtest/layer_hits.py --data FOLDER --out hits.csv --seeds 3 --jobs 2
 
 FOLDER contains `conversation_trace.jsonl` (Mooncake, the first 3,000 requests) and `agent_sessions.jsonl` (40 minutes).
-`full`: the router assumes full attention. `true`: it follows the rule of the pods. `kept`: so it does, and what a pod
-will keep of a prompt counts from its dispatch on. All times are virtual. Rows are appended as runs end.
+`full`: the router assumes full attention. `kept`: it follows the rule of the pods, and what a pod will keep of a prompt
+counts from its dispatch on. `true`: only what the pods have announced counts. All times are virtual. Rows are appended
+as runs end.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,13 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import router.sim.virtual.router_view as views
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.cli.simulate_setup import shipped_prior
-from router.index.predicted import Prediction
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import OURS, Experiment, Setting
 from router.sim.virtual.router_view import HashStore
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import Traffic, mooncake_traffic, read_mooncake
-from router.types import BlockChange, PodId, PrefixMatch, PromptPrefix, Tier
+from router.types import BlockHash, PodId, PromptPrefix
 
 PODS = 8
 MODELS = {
@@ -49,28 +49,11 @@ AWARE = ("llm_d",)
 """Peers that follow the groups of layers; the others assume full attention."""
 
 
-class Kept(HashStore):
-    """A store that applies at dispatch what the pod will announce: full attention, and two checkpoints."""
+class Announced(HashStore):
+    """A store that counts what the pods have announced, and not what they are about to keep."""
 
-    def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
-        assert self._rule is not None
-        hit, end = self._blocks(pod, prefix), (prefix.token_count - 1) // prefix.block_size_tokens
-        self._masks.follow(pod, None)
-        junction = min(self._blocks(pod, prefix), end)
-        self._masks.follow(pod, self._rule)
-        self._masks.apply(pod, BlockChange(Tier.GPU, True, list(prefix.hashes)))
-        for layer, one in enumerate(self._rule.types[1:], start=1):
-            for at in (junction, end):
-                kept = list(prefix.hashes[max(at - one.needed_blocks, hit, 0) : at])
-                self._masks.apply(pod, BlockChange(Tier.GPU, True, kept, layer))
-        return super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
-
-    def _blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        walked = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
-        return sum(walked.get(pod, (0,)))
-
-    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
-        return PrefixMatch(self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens)))
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+        return ()
 
 
 class Run(NamedTuple):
@@ -116,7 +99,7 @@ def simulate(data: Path, run: Run) -> list[object]:
             "slo": {"ttft_ms": 2000.0, "tpot_ms": 100.0},
         }
     )
-    views.HashStore = Kept if run.belief == "kept" else HashStore  # type: ignore[misc]
+    views.HashStore = Announced if run.belief == "true" else HashStore  # type: ignore[misc]
     experiment = Experiment(fleet, shipped_prior, policies_with_peers(), partial(traffic_at, data, run.traffic))
     figures = experiment.run(Setting(run.policy, run.load, PODS, run.seed)).figures
     return [*run, *(getattr(figures, name) for name in FIGURES)]

@@ -160,6 +160,7 @@ class SoakPod(asyncio.Protocol):
         self._transport.write(_STREAM_HEAD)
         for _ in range(max(1, size // len(PIECE))):
             await self._writable.wait()
+            await asyncio.sleep(0)  # an event that is set does not let the other connections run
             self._transport.write(chunk(PIECE))
         self._end(chunk(b"data: [DONE]\n\n") + _END)
 

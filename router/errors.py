@@ -221,8 +221,12 @@ class StaleConnection(UpstreamError):
     without_pods = "The pod closed the connection."
 
 
+MAX_SAID_BYTES = 256
+
+
 class UpstreamBroken(UpstreamError):
-    """The pod closed the connection early or sent an invalid response. `status`: of a response that is not 200."""
+    """The pod closed the connection early or sent an invalid response. `status` and `said`: of a response to the router
+    itself that is not 200, and the start of its body."""
 
     code = "upstream_broken"
     without_pods = "The pod sent an invalid or incomplete response."
@@ -230,12 +234,15 @@ class UpstreamBroken(UpstreamError):
     def __init__(self, message: str, *, pod: str = "", doubtful: bool = False, status: int = 0) -> None:
         super().__init__(message, pod=pod, doubtful=doubtful)
         self.status = status
+        self.said = b""
 
 
-def unexpected_status(status: int, path: str, pod: str) -> UpstreamBroken:
+def unexpected_status(status: int, path: str, pod: str, body: bytes = b"") -> UpstreamBroken:
     """The error for a response to a GET or POST of the router itself."""
     phrase = f" {HTTPStatus(status).phrase}" if status in HTTPStatus.__members__.values() else ""
-    return UpstreamBroken(f"pod {pod}: {status}{phrase} from {path}", pod=pod, status=status)
+    error = UpstreamBroken(f"pod {pod}: {status}{phrase} from {path}", pod=pod, status=status)
+    error.said = body[:MAX_SAID_BYTES]
+    return error
 
 
 class UpstreamTimeout(UpstreamError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from router.admission.places import place_of
+from router.admission.queue_candidates import queue_candidate
 from router.errors import Overloaded
 from router.policy.decide import expected_ttft_ms
 from router.sim.virtual.admission_rules import AdmitAll, FleetActions
@@ -19,8 +19,10 @@ class EarlyRejection(AdmitAll):
         context, core = turn.context, turn.core
         assert context.decision is not None
         best, inflight = context.decision.candidates[0], core.state.ledger.inflight()
-        place = place_of(best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost))
-        if place.ttft_ms > turn.ttft_limit_ms or place.step_ms > context.tenant.slo.tpot_ms:
+        candidate = queue_candidate(
+            best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost)
+        )
+        if candidate.ttft_ms > turn.ttft_limit_ms or candidate.step_ms > context.tenant.slo.tpot_ms:
             self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
         else:
             self._fleet.dispatch(turn)

@@ -1,6 +1,6 @@
 """Does this request go now, wait, or be refused?
 
-While no pod has a place for it, a request waits here and not in an engine: it can still go wherever a place comes free
+While no pod can take it, a request waits here and not in an engine: it can still go wherever a place comes free
 first, in fair order, or be refused at once if it would be late. One queue per model. It has no clock: the caller gives
 the time, and asks again when `next_s` says so.
 """
@@ -76,7 +76,7 @@ class TenantMargins:
 MAX_VOTES, FULL_VOTE, VOTE_EVERY = 256, 100, 16
 """Tenants with a vote, observations for a full one, and those of a tenant between two votes."""
 MIN_RECHECK_MS = 2.0
-"""A pod's queue is an estimate, so its end may pass without a place."""
+"""A pod's queue is an estimate, so its end may pass without a free place."""
 AHEAD_MS = 300.0
 """How far a process may be ahead of its part of a pod's pace, for each other one that sends to the pod: in a short time
 they do not send equally much, and the pod's queue shows what they sent."""
@@ -96,7 +96,7 @@ class QueueLimits:
     `slo_share`: of the requests that are not refused, those that shall meet their SLO; margins are learnt for it.
     `burst_ms`: prefill that may wait in an engine. `error_share`: how much later than predicted the first token may
     come. `rest_ms`: the time for decoding alone between two prompts of a pod. `looks`: waiting requests that are
-    decided again when a pod has a place."""
+    decided again when a pod has a free place."""
 
     max_requests: PositiveInt = 1000
     max_bytes: PositiveInt = 256 << 20
@@ -109,7 +109,7 @@ class QueueLimits:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class QueueCandidate(msgspec.Struct, frozen=True, gc=False):
     """A pod that could compute the prompt. `cost_ms`, `ttft_ms`: if it is sent there now. `step_ms`: a decode step of
     the pod that answers, with this request; `decodes`: requests decode on the pod that computes the prompt, too.
     `decode_pod`: if another one answers; `room_ms`: the time until it has room for the KV, beyond `ttft_ms`."""
@@ -125,7 +125,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     room_ms: float = 0.0
 
     def first_in(self, decision: RouteDecision) -> RouteDecision:
-        """The decision that has this place, with its candidate first."""
+        """The decision that this is a candidate of, with it first."""
         candidates = sorted(decision.candidates, key=lambda one: not self._is_of(one))
         return msgspec.structs.replace(decision, candidates=tuple(candidates))
 
@@ -158,7 +158,7 @@ class Refusal(msgspec.Struct, frozen=True, gc=False):
 
 
 class Closed(NamedTuple):
-    """The place that a request waits for is open after `wait_ms`. `all_closed`: none of its places is open now."""
+    """The pod that a request waits for is open after `wait_ms`. `all_closed`: none of its pods is open now."""
 
     wait_ms: float
     all_closed: bool
@@ -196,31 +196,33 @@ class AdmissionQueue:
         """After it, a request is refused that was predicted to wait no longer than the limit."""
         return 2 * self._limits.max_wait_ms
 
-    def send_at_once(self, request: Offer, place: Place, now_s: float, pods: int = 1) -> bool:
-        """Whether a new request goes to its best place now: it is in time, and either nobody waits and the pod is open,
-        or its tenant has not used its share: then those who use more wait for it. Counts it as sent if so."""
-        if place.ttft_ms > request.ttft_limit_ms:
+    def send_at_once(self, request: Offer, candidate: QueueCandidate, now_s: float, pods: int = 1) -> bool:
+        """Whether a new request goes to its best candidate now: it is in time, and either nobody waits and the pod is
+        open, or its tenant has not used its share: then those who use more wait for it. Counts it as sent if so."""
+        if candidate.ttft_ms > request.ttft_limit_ms:
             return False
         tenant, order = request.tenant, self._order
-        if (order or self._wait_ms(place, now_s) > 0) and (
+        if (order or self._wait_ms(candidate, now_s) > 0) and (
             not self._shares.is_within(tenant, now_s, self._limits.max_wait_ms)
-            or place.queue_ms > self._limits.max_wait_ms
-            or place.room_ms > 0
+            or candidate.queue_ms > self._limits.max_wait_ms
+            or candidate.room_ms > 0
             or not order.may_overtake(tenant)
         ):
             return False
-        self._sent(tenant, place, now_s, pods)
+        self._sent(tenant, candidate, now_s, pods)
         return True
 
-    def offer(self, request: Offer, places: Sequence[Place], now_s: float, pods: int = 0) -> Waiting | Refusal:
-        """Queue a new request, or refuse it because it would be late or the queue is full. `places` are of any number
-        of its model's `pods`; at least one. A pod may be open at once."""
-        late_ms = self._late_ms(request, places, now_s, pods, own=True)
+    def offer(
+        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int = 0
+    ) -> Waiting | Refusal:
+        """Queue a new request, or refuse it because it would be late or the queue is full. `candidates`, at least one,
+        are of any number of its model's `pods`. A pod may be open at once."""
+        late_ms = self._late_ms(request, candidates, now_s, pods, own=True)
         if late_ms > 0:
-            is_own_work = self._late_ms(request, places, now_s, pods, own=False) <= 0
+            is_own_work = self._late_ms(request, candidates, now_s, pods, own=False) <= 0
             reason = Reason.TENANT if is_own_work and self._order.others_wait(request.tenant) else Reason.FLEET
             return Refusal(reason, late_ms / 1000)
-        best = self._choose(places, now_s, self._limits.max_wait_ms)
+        best = self._choose(candidates, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
         one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
         self._order.add(one)
@@ -256,19 +258,19 @@ class AdmissionQueue:
         """The requests to try to send, in order."""
         return list(islice(self._order.in_order(), self._limits.looks))
 
-    def try_send(self, one: Waiting, places: Sequence[Place], now_s: float) -> Place | Closed:
-        """The best of at least one place of a waiting request, if it is open: the request does not wait any more.
+    def try_send(self, one: Waiting, candidates: Sequence[QueueCandidate], now_s: float) -> QueueCandidate | Closed:
+        """The best of at least one candidate of a waiting request, if it is open: the request does not wait any more.
 
         Raises `KeyError` if it does not wait."""
-        best = self._choose(places, now_s, (one.start_by_s - now_s) * 1000)
+        best = self._choose(candidates, now_s, (one.start_by_s - now_s) * 1000)
         wait_ms = self._wait_ms(best, now_s)
         if wait_ms <= 0:
             self._order.serve(one, best.prefill_ms)
             self.held_bytes -= one.body_bytes
-            self._sent(one.tenant, best, now_s, len(places))
+            self._sent(one.tenant, best, now_s, len(candidates))
             return best
         self._order.estimate(one, best.prefill_ms)
-        soonest_ms = min(self._wait_ms(place, now_s) for place in places)
+        soonest_ms = min(self._wait_ms(candidate, now_s) for candidate in candidates)
         return Closed(soonest_ms, True) if soonest_ms > 0 else Closed(wait_ms, False)
 
     def answered(self, tenant: str, is_late: bool, tpot_ms: float | None) -> None:
@@ -278,54 +280,56 @@ class AdmissionQueue:
         if tpot_ms is not None:
             self.rest_ms.observe(tenant, tpot_ms > self._tpot_ms)
 
-    def _sent(self, tenant: Tenant, place: Place, now_s: float, pods: int) -> None:
+    def _sent(self, tenant: Tenant, candidate: QueueCandidate, now_s: float, pods: int) -> None:
         """Count a prompt for its pod and for its tenant."""
-        if place.decode_pod:
-            self._handoffs.sent(place.decode_pod, now_s + place.ttft_ms / 1000, now_s)
-        rest_ms = self.rest_ms.for_all * self._senders() if place.decodes else 0.0
-        taken_ms = self._pace.sent(place.pod, place.prefill_ms, self._share(place), now_s, rest_ms)
+        if candidate.decode_pod:
+            self._handoffs.sent(candidate.decode_pod, now_s + candidate.ttft_ms / 1000, now_s)
+        rest_ms = self.rest_ms.for_all * self._senders() if candidate.decodes else 0.0
+        taken_ms = self._pace.sent(candidate.pod, candidate.prefill_ms, self._share(candidate), now_s, rest_ms)
         self._shares.sent(tenant, taken_ms / pods, now_s)
 
-    def _share(self, place: Place) -> float:
-        share = prefill_share(place.step_ms, self._tpot_ms) if place.decodes else 1.0
+    def _share(self, candidate: QueueCandidate) -> float:
+        share = prefill_share(candidate.step_ms, self._tpot_ms) if candidate.decodes else 1.0
         return share / self._senders()
 
-    def _wait_ms(self, place: Place, now_s: float) -> float:
+    def _wait_ms(self, candidate: QueueCandidate, now_s: float) -> float:
         ahead_ms = AHEAD_MS * (self._senders() - 1)
         return max(
-            self._pace.wait_ms(place.pod, now_s) - ahead_ms,
-            self._handoffs.wait_ms(place.pod, place.prefill_ms, now_s),
-            place.queue_ms - self._limits.burst_ms,
-            place.room_ms,
+            self._pace.wait_ms(candidate.pod, now_s) - ahead_ms,
+            self._handoffs.wait_ms(candidate.pod, candidate.prefill_ms, now_s),
+            candidate.queue_ms - self._limits.burst_ms,
+            candidate.room_ms,
             0.0,
         )
 
-    def _choose(self, places: Sequence[Place], now_s: float, spare_ms: float) -> Place:
-        """The cheapest place that is open in time, else the one that is open first."""
-        in_time = [place for place in places if self._wait_ms(place, now_s) <= spare_ms]
+    def _choose(self, candidates: Sequence[QueueCandidate], now_s: float, spare_ms: float) -> QueueCandidate:
+        """The cheapest candidate that is open in time, else the one that is open first."""
+        in_time = [one for one in candidates if self._wait_ms(one, now_s) <= spare_ms]
         if not in_time:
-            return min(places, key=lambda place: self._wait_ms(place, now_s))
-        return min(in_time, key=lambda place: place.cost_ms + max(self._wait_ms(place, now_s) - place.queue_ms, 0.0))
+            return min(candidates, key=lambda one: self._wait_ms(one, now_s))
+        return min(in_time, key=lambda one: one.cost_ms + max(self._wait_ms(one, now_s) - one.queue_ms, 0.0))
 
-    def _late_ms(self, request: Offer, places: Sequence[Place], now_s: float, pods: int, *, own: bool) -> float:
+    def _late_ms(
+        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int, *, own: bool
+    ) -> float:
         """How much later than allowed the first token would come, with the error of predictions."""
         limits = self._limits
         ahead_ms = self._order.ahead_ms(request.tenant, now_s + self._longest_wait_ms / 1000, own=own)
-        turn_ms = self._filled_ms(ahead_ms * len(places) / max(pods, len(places)), places, now_s)
+        turn_ms = self._filled_ms(ahead_ms * len(candidates) / max(pods, len(candidates)), candidates, now_s)
         error = 1 + self.error_share.of(request.tenant.name)
 
-        def late_ms(place: Place) -> float:
-            wait_ms = max(turn_ms, self._wait_ms(place, now_s))
-            ttft_ms = max(wait_ms, place.queue_ms) + place.ttft_ms - place.queue_ms
+        def late_ms(candidate: QueueCandidate) -> float:
+            wait_ms = max(turn_ms, self._wait_ms(candidate, now_s))
+            ttft_ms = max(wait_ms, candidate.queue_ms) + candidate.ttft_ms - candidate.queue_ms
             return max(ttft_ms * error - request.ttft_limit_ms, wait_ms * error - limits.max_wait_ms)
 
-        return min(map(late_ms, places))
+        return min(map(late_ms, candidates))
 
-    def _filled_ms(self, ahead_ms: float, places: Sequence[Place], now_s: float) -> float:
+    def _filled_ms(self, ahead_ms: float, candidates: Sequence[QueueCandidate], now_s: float) -> float:
         """The time until the pods have taken `ahead_ms` of prefill at their pace, and one of them is open."""
         share = 0.0
         at_ms = 0.0
-        for wait_ms, more in sorted((self._wait_ms(place, now_s), self._share(place)) for place in places):
+        for wait_ms, more in sorted((self._wait_ms(one, now_s), self._share(one)) for one in candidates):
             if share and (wait_ms - at_ms) * share >= ahead_ms:
                 break
             ahead_ms -= (wait_ms - at_ms) * share

@@ -31,12 +31,12 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     body_bytes: int
 
     @property
-    def place(self) -> tuple[float, int]:
+    def order(self) -> tuple[float, int]:
         """Its order among the requests of its tenant."""
         return self.start_by_s, self.number
 
 
-_place = attrgetter("place")
+_order = attrgetter("order")
 
 
 class _Backlog:
@@ -97,7 +97,7 @@ class FairOrder:
             backlog = _Backlog(band.virtual_of(name))
             band.tenants[name] = backlog
         backlog.tenant = one.tenant
-        insort(backlog.waiting, one, key=_place)
+        insort(backlog.waiting, one, key=_order)
         backlog.prefill_ms += one.prefill_ms
         self._count += 1
 
@@ -105,7 +105,7 @@ class FairOrder:
         """Take a request out, without service. Raises `KeyError` if it does not wait."""
         band = self._bands[one.tenant.band]
         backlog = band.tenants[one.tenant.name]
-        at = bisect_left(backlog.waiting, one.place, key=_place)
+        at = bisect_left(backlog.waiting, one.order, key=_order)
         if at == len(backlog.waiting) or backlog.waiting[at] is not one:
             raise KeyError(one.number)
         del backlog.waiting[at]
@@ -135,7 +135,7 @@ class FairOrder:
     def most_urgent(self) -> Waiting | None:
         """The request that has to start first; None if nobody waits."""
         heads = (one.waiting[0] for band in self._bands.values() for one in band.tenants.values() if one.waiting)
-        return min(heads, key=_place, default=None)
+        return min(heads, key=_order, default=None)
 
     def ahead_ms(self, tenant: Tenant, start_by_s: float, *, own: bool = True) -> float:
         """The prefill of all requests that would be sent before a new one. `own`: count the tenant's own requests."""

@@ -20,7 +20,6 @@ COMMANDS = {
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
-    "top": ("router.cli.top_command:top_command", "Watch a running router in the terminal."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
     "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
     "prior": ("router.cli.config_commands:prior_command", "Print a cost prior for a model, from its config.json."),
@@ -31,13 +30,23 @@ GROUPS = {
     "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
+REMOVED = {
+    "index verify": "`warmroute index holders` lists holders whose events were lost",
+    "top": "open /ui on the router's admin port, or use `warmroute pods`",
+}
+"""Commands of earlier versions, with what to use instead."""
 
 
 def main() -> None:
     """The entry point. A wrong configuration ends with a message and exit code 2; an error of the operating system
     with a message and exit code 1."""
+    words = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    for name in ("".join(words[:1]), " ".join(words[:2])):
+        if name in REMOVED:
+            print(f"`warmroute {name}` was removed: {REMOVED[name]}", file=sys.stderr)
+            sys.exit(2)
     try:
-        _app(next((argument for argument in sys.argv[1:] if not argument.startswith("-")), ""))()
+        _app("".join(words[:1]))()
     except ConfigError as error:
         print(f"configuration: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,7 +6,6 @@ Every failure is one line on stderr and exit code 1: no router, an unreadable to
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -23,7 +22,6 @@ BearerOption = Annotated[Path | None, typer.Option(help="A file whose first line
 JsonOption = Annotated[bool, flag("--json", "Print JSON instead, for scripts.")]
 MAX_SHOWN_CHARS = 500
 TIMEOUT_S = 10.0
-_DATA = "data: "
 T = TypeVar("T")
 
 
@@ -44,29 +42,9 @@ class AdminClient:
                 fail(f"{self.url} answered {answer.status_code}: {_message(answer)}")
             return msgspec.json.decode(answer.content, type=kind)
         except httpx.TransportError as error:
-            self.unreachable(error)
+            fail(f"{self.url}: {error}. Does the router run? --url names its admin listener, not the port for clients.")
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
             fail(f"{self.url}: {str(error) or type(error).__name__}")
-
-    def events(self, path: str, kind: type[T]) -> Iterator[T]:
-        """The decoded values of server-sent events, until the router ends the stream. Raises `httpx.TransportError` if
-        the router does not answer; other failures are as those of `ask`."""
-        try:
-            with self._open() as client, client.stream("GET", path) as answer:
-                if not answer.is_success:
-                    answer.read()
-                    fail(f"{self.url} answered {answer.status_code}: {_message(answer)}")
-                for line in answer.iter_lines():
-                    if line.startswith(_DATA):
-                        yield msgspec.json.decode(line.removeprefix(_DATA), type=kind)
-        except httpx.TransportError:
-            raise
-        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
-            fail(f"{self.url}: {str(error) or type(error).__name__}")
-
-    def unreachable(self, error: httpx.TransportError) -> NoReturn:
-        """End the command: the router does not answer."""
-        fail(f"{self.url}: {error}. Does the router run? --url names its admin listener, not the port for clients.")
 
     def _open(self) -> httpx.Client:
         path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None

@@ -1,16 +1,18 @@
 """`warmroute demo`: compares policies on mock engines, in a minute.
 
 Runs a fleet of mock engines with the timing of a real model and the router with its in-memory index. Sends the same
-realistic sessions under each policy and prints one table. Needs nothing outside the installed package.
+realistic sessions under each policy and prints one table; or kills a pod in the middle of answers and counts those that
+were cut. Needs nothing outside the installed package.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from typing import Annotated
 
+import httpx
 import typer
 import uvloop
 from rich.console import Console
@@ -27,17 +29,21 @@ from router.cli.child_processes import (
     temporary_folder,
 )
 from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
-from router.cli.load_driver import DriveResults, drive
+from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.cli.options import flag
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 from router.sim.chat_workload import ChatSession, sessions
+from router.types import Endpoint
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 NUM_BLOCKS = 2560
 """KV per pod: 40,960 tokens. Small, so that eviction matters within seconds."""
 SESSIONS_PER_POD_S = 5.5
+STREAMS_PER_POD = 8
+KILL_AT_S = 2.0
+"""All answers have begun, and none has ended."""
 PORT = 8080
 NUMBERS = 800
 """A prompt of as many has 1,600 tokens: its prefill decides, and not the hash of its first blocks."""
@@ -54,6 +60,9 @@ def demo_command(
         ),
     ] = POLICIES,
     keep: Annotated[bool, flag("--keep", "Keep fleet and router running afterwards, until Ctrl-C.")] = False,
+    kill: Annotated[
+        bool, flag("--kill", "Kill a pod in the middle of answers instead, and count those that were cut.")
+    ] = False,
 ) -> None:
     """Run the demo. Exit code 1 if a request failed."""
     need_tokenizer()
@@ -62,8 +71,9 @@ def demo_command(
     for name in names:
         choose_policy(known, name)
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_POD_S * pods)
+    plan = FleetPlan(pods=pods, num_blocks=NUM_BLOCKS)
     try:
-        failed = uvloop.run(_run_demo(Console(), names, mix, FleetPlan(pods=pods, num_blocks=NUM_BLOCKS), keep))
+        failed = uvloop.run(_kill_a_pod(plan) if kill else _run_demo(Console(), names, mix, plan, keep))
     except ChildError as error:
         typer.echo(f"demo: {error}", err=True)
         raise typer.Exit(1) from error
@@ -98,6 +108,38 @@ async def _run_demo(
             print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
             await asyncio.Event().wait()
         return any(row.errors for row in rows)
+
+
+async def _kill_a_pod(plan: FleetPlan) -> bool:
+    """Whether an answer was cut, or is not the one that the same request gets when no pod dies."""
+    cancel_on_sigterm()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(temporary_folder("warmroute-demo-"))
+        pods = await stack.enter_async_context(mock_fleet(plan, folder))
+        router = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder))
+        driver = stack.enter_context(closing(LoadDriver([router.public], lambda _: None)))
+
+        def ask_all() -> asyncio.Future[list[RequestResult]]:
+            asked = [
+                {
+                    "model": plan.model,
+                    "messages": [{"role": "user", "content": f"Question {number}"}],
+                    "max_tokens": 300,
+                }
+                for number in range(STREAMS_PER_POD * plan.pods)
+            ]
+            return asyncio.gather(*(driver.send(Endpoint.CHAT, body, "story") for body in asked))
+
+        answers = ask_all()
+        await driver.until(KILL_AT_S)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"{pods[0]}/_fault", json={"kind": "die"})
+        broken, whole = await answers, await ask_all()
+    cut = sum(bool(answer.error) for answer in broken)
+    changed = sum(not one.error and one.text != other.text for one, other in zip(broken, whole, strict=True))
+    killed = sum(answer.pod == "pod-0" for answer in broken)
+    print(f"pod-0 died while it wrote {killed} of {len(broken)} answers: {cut} were cut, {changed} are other answers")
+    return cut + changed > 0
 
 
 def _figures(results: dict[str, DriveResults], pods: int) -> list[Figures]:

@@ -21,12 +21,9 @@ from router.config.load import ENGINE_TOKENIZER, load
 from router.config.model_names import ModelNames, with_model_folders
 from router.config.router_file import with_redis_url
 from router.config.schema import RouterConfig
-from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
-from router.frontends.http.upstream import upstream_pools
 from router.index.holders import hashes_by_generation
 from router.prompt.fingerprint import Fingerprinter
-from router.publisher.verify import VerifyResult, verify_holder
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection, redis_error_text
 from router.stores.redis_schema import HolderRow, Keys, scope_of
@@ -205,40 +202,3 @@ def _fingerprinter(config: RouterConfig, name: str) -> Fingerprinter:
         known = ", ".join(model.name for model in config.models if model.tokenizer not in (None, ENGINE_TOKENIZER))
         raise ConfigError(f"model {name!r} is not configured with a local tokenizer; known: {known}")
     return fingerprinter(model, load_tokenizer(source_of(model), fast=False))
-
-
-# --- verify ---
-
-
-@index_app.command("verify")
-def verify_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
-    """Compare the index with the engines' replays. Exit code 1 if they differ, or if the index is empty."""
-    _run(config, redis, lambda index: _verify(index, model))
-
-
-async def _verify(index: _Index, model: str | None) -> int:
-    rows = await index.rows(model)
-    if not rows:
-        return _print_empty(index, model)
-    configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
-    pools = upstream_pools(index.config.limits)
-    results = []
-    for generation, holder, row in rows:
-        engine = row.facts.source if row.facts.source in ENGINES else "vllm"
-        results.append(await verify_holder(index.reader, pools.fetch, generation, holder, engine, configured))
-    pools.close()
-    table = folded_table("holder", "in the index", "announced", "missing", "stale", "result", show_lines=True)
-    for result in results:
-        stale = "unknown" if result.stale is None else f"{result.stale:,}"
-        counts = (f"{count:,}" for count in (result.indexed, result.announced, result.missing))
-        table.add_row(printable(result.holder), *counts, stale, _summary(result))
-    Console().print(table)
-    return 0 if all(result.agrees or result.note for result in results) else 1
-
-
-def _summary(result: VerifyResult) -> str:
-    if result.note:
-        return f"[yellow]{result.note}[/yellow]"
-    if not result.agrees:
-        return "[red]differs[/red]"
-    return "equal" if result.stale is not None else "equal, as far as the engine's replay reaches"

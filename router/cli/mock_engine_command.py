@@ -54,7 +54,8 @@ class MockEngineOptions:
     num_blocks: Annotated[int, typer.Option(min=1, help="KV blocks per engine.")] = 8192
     pd: Annotated[HandoffDialect, typer.Option(help="KV handoff dialect.", show_default="no handoff")] = ""
     drain_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds to complete responses on SIGTERM; new connections are refused.")
+        float,
+        typer.Option(min=0, help="Seconds to complete responses on SIGTERM; then streams fall silent, as vLLM's."),
     ] = 0.0
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
 

@@ -120,9 +120,6 @@ class DnsName(Strict):
 class KubernetesApi(Strict):
     """How to reach the API server. The defaults are those of a pod with a ServiceAccount."""
 
-    kubeconfig: SecretPath = ""
-    """For a router outside the cluster: a kubeconfig file, read at the start, instead of the other keys. Server,
-    authority, and token or client certificate of its current context are used; plugins (`exec`) are refused."""
     url: HttpUrl | None = None
     """Default: from the environment, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT."""
     token_file: SecretPath = "/var/run/secrets/kubernetes.io/serviceaccount/token"
@@ -130,12 +127,6 @@ class KubernetesApi(Strict):
     ca_file: FilePath = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
     """The authority of the API server, if its URL begins with https; it must exist. Read again when it changes. Empty:
     the system's authorities."""
-
-    @model_validator(mode="after")
-    def _one_way_to_reach_it(self) -> Self:
-        if self.kubeconfig and self.url:
-            raise wrong_at(("kubeconfig",), "names the server itself; remove `url`, or this key")
-        return self
 
 
 class KubernetesPods(Strict):

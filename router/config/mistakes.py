@@ -42,6 +42,11 @@ _YAML_HINTS = {
     "end of stream": "a quotation mark or bracket that is not closed",
 }
 """What is wrong, by a part of the YAML library's message."""
+REMOVED_KEYS = {
+    "KubernetesApi.kubeconfig": "run `kubectl proxy` and set `url: http://127.0.0.1:8001`",
+    "PolicySpec.shadow": "record receipts, and compare policies with `warmroute replay`",
+}
+"""What to do instead of keys of earlier versions, by the schema's class and their name."""
 _NAMES = re.compile(r"'([^']*)'")
 
 Location: TypeAlias = tuple[str | int, ...]
@@ -213,6 +218,8 @@ def _unknown_key(model: type[BaseModel], location: Location, keys: Location) -> 
     """Names the key, unless it may be a piece of a secret."""
     owner, key = _model_at(model, location[:-1]), str(location[-1])
     fields = _fields(owner) if owner else {}
+    if owner and (instead := REMOVED_KEYS.get(f"{owner.__name__}.{key}")):
+        return f"{'.'.join(map(str, keys))}: was removed; {instead}"
     near = nearest(key, fields)
     secret_near = len(location) > 1 and _is_near_secret(model, location)
     named = key if _KEY.fullmatch(key) and (near or not secret_near) else "..."

@@ -19,7 +19,7 @@ from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set
 from router.policy.spec import Policy, PolicySpec
 
-NOT_INHERITED = ("match", "percent", "shadow")
+NOT_INHERITED = ("match", "percent")
 """Keys that select when a policy is used; a file that extends it does not inherit them."""
 
 
@@ -38,9 +38,7 @@ class PolicyFolder:
         policies = {name: library.policy(name) for name in (*library.own, library.known(self.default))}
         for name in policies:
             check(library, name, self.classes)
-        names = {policy.shadow.policy for policy in policies.values() if policy.shadow}
-        shadows = {name: library.policy(name) for name in names}
-        return policy_set(policies[self.default], (policies | shadows).values())
+        return policy_set(policies[self.default], policies.values())
 
     def stamp(self) -> object:
         """A value that changes with any name, content or link target in the folder."""
@@ -112,8 +110,6 @@ class PolicyLibrary:
 def check(library: PolicyLibrary, name: str, classes: Collection[str] | None = None) -> None:
     """Check a policy and the policies and classes that it names. Raises `ConfigError`."""
     spec, document = library.spec(name), library.document(name)
-    if spec.shadow:
-        library.known(spec.shadow.policy, document, "shadow", "policy")
     if classes is not None and spec.match:
         for missing in sorted(set(spec.match.workload_class or ()) - set(classes)):
             raise _at(document, ("match", "class"), unknown(missing, classes, "class"))

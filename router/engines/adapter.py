@@ -107,11 +107,16 @@ class _Choice(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: _Count | None = None
     input_tokens: _Count | None = None
     cache_creation_input_tokens: _Count | None = None
     cache_read_input_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
 
 
 class _Generated(msgspec.Struct):
@@ -163,6 +168,10 @@ class EngineAdapter:
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         """What its /tokenize answers in front of `count` tokens and behind them; None if that is unknown."""
         return None
+
+    def pause_reason(self, said: bytes) -> str:
+        """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
+        return ""
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
@@ -247,6 +256,13 @@ def prompt_token_count(response: bytes) -> int | None:
     if not found or not (usage := found.usage) or usage.input_tokens is None:
         return found.usage.prompt_tokens if found and found.usage else None
     return usage.input_tokens + (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+
+
+def cached_token_count(response: bytes) -> int | None:
+    """Cached tokens in the usage of the response to a probe; None where the engine does not report them."""
+    found = decode(response, _Generated, PROBE_ANSWER)
+    details = found.usage.prompt_tokens_details if found and found.usage else None
+    return details.cached_tokens if details else None
 
 
 def rank_headers(pod: Pod) -> Mapping[str, str]:

@@ -90,10 +90,20 @@ class Vllm(EngineAdapter):
             kv_events=_kv_events(responses.get(_KV_PATH, b""), pod),
         )
 
+    def pause_reason(self, said: bytes) -> str:
+        return next((reason for text, reason in _PAUSES.items() if text in said), "")
+
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         if pod.max_model_len_tokens is None:
             return None
         return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
+
+
+_PAUSES = {
+    b"The model is currently scaling": "the engine changes its number of ranks",
+    b"rank has been retired": "the engine has retired this rank",
+}
+"""Texts of its 503 while it scales (`entrypoints/serve/elastic_ep/middleware.py`). In 0.33 /health succeeds then."""
 
 
 def _caches(metrics: bytes) -> Sequence[Sample]:

@@ -154,9 +154,9 @@ class _Log:
             return
         self.holders_read += 1
         self._index.begin_copy(self._generation, holder)
-        async for tier, blocks in self._reader.blocks(self._generation, holder, row):
+        async for tier, layer, blocks in self._reader.blocks(self._generation, holder, row):
             for first in range(0, len(blocks), COPY_BLOCKS):
-                self._index.copy(self._generation, holder, tier, blocks[first : first + COPY_BLOCKS])
+                self._index.copy(self._generation, holder, tier, blocks[first : first + COPY_BLOCKS], layer)
                 await asyncio.sleep(0)
         known = KnownHolder(
             id=holder,

@@ -1,7 +1,8 @@
 """Scrapes the load of each pod from its metrics.
 
 Each pod has its own task, so that a slow pod does not delay others. After a failed scrape, the last load stays with its
-age, and the pod's state does not change. Where the metrics cannot be true, or are more than is read of a pod, its load
+age, and the pod's state does not change, unless the engine says that it is being scaled: then the pod is drained until
+it answers again. Where the metrics cannot be true, or are more than is read of a pod, its load
 is unknown: only the requests of the routers count.
 """
 
@@ -15,11 +16,12 @@ from dataclasses import replace
 import structlog
 
 from router.config.schema import Probes
+from router.engines.adapter import EngineAdapter
 from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamError
+from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.pod_problems import Fetch, excess
 from router.feeds.supervise import each_pod, pause
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.guards import OutOfBounds, OutOfRange
 from router.types import PodId, PodLoad, PodState
@@ -49,6 +51,8 @@ class LoadFeed:
         self._timeout_s = config.load_timeout_s
         self._on_excess = on_excess
         self._refused: set[PodId] = set()
+        self._drained: set[PodId] = set()
+        """Pods that are drained because they said so."""
 
     async def run(self) -> None:
         await each_pod("load of", self._fleet, self._watch)
@@ -60,6 +64,7 @@ class LoadFeed:
                 await pause(changed, self.interval_s(pod_id))
         finally:
             self._refused.discard(pod_id)
+            self._drained.discard(pod_id)
 
     def interval_s(self, pod_id: PodId) -> float:
         """Time until the next scrape of the pod. An idle pod is scraped half as often, which delays only the
@@ -82,10 +87,22 @@ class LoadFeed:
             scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         except (UpstreamError, OutOfBounds, OutOfRange) as error:
             self._refuse(pod_id, error)
+            if status.state is PodState.READY:
+                self._drain(pod_id, adapter, error)
             return
+        if pod_id in self._drained:
+            self._drained.discard(pod_id)
+            self._fleet.event(pod_id, PodEvent.UNDRAIN)
         if scraped is not None:
             load = replace(scraped, our_prompts=ours.max_prompts)
             self._fleet.observe_load(pod_id, load)
+
+    def _drain(self, pod_id: PodId, adapter: EngineAdapter, error: Exception) -> None:
+        """Send nothing more to a pod that serves nobody for now, although its health check may succeed."""
+        reason = adapter.pause_reason(error.said) if isinstance(error, UpstreamBroken) else ""
+        if reason:
+            self._drained.add(pod_id)
+            self._fleet.event(pod_id, PodEvent.DRAIN, reason=reason)
 
     def _refuse(self, pod_id: PodId, error: Exception) -> None:
         """Forget the load of a pod that reports nonsense, which is logged once for each pod."""

@@ -46,7 +46,5 @@ class RingFeed:
 
 def ring_sizes(policies: PolicySet) -> set[int]:
     """`points_per_pod` of all rings in use."""
-    names = {policy.shadow.policy for policy in policies.active if policy.shadow}
-    shadows = (policy for name, policy in policies.library.items() if name in names)
-    pickers = (policy.picker for policy in (*policies.active, *shadows))
+    pickers = (policy.picker for policy in policies.active)
     return {picker.points_per_pod for picker in pickers if isinstance(picker, RingBoundedLoad)}

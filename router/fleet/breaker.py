@@ -7,8 +7,8 @@
     the same, and no other pod serves it; 500; failed handoff; response    as a doubt: the request may be the cause
     cut off after its first byte to the client
     first token many times later than expected                             as lateness: the request may be the cause
-    other 4xx, other 5xx (501: unknown to the engine), client gone,        not at all
-    no file or port left in the router
+    other 4xx but 429, other 5xx, and all failures above but connecting    against the pod, if others serve the client
+    429, client gone, no file or port left in the router                   not at all
     status below 400                                                       resets failures and doubts
 
 Doubts and lateness eject a pod only if several clients caused them, and only `doubt_window_s` after the first one
@@ -16,6 +16,9 @@ without a success in between: clients can make up names, so a burst of them is n
 most other pods are on time; if they are late too, the expectation is wrong. Requests do not eject a pod if too few
 would stay ready: see `leaves_enough_ready`. Such a pod stays READY and is priced as before; each refusal is reported to
 `on_refused`.
+
+A pod that fails most of its requests, while other pods of its models serve the same clients, is ejected by the votes of
+these clients: see `fleet/outcomes.py`.
 
 A pod that sends more than the router reads of one (`exceeded`) is ejected at once, but never the last ready pod of a
 model.
@@ -39,15 +42,16 @@ import msgspec
 import xxhash
 
 from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.outcomes import Outcomes
 from router.fleet.retry_pause import retry_pause_s
-from router.types import FleetSnapshot, Pod, PodId, PodState, Role
+from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
 LATE_BACKOFF_FACTOR = 10.0
 """Backoff after lateness relative to that after failures."""
 EXCESS_BACKOFF_FACTOR = 10.0
-"""The same for a pod that sent too much, which passes every probe, too."""
+"""The same for a pod that sent too much, or fails alone, which passes every probe, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,9 @@ class Breaker:
         self._rules = rules or EjectionRules()
         self._failed: dict[PodId, Failures] = {}
         self._late: dict[PodId, Failures] = {}
+        self._failing_alone: dict[PodId, Failures] = {}
+        """Pods that the votes of clients ejected."""
+        self._outcomes = Outcomes()
         self._failed_probes: dict[PodId, int] = {}
         """In a row, by pod."""
         self.on_refused: Callable[[PodId], None] | None = None
@@ -128,6 +135,21 @@ class Breaker:
             record = self._record(pod_id)
             record.add_doubt(client, self._rules.clients_to_eject, now_s)
             self._eject_at_limit(pod_id, record, now_s)
+
+    def counts_success(self, now_s: float) -> bool:
+        """Whether `ended` needs to be called for requests that are served."""
+        return self._outcomes.is_watching(now_s)
+
+    def ended(self, pod_id: PodId, client: str, now_s: float, *, is_served: bool) -> None:
+        """A request of `client` to the pod was served, or failed for any reason."""
+        if not self._is_ready(pod_id):
+            return
+        self._outcomes.ended(pod_id, client, now_s, is_served=is_served)
+        if not is_served and self._outcomes.fails_alone(pod_id, (other.pod.id for other in self._others(pod_id))):
+            self._outcomes.forget(pod_id)
+            record = self._failing_alone.setdefault(pod_id, Failures())
+            reason = "most requests failed, and other pods served the same clients"
+            self._eject_for_requests(pod_id, record, now_s, reason, EXCESS_BACKOFF_FACTOR)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
         """A first token for `client` arrived."""
@@ -165,16 +187,20 @@ class Breaker:
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
-        found = (rows[pod_id].probe_at_s for rows in (self._failed, self._late) if pod_id in rows)
+        tables = (self._failed, self._late, self._failing_alone)
+        found = (rows[pod_id].probe_at_s for rows in tables if pod_id in rows)
         return self._is_ready(pod_id) or now_s >= max(found, default=0.0)
 
     def _most_others_on_time(self, pod_id: PodId) -> bool:
         """Whether most other pods of the same models are on time. O(pods); called only for a late pod."""
-        own = self._fleet.status(pod_id)
-        pods = self._fleet.snapshot.pods
-        others = [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
+        others = self._others(pod_id)
         on_time = sum(other.state is PodState.READY and other.pod.id not in self._late for other in others)
         return on_time * 2 > len(others)
+
+    def _others(self, pod_id: PodId) -> list[PodStatus]:
+        """Other pods of the same models."""
+        own, pods = self._fleet.status(pod_id), self._fleet.snapshot.pods
+        return [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
 
     def _eject_at_limit(self, pod_id: PodId, record: Failures, now_s: float) -> None:
         failures = record.failures + record.counted_doubts(self._rules, now_s)
@@ -212,7 +238,8 @@ class Breaker:
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
-            for rows in (self._failed, self._late, self._failed_probes):
+            self._outcomes.forget(pod.id)
+            for rows in (self._failed, self._late, self._failing_alone, self._failed_probes):
                 rows.pop(pod.id, None)
 
 

@@ -10,9 +10,11 @@ import secrets
 from collections import deque
 
 from router.index.evicted import EvictedByModel
+from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
+from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.types import AttentionKind, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -25,7 +27,11 @@ class BlockMap:
         self._removed: deque[HolderBlocks] = deque()
         """Removed holders; each event and each lookup frees one more shard of the first."""
         self.ruled: set[PodId] = set()
-        """Pods whose layers do not all need every block: what they announce says what they will hit."""
+        """Pods whose hits do not end with the first missing block."""
+        self._tested: dict[PodId, CacheHabits | None] = {}
+        """What a test has shown of a pod; None where no known rule explained its hits."""
+        self.estimated: set[PodId] = set()
+        """Those of them that do not announce which blocks they have."""
 
     @property
     def block_holders(self) -> int:
@@ -43,6 +49,8 @@ class BlockMap:
         if holder is not None:
             self._masks.forget(pod)
             self.ruled.discard(pod)
+            self._tested.pop(pod, None)
+            self.estimated.discard(pod)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -62,9 +70,34 @@ class BlockMap:
         return holder.rejected_reason if holder else ""
 
     def hits(self, pod: PodId) -> str:
-        """Which layers decide what hits on `pod`, according to its events."""
+        """What decides what hits on `pod`, in words."""
         holder = self._holders.get(pod)
-        return str(holder.rule or AttentionKind.FULL) if holder else ""
+        if holder is None:
+            return ""
+        habits = (self._tested[pod],) if pod in self._tested else ()
+        return described(holder.rule or holder.announced_rule, *habits)
+
+    def announced_rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs according to its events alone; None before the first."""
+        holder = self._holders.get(pod)
+        return holder.announced_rule if holder else None
+
+    def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
+        """A test has shown this of the pod's cache; None: no known rule explains its hits."""
+        self._tested[pod] = habits
+        if (holder := self._holders.get(pod)) is not None and habits is not None:
+            before = holder.rule
+            holder.learn(habits)
+            self._follow(pod, holder, before)
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs; None where its layers need every block."""
+        holder = self._holders.get(pod)
+        return holder.rule if holder else None
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks of `prefix` that full attention of `pod` has."""
+        return self._masks.full_run(pod, prefix.hashes)
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""
@@ -73,16 +106,23 @@ class BlockMap:
         if holder is None:
             return
         if isinstance(event, BlocksCleared):
+            tested = {pod: self._tested[pod]} if pod in self._tested else {}
             self.add_holder(pod, holder.generation)
+            for habits in tested.values():
+                self.learn(pod, habits)
             return
         rule = holder.rule
         for change in holder.apply(event):
             self._masks.apply(pod, change)
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
-        if holder.rule is not rule:
+        self._follow(pod, holder, rule)
+
+    def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
+        if holder.rule is not None and holder.rule is not before:
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
+            (self.estimated.discard if holder.rule.has_full else self.estimated.add)(pod)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

@@ -69,7 +69,8 @@ class ClusterIndex:
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
         walked = hashes_by_generation(prefix, self.holders.generations)
-        return self.holders.by_pod(self.masks.walk(hashes) for _, hashes in walked)
+        tokens = len(prefix.tokens), prefix.block_size_tokens
+        return self.holders.by_pod(self.masks.walk(hashes, tokens) for _, hashes in walked)
 
     # --- log entries ---
 
@@ -106,6 +107,7 @@ class ClusterIndex:
         self.masks.forget(_collected_name(holder.name))
         if not holder.reloading:
             self.masks.forget(holder.name)
+            self._follow(holder)
         self.holders.put(holder)
         return True
 
@@ -119,14 +121,22 @@ class ClusterIndex:
             return True
         known.seq = entry.seq
         name = _collected_name(known.name) if known.reloading else known.name
+        types = len(known.rule.types) if known.rule else 1
         for change in entry.changes:
+            if change.layer >= types:
+                continue
             self.masks.apply(name, change)
-            if not change.held and not known.reloading:
+            if not change.held and not known.reloading and not change.layer:
                 self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self.masks.rename(_collected_name(known.name), known.name)
+            self._follow(known)
         return True
+
+    def _follow(self, known: KnownHolder) -> None:
+        if known.rule is not None:
+            self.masks.follow(known.name, known.rule)
 
     # --- reading a holder again ---
 
@@ -134,13 +144,16 @@ class ClusterIndex:
         """Start to collect the holder's blocks; its current blocks stay readable meanwhile."""
         self.masks.forget(_collected_name(holder_name(generation, holder)))
 
-    def copy(self, generation: Generation, holder: HolderId, tier: Tier, blocks: Sequence[BlockHash]) -> None:
+    def copy(
+        self, generation: Generation, holder: HolderId, tier: Tier, blocks: Sequence[BlockHash], layer: int = 0
+    ) -> None:
         """Add some of the blocks that were read; a block may occur in several calls."""
-        self.masks.apply(_collected_name(holder_name(generation, holder)), BlockChange(tier, True, blocks))
+        self.masks.apply(_collected_name(holder_name(generation, holder)), BlockChange(tier, True, blocks, layer))
 
     def restore(self, holder: KnownHolder) -> None:
         """Replace the holder and its blocks by what was collected."""
         self.masks.rename(_collected_name(holder.name), holder.name)
+        self._follow(holder)
         self.holders.put(holder)
 
     # --- removal and expiry ---

@@ -9,10 +9,11 @@ has the router block at all. This file does not handle sequence numbers or socke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.hit_probe import CacheHabits
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
@@ -59,6 +60,8 @@ class HolderBlocks:
         """For router blocks with several engine hashes: the number of hashes beyond the first."""
         self._held: list[dict[BlockHash, int]] = [{} for _ in range(SHARDS)]
         """Tiers of each router block, one bit per tier."""
+        self._of_adapter: dict[str, set[int]] = {}
+        """Engine hashes of the blocks of each adapter."""
         self._unresolved: dict[tuple[int, Tier], int] = {}
         """Engine hashes and tiers that `resolve_hash` could not resolve yet, with their attention group."""
         self._groups: set[int] = set()
@@ -67,8 +70,10 @@ class HolderBlocks:
         """The other groups: those that keep windows or states."""
         self._full_tokens = 0
         """Size of an engine's block of full attention."""
+        self.habits = CacheHabits()
+        """What a test has shown of it."""
         self.rule: HitRule | None = None
-        """What a hit needs; None while all known groups have full attention."""
+        """What a hit needs; None while all known groups have full attention, and no drafter drops a block."""
 
     @property
     def size_blocks(self) -> int:
@@ -111,7 +116,7 @@ class HolderBlocks:
     # --- storing ---
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
-        if event.layers is not None:
+        if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
         if event.tokens and event.block_size_tokens != self._full_tokens:
@@ -119,8 +124,13 @@ class HolderBlocks:
             self._learn_rule()
         added: list[BlockHash] = []
         placed: list[int] = []
+        changes = list[BlockChange]()
         one = 1 << _COUNT_BITS * event.tier
-        for engine_hash, blocks in self._resolved(event):
+        resolved = self._resolved(event)
+        if event.adapter:
+            resolved = list(resolved)
+            changes = self._of_loaded_adapter(event.adapter, resolved)
+        for engine_hash, blocks in resolved:
             known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
             copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
             if not copies and self._layers is not None:
@@ -132,8 +142,29 @@ class HolderBlocks:
                 # A known hash keeps its blocks even if the engine announces other blocks under it (some engines do not
                 # hash everything that separates caches): a removal must remove exactly what was added.
                 self._add(known.setdefault(engine_hash, blocks), event.tier, added)
-        changes = [BlockChange(event.tier, True, added)] if added else []
+        if added:
+            changes.append(BlockChange(event.tier, True, added))
         return changes + self._of_layers(placed, held=True) if placed else changes
+
+    def _of_loaded_adapter(self, adapter: str, resolved: Sequence[tuple[int, Blocks]]) -> list[BlockChange]:
+        """An engine that loads other weights under the name of an adapter has other hashes from then on: what it drops
+        of the adapter when a known block comes with a new hash."""
+        known, changes = self._of_adapter.setdefault(adapter, set()), list[BlockChange]()
+        if any(new not in known and self._held[blocks[0] % SHARDS].get(blocks[0]) for new, blocks in resolved):
+            for tier in Tier:
+                changes += self._remove_copies(tier, known)
+            known.clear()
+        known.update([engine_hash for engine_hash, _ in resolved])
+        return changes
+
+    def _remove_copies(self, tier: Tier, engine_hashes: Iterable[int]) -> list[BlockChange]:
+        """Remove all copies of these blocks in a tier."""
+        copies: list[int] = []
+        for one in engine_hashes:
+            if self.blocks_of(one) is not None:
+                held = self._copies[one % SHARDS].get(one, _SINGLE_GPU_COPY) >> _COUNT_BITS * tier & _COUNT
+                copies += [one] * held
+        return self._remove(BlocksRemoved(block_hashes=tuple(copies), tier=tier, group=min(self._groups)))
 
     def _resolved(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
         """Engine hashes of a stored event with their router blocks, where these can be determined."""
@@ -227,9 +258,10 @@ class HolderBlocks:
 
     # --- layers that keep some blocks only ---
 
-    def _store_layers(self, event: BlocksStored, layers: LayerType) -> list[BlockChange]:
-        """Their blocks count while full attention has them, too, which says what they are."""
-        if layers.block_tokens % self.generation.block_size_tokens:
+    def _store_layers(self, event: BlocksStored, layers: LayerType | None) -> list[BlockChange]:
+        """Their blocks count while full attention has them, too, which says what they are. A connector's events do not
+        repeat which layers a known group has."""
+        if layers is not None and layers.block_tokens % self.generation.block_size_tokens:
             return []
         if self._layers is None:
             self._layers = LayerGroups()
@@ -258,9 +290,24 @@ class HolderBlocks:
         return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
 
     def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
-        blocks = [block for one in engine_hashes for block in self.blocks_of(one) or ()]
-        return BlockChange(tier, held, blocks, layer)
+        blocks = dict.fromkeys(block for one in engine_hashes for block in self.blocks_of(one) or ())
+        return BlockChange(tier, held, [*blocks], layer)
+
+    @property
+    def announced_rule(self) -> HitRule | None:
+        """What a hit needs according to the events alone; None before the first."""
+        if not self._full_tokens and self._layers is None:
+            return None
+        layers = LayerGroups() if self._layers is None else self._layers
+        return layers.rule(self._full_tokens)
+
+    def learn(self, habits: CacheHabits) -> None:
+        self.habits = habits
+        self._learn_rule()
 
     def _learn_rule(self) -> None:
-        if self._layers is not None and self._full_tokens:
-            self.rule = self._layers.rule(self._full_tokens)
+        announced = self.announced_rule
+        if announced is not None and (self._layers is not None or self.habits.drops_block):
+            rule = self.habits.rule(announced)
+            if rule != self.rule:
+                self.rule = rule

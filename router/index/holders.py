@@ -12,6 +12,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.layers import HitRule
 from router.types import BlockHash, BlocksByTier, Generation, Pod, PodId, PromptPrefix
 
 HolderId: TypeAlias = str
@@ -25,12 +26,14 @@ ALL_PODS = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderFacts:
     """Identity of a holder. A pod has a `url` and a data-parallel `rank` (-1 for none). A store has a `reach`: `*` if
-    all pods of its generation can read it, else the host whose pods can. `source`: engine or type of store."""
+    all pods of its generation can read it, else the host whose pods can. `source`: engine or type of store. `rule`:
+    which layers decide what hits on it; None: it publishes full attention alone, an upper bound."""
 
     url: str = ""
     rank: int = -1
     reach: str = ""
     source: str = ""
+    rule: HitRule | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,14 +54,22 @@ class KnownHolder:
     def name(self) -> HolderName:
         return holder_name(self.generation, self.id)
 
+    @property
+    def rule(self) -> HitRule | None:
+        """What a hit on it needs; None: every block. A rule that cannot be applied is ignored."""
+        rule = self.facts.rule
+        return rule if rule is not None and rule.fits(self.generation.block_size_tokens) else None
+
 
 class Holders:
     def __init__(self) -> None:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}
         self._publishers: dict[PodId, KnownHolder] = {}
-        """The holder of each pod. This and the next two are rebuilt when holders or pods change."""
+        """The holder of each pod. This and the next three are rebuilt when holders or pods change."""
         self._pod_ids: dict[HolderName, PodId] = {}
+        self.ruled: set[PodId] = set()
+        """Pods whose layers do not all need every block."""
         self.generations: set[Generation] = set()
         """Those of the known holders: several revisions of a model during an update."""
 
@@ -120,6 +131,7 @@ class Holders:
             if pod and not known.facts.reach:
                 self._publishers[pod.id] = known
         self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
+        self.ruled = {pod_id for pod_id, known in self._publishers.items() if known.rule}
 
     def _add_store(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:
         """Engines use their own cache first and fetch the following blocks from the store."""

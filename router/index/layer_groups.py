@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from router.index.layers import HitRule
+from router.index.layers import MAX_TYPES, HitRule
 from router.types import AttentionKind, LayerType, Tier
 
 MAX_GROUPS = 64
 """Groups of one holder. The largest known model has 13."""
-MAX_TYPES = 3
-"""Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
 MAX_BEFORE_JOIN = 4096
 """Once this number of blocks is stored, a new group is none of the model's."""
 
@@ -42,20 +40,20 @@ class LayerGroups:
         return len(self._held)
 
     def rule(self, full_tokens: int) -> HitRule:
-        """What a hit needs where the blocks of full attention have `full_tokens`."""
-        full = LayerType(AttentionKind.FULL, full_tokens)
-        return HitRule.of((full, *self._types), groups=1 + len(self._groups))
+        """What a hit needs where the blocks of full attention have `full_tokens`; 0: there is none."""
+        full = (LayerType(AttentionKind.FULL, full_tokens),) if full_tokens else ()
+        return HitRule.of((*full, *self._types), groups=len(full) + len(self._groups))
 
     def layer_of(self, group: int) -> int:
         """The type of a group; 0 if it is not known."""
         return self._groups[group][0] if group in self._groups else 0
 
-    def join(self, group: int, layers: LayerType) -> tuple[int, list[HashInTier]] | None:
+    def join(self, group: int, layers: LayerType | None) -> tuple[int, list[HashInTier]] | None:
         """Learn a group. Returns the type that it belongs to, and what this type does not hold any more, because the
         new group does not have it. None if the group is ignored."""
         if group in self._groups:
             return self._groups[group][0], []
-        if len(self._groups) >= MAX_GROUPS or len(self._held) > MAX_BEFORE_JOIN:
+        if layers is None or len(self._groups) >= MAX_GROUPS or len(self._held) > MAX_BEFORE_JOIN:
             return None
         if layers not in self._types:
             if len(self._types) == MAX_TYPES:

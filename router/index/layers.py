@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 
 from router.kv_events import AttentionKind, LayerType
 
+MAX_TYPES = 3
+"""Types of layers of one holder next to full attention. Each takes memory for all blocks of all pods."""
+MAX_TOKENS = 1 << 24
+"""An engine has no larger block."""
 Bits = NDArray[np.uint64]
 _ALL, _NONE = ~np.uint64(0), np.uint64(0)
 HeldEnds = Callable[[int], bool]
@@ -33,6 +37,14 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
     step_tokens: int
     is_single: bool
     """The model has one group only."""
+    is_dense: bool = False
+    """Windows and states keep all blocks, not only checkpoints."""
+
+    @property
+    def has_full(self) -> bool:
+        """Whether some layers have full attention. Otherwise no event says which blocks were kept, and no request finds
+        a shared prefix that it could keep."""
+        return bool(self.types) and self.types[0].kind is AttentionKind.FULL
 
     @property
     def is_plain(self) -> bool:
@@ -44,8 +56,28 @@ class HitRule(msgspec.Struct, frozen=True, gc=False):
             one.kind is not AttentionKind.CHUNK and self.step_tokens % one.block_tokens == 0 for one in self.types
         )
 
+    def fits(self, block_tokens: int) -> bool:
+        """Whether it can be applied to blocks of this size, for a rule that comes from outside."""
+        unit, step, sizes = self.unit_tokens, self.step_tokens, [one.block_tokens for one in self.types]
+        if not 0 < len(sizes) <= 1 + MAX_TYPES or min(block_tokens, unit, *sizes) <= 0 or not 0 < step <= MAX_TOKENS:
+            return False
+        if any(size % block_tokens or step % size for size in sizes) or not self.has_full:
+            return False
+        return self.is_plain and all(0 <= one.span_tokens <= MAX_TOKENS for one in self.types)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether hits can end only where the engine kept windows or states."""
+        return not self.is_dense and any(one.kind in (AttentionKind.WINDOW, AttentionKind.STATE) for one in self.types)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens at the end of a hit that are computed again."""
+        return self.step_tokens * any(one.drops_block for one in self.types)
+
     def __str__(self) -> str:
-        return " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        types = " + ".join(f"{one.kind} {one.span_tokens}" if one.span_tokens else one.kind for one in self.types)
+        return types if self.has_full else f"{types}, upper bound"
 
     @classmethod
     def of(cls, types: Iterable[LayerType], groups: int) -> HitRule:
@@ -70,10 +102,22 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
         own = _runs(one, bits[size - 1 : limit if rule.is_single else rows : size])
         if one.drops_block and one.kind is not AttentionKind.STATE:
             own = np.append(own[1:], _NONE)  # the hit ends a block earlier
-        at_ends = np.zeros(limit, np.uint64)
-        at_ends[size - 1 :: size] = own[: limit // size]
-        ends &= at_ends
+        if size > 1:
+            at_ends = np.zeros(limit, np.uint64)
+            at_ends[size - 1 :: size] = own[: limit // size]
+            own = at_ends
+        ends &= own[:limit]
     return np.bitwise_or.accumulate(ends[::-1])[::-1]
+
+
+def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
+    """After which tokens can a hit end once an engine has computed a prompt of which full attention had `full_tokens`?
+    Windows and states are kept in front of the prompt's last token, and where full attention had more than the hit."""
+    step = rule.step_tokens
+    last = (prompt_tokens - 1) // step * step
+    full_tokens *= rule.has_full
+    dropped = rule.dropped_tokens
+    return {end - dropped for end in (last, min(full_tokens // step * step, last)) if end > dropped}
 
 
 def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_tokens: int) -> Bits:

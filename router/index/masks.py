@@ -160,6 +160,16 @@ class HolderMasks:
                     found[holder] = counts
         return found
 
+    def full_run(self, holder: PodId, blocks: object) -> int:
+        """Leading blocks that the holder's full attention has."""
+        slot = self._slots.get(holder)
+        hashes = as_hashes(blocks)
+        if slot is None or not len(hashes):
+            return 0
+        rows = [(table, table.find(hashes)) for table in self._tables()]
+        held = _in_any(_tiers(rows, slot // _LANES * _TIERS, 1 << slot % _LANES))
+        return 0 if held is None else int(np.count_nonzero(np.bitwise_and.accumulate(held)))
+
     # --- slots ---
 
     def _slot(self, holder: PodId) -> int:

@@ -15,6 +15,7 @@ confirmed prediction renews blocks, has an expiry and fills the capacity; withdr
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from router.hashing import hash_array
+from router.index.checkpoints import UNTIL_EVENTS_S, Checkpoints
 from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
@@ -56,6 +58,8 @@ class Prediction(msgspec.Struct, gc=False, eq=False):
     """Unique in its index."""
     pod: PodId
     hashes: Sequence[BlockHash]
+    ends: Sequence[BlockHash]
+    """On a pod with windows or states, the blocks after which hits can end once the prompt is computed."""
     ttl_s: float
     capacity_blocks: int | None
     _run: _PredictedRun | None
@@ -89,6 +93,7 @@ class PredictedIndex:
         self._runs: dict[BlockHash, _PredictedRun] = {}
         """By first block."""
         self._predictions = 0
+        self.checkpoints = Checkpoints()
         self._expiries: list[tuple[float, PodId]] = []
         """Heap of the next expiry of each pod that has blocks."""
         self.on_evict: Callable[[PodId, array[int], int], None] | None = None
@@ -98,7 +103,13 @@ class PredictedIndex:
         return sum(pod.blocks for pod in self._pods.values())
 
     def begin(
-        self, pod: PodId, hashes: Sequence[BlockHash], *, ttl_s: float, capacity_blocks: int | None = None
+        self,
+        pod: PodId,
+        hashes: Sequence[BlockHash],
+        *,
+        ttl_s: float,
+        capacity_blocks: int | None = None,
+        ends: Sequence[BlockHash] = (),
     ) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`. O(runs), and
         O(blocks) for new blocks."""
@@ -121,8 +132,9 @@ class PredictedIndex:
         if dispatched is None:
             dispatched = self._pods[pod] = _PodDispatches()
         self._predictions += 1
-        prediction = Prediction(self._predictions, pod, hashes, ttl_s, capacity_blocks, run, dispatched)
+        prediction = Prediction(self._predictions, pod, hashes, ends, ttl_s, capacity_blocks, run, dispatched)
         dispatched.pending.add(prediction)
+        self.checkpoints.begin(pod, ends)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
@@ -132,6 +144,9 @@ class PredictedIndex:
         if prediction not in dispatched.pending:
             return
         dispatched.pending.remove(prediction)
+        has_events = prediction.capacity_blocks is None
+        kept_s = min(prediction.ttl_s, UNTIL_EVENTS_S) if has_events else prediction.ttl_s
+        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s + kept_s)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, run = dispatched.queue, prediction._run
         if ttl_s != dispatched.ttl_s or not queue:
@@ -162,6 +177,7 @@ class PredictedIndex:
         pending, pod, run = prediction._dispatched.pending, prediction.pod, prediction._run
         if prediction in pending:
             pending.remove(prediction)
+            self.checkpoints.withdraw(pod, prediction.ends)
             while run is not None:
                 held = run.held[pod]
                 held.pending -= 1
@@ -174,8 +190,9 @@ class PredictedIndex:
         """`begin` and `confirm`."""
         self.confirm(self.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks), now_s)
 
-    def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod, all counted in the GPU tier. O(runs x pods that have them)."""
+    def match(self, hashes: Sequence[BlockHash], now_s: float = -math.inf) -> dict[PodId, BlocksByTier]:
+        """Leading blocks by pod, all counted in the GPU tier. Without a time, nothing expires. O(runs x pods that have
+        them)."""
         while self._expiries and self._expiries[0][0] <= now_s:
             _, pod = heappop(self._expiries)
             if pod in self._pods:
@@ -202,6 +219,7 @@ class PredictedIndex:
             while dispatched.queue:
                 self._drop_tail(pod, dispatched, 0)
             del self._pods[pod]
+            self.checkpoints.forget(pod)
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs

@@ -24,7 +24,6 @@ from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
 from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
-from router.policy.review import Comparison
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
 
 _IS_PRESENT = partial(is_not, None)
@@ -74,7 +73,7 @@ class Metrics:
         self._declare_handoffs(r)
         self._declare_prices(r)
         self._declare_index(r)
-        self._declare_shadow(r)
+        self._declare_records(r)
         self._declare_policies(r)
         self.by_class = ClassMetrics(r)
         self.pools = PoolMetrics(r)
@@ -188,26 +187,10 @@ class Metrics:
                 self._evicted_soon_s.labels(model).inc(seconds)
             counted.set(tokens)
 
-    def _declare_shadow(self, r: CollectorRegistry) -> None:
-        self.shadow_decisions = Counter(r, of_decisions.SHADOW_DECISIONS)
-        self.shadow_dropped = Counter(r, of_decisions.SHADOW_DROPPED)
-        self.shadow_sooner_s = Counter(r, of_decisions.SHADOW_SOONER_S)
-        self.shadow_later_s = Counter(r, of_decisions.SHADOW_LATER_S)
-        self.shadow_regret_s = Histogram(r, of_decisions.SHADOW_REGRET_S)
+    def _declare_records(self, r: CollectorRegistry) -> None:
         self.usage_lost = Counter(r, of_process.USAGE_LOST)
         self.receipts_lost = Counter(r, of_process.RECEIPTS_LOST)
         self.identity_providers_failing = Gauge(r, of_process.IDENTITY_PROVIDERS_FAILING)
-
-    def observe_shadow(self, policy: str, workload: str, found: Comparison, ttft_ms: float | None) -> None:
-        """Add one comparison; `workload` is the class of the request."""
-        self.shadow_decisions.labels(policy, workload, "yes" if found.agrees else "no").inc()
-        if found.agrees:
-            return
-        for prices, gain_ms in (("live", found.live_gain_ms), ("shadow", found.other_gain_ms)):
-            counter = self.shadow_sooner_s if gain_ms > 0 else self.shadow_later_s
-            counter.labels(policy, workload, prices).inc(abs(gain_ms) / 1000)
-        if ttft_ms is not None:
-            self.shadow_regret_s.labels(policy, workload).observe(max(0.0, ttft_ms - found.other_ms) / 1000)
 
     def _declare_policies(self, r: CollectorRegistry) -> None:
         self.policy_info = Gauge(r, of_decisions.POLICY_INFO)

@@ -1,7 +1,7 @@
 """Recent decisions, and the outcomes of their requests.
 
 Decisions stay in memory for explanations and policy reviews. When a request has ended, its receipt is written, if
-configured, and its decision is offered to a shadow policy.
+configured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from router.decision import RouteDecision
 from router.observe.ended import EndedRequest
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import RecordedDecision, record_decision
-from router.observe.shadow import Shadows
 from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
 from router.types import Scene
@@ -71,12 +70,10 @@ class RecentDecisions:
         size: int = MAX_DECISIONS,
         prompts: bool = False,
         writer: ReceiptWriter | None = None,
-        shadows: Shadows | None = None,
     ) -> None:
         self._size = size
         self._prompts = prompts
         self._writer = writer
-        self.shadows = shadows
         self._decisions: OrderedDict[str, RecordedDecision] = OrderedDict()
 
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
@@ -93,7 +90,7 @@ class RecentDecisions:
         """Record how a request ended, and drop its prompt."""
         if not ended.is_read:
             return
-        outcome, recorded, decision = ended.outcome, ended.recorded, ended.decision
+        outcome, recorded = ended.outcome, ended.recorded
         if recorded is not None:
             recorded.outcome = outcome
         if self._writer is not None:
@@ -101,8 +98,6 @@ class RecentDecisions:
         if recorded is not None and recorded.prompt is not None:
             recorded.excerpt = excerpt(recorded.prompt)
             recorded.prompt = None  # a thousand prompts have no bound
-        if self.shadows is not None and recorded is not None and decision is not None:
-            self.shadows.offer(recorded.scene, decision, recorded.policy, outcome.ttft_ms)
 
     def find(self, request_id: str) -> RecordedDecision | None:
         return self._decisions.get(request_id)

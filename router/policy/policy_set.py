@@ -6,7 +6,7 @@ One default, and other policies for the requests that they match. The set is an 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from router.policy.match import HeaderPairs, takes_share
@@ -22,8 +22,6 @@ class PolicySet:
 
     default: Policy
     others: tuple[Policy, ...] = ()
-    library: Mapping[str, Policy] = field(default_factory=dict, repr=False)
-    """All loaded policies by name; a shadow may be any of them."""
     version: str = field(init=False)
     """Changes when an active policy changes."""
 
@@ -69,9 +67,8 @@ class PolicySet:
 def policy_set(default: Policy, policies: Iterable[Policy]) -> PolicySet:
     """The default and the policies with a `match`, ordered by number of conditions (most first), then by share
     (smallest first: a canary comes before the policy it is to replace), then by name."""
-    library = {policy.name: policy for policy in policies}
-    matching = (policy for policy in library.values() if policy.match is not None and policy.name != default.name)
-    return PolicySet(default, tuple(sorted(matching, key=_order)), library)
+    matching = (policy for policy in policies if policy.match is not None and policy.name != default.name)
+    return PolicySet(default, tuple(sorted(matching, key=_order)))
 
 
 def _order(policy: Policy) -> tuple[int, float, str]:

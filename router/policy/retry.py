@@ -49,6 +49,8 @@ FLOOR = 20
 
 RETRY_STATUSES = frozenset({502, 503, 504})
 """Response statuses after which another pod may be tried."""
+BUSY_STATUS = 429
+"""A pod that answers it refuses work that it could do later."""
 DOUBTFUL_STATUS = 500
 """Response status of an engine that fails, or of one that cannot handle the body."""
 MAX_FAILED_ATTEMPTS = 2

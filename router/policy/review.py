@@ -2,7 +2,8 @@
 
 Decides scenes again and reports which choices differ, how the expected time to first token changes, and which pods gain
 and lose requests. Both choices of a scene are priced with the same terms, those that are time until the first token, so
-that policies with different terms can be compared. Used by the dry run of a reload, `warmroute replay` and shadows.
+that policies with different terms can be compared. Used by the dry run of a reload and by
+`warmroute replay`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from math import ceil
 
 import msgspec
 
-from router.decision import RouteDecision
 from router.errors import RouterError
 from router.policy.catalog import DELAYS
 from router.policy.decide import decide, expected_ttft_ms
@@ -113,41 +113,6 @@ def chosen(scene: Scene, policy: Policy) -> Choice | None:
         return choice_of(decide(scene, policy).candidates[0].plan)
     except RouterError:
         return None
-
-
-class Comparison(msgspec.Struct, frozen=True):
-    """Two decisions on one scene. A gain is how much sooner the first token is expected with the other choice: priced
-    by the live policy and by the other one."""
-
-    agrees: bool
-    live_gain_ms: float = 0.0
-    other_gain_ms: float = 0.0
-    other_ms: float = 0.0
-    """Expected time to first token of the other choice, priced by the live policy."""
-
-
-def compare(scene: Scene, live: RouteDecision, live_policy: Policy, other_policy: Policy) -> Comparison | None:
-    """The comparison with another policy; None if that refuses the request, or a cost is unknown."""
-    try:
-        other = decide(scene, other_policy)
-    except RouterError:
-        return None
-    mine, theirs = live.candidates[0], other.candidates[0]
-    was, now = choice_of(mine.plan), choice_of(theirs.plan)
-    other_ms = _expected_by(scene, live, live_policy, now)
-    was_ms = _expected_by(scene, other, other_policy, was)
-    if other_ms is None or was_ms is None:
-        return None
-    live_gain_ms, other_gain_ms = expected_ttft_ms(mine.cost) - other_ms, was_ms - expected_ttft_ms(theirs.cost)
-    return Comparison(was == now, live_gain_ms, other_gain_ms, other_ms)
-
-
-def _expected_by(scene: Scene, decision: RouteDecision, policy: Policy, choice: Choice) -> float | None:
-    """The cost in the policy's own decision, or else priced by the policy."""
-    for candidate in decision.candidates:
-        if choice_of(candidate.plan) == choice:
-            return expected_ttft_ms(candidate.cost)
-    return _expected_ms(scene, choice, policy)
 
 
 def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:

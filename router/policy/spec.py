@@ -16,7 +16,6 @@
     retry: {attempts: 2}                # candidates tried in all
     pd: {on_no_prefill: fail}
     slo: {ttft_ms: 2000}
-    shadow: {policy: cost_aware, rate: 0.1}
 
 This file never reads a file: `config` brings it parsed data.
 """
@@ -53,15 +52,6 @@ class _SpecSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
-class Shadow(_SpecSection):
-    """A policy that decides the same requests without effect."""
-
-    policy: str
-    """Its name."""
-    rate: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Share of the requests, 0 to 1."""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One policy, ready to decide. `version` changes when its file changes."""
@@ -78,7 +68,6 @@ class Policy:
     attempts: int | None = None
     """Maximum number of candidates to try; None: 1 + `limits.retries` of the configuration."""
     slo_ttft_ms: float | None = None
-    shadow: Shadow | None = None
     filters: Filters = ()
 
     cost_names: tuple[str, ...] = field(init=False)
@@ -156,8 +145,8 @@ class PolicySpec(_SpecSection):
     about: str
     """Description in one line."""
     extends: str | None = None
-    """A policy to start from: the keys of this file override its keys; null removes one. `match`, `percent` and
-    `shadow` are not inherited."""
+    """A policy to start from: the keys of this file override its keys; null removes one. `match` and `percent`
+    are not inherited."""
     match: Match | None = None
     """The requests that it decides; `{}` for all. Without `match`, it decides only as the default."""
     percent: Annotated[float, Field(gt=0, le=100)] = 100.0
@@ -173,7 +162,6 @@ class PolicySpec(_SpecSection):
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
     slo: SloSpec = SloSpec()
-    shadow: Shadow | None = None
 
     @field_validator("picker")
     @classmethod
@@ -203,7 +191,6 @@ class PolicySpec(_SpecSection):
             percent=self.percent,
             attempts=self.retry.attempts,
             slo_ttft_ms=self.slo.ttft_ms,
-            shadow=self.shadow,
             filters=tuple(_chosen(self.filters)),
         )
 

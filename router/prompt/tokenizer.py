@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from router.hashing import token_array
@@ -87,6 +88,13 @@ class Tokenizer:
     def encode_slowly(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Tokens of `text` by the reference: for samples of the traffic, off the request path."""
         return encode_reference(self._reference, [text], add_special_tokens)[0]
+
+    def decode_stream(self, prompt: array[int], *, skip_special_tokens: bool) -> Callable[[int], str | None]:
+        """Decodes the tokens behind `prompt` one by one: the text of each, None inside a character."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(ids=prompt.tolist(), skip_special_tokens=skip_special_tokens)
+        return partial(stream.step, self._reference)
 
     def distrust(self, reason: str) -> None:
         """Disable the fast backend until the next start."""

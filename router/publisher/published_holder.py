@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import structlog
@@ -23,7 +23,8 @@ from router.feeds.backoff import Backoff
 from router.index.cluster import EntryKind
 from router.index.holder_blocks import HashResolver, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
-from router.publisher.changes import PendingChanges, TierExpiry, split_held
+from router.index.layers import HitRule
+from router.publisher.changes import HolderPlaces, PendingChanges, TierExpiry, split_held
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
 
@@ -72,7 +73,9 @@ class PublishedHolder:
         self.written_blocks = 0
         self.reloads = 0
         self.failures = 0
-        self.blocks = HolderBlocks(self.generation, resolve_hash)
+        self._places = HolderPlaces(self.generation, resolve_hash)
+        self._rule: HitRule | None = None
+        """That of the epoch's facts."""
         self._writer = writer
         self._timing = timing
         self._resolve_hash = resolve_hash
@@ -91,6 +94,10 @@ class PublishedHolder:
         self._published_complete = True
 
     @property
+    def blocks(self) -> HolderBlocks:
+        return self._places.blocks
+
+    @property
     def pending_blocks(self) -> int:
         return len(self._pending) + sum(len(change.blocks) for piece in self._backlog for change in piece)
 
@@ -106,14 +113,13 @@ class PublishedHolder:
             if isinstance(event, BlocksCleared):
                 self.restarted()
                 continue
-            for change in self.blocks.apply(event):
-                if not change.layer:  # the index in Redis has full attention alone
-                    self._pending.add(change)
+            for change in self._places.apply(event):
+                self._pending.add(change)
         self._changed.set()
 
     def restarted(self) -> None:
         """Drop all blocks: the holder's cache is empty."""
-        self.blocks = HolderBlocks(self.generation, self._resolve_hash)
+        self._places = HolderPlaces(self.generation, self._resolve_hash)
         self._expiry.observe((BlocksCleared(),), 0.0)
         self._pending.clear()
         self._backlog.clear()
@@ -165,8 +171,10 @@ class PublishedHolder:
 
     async def _begin_epoch(self, kind: EntryKind) -> None:
         self._epoch_due = None
+        self._rule = self.blocks.rule
+        facts = replace(self.facts, rule=self._rule)
         try:
-            result = await self._writer.begin(kind, self.facts, take_over=self._take_over, complete=self.complete)
+            result = await self._writer.begin(kind, facts, take_over=self._take_over, complete=self.complete)
         except BaseException:
             self._schedule_epoch(kind)
             raise
@@ -177,7 +185,7 @@ class PublishedHolder:
             return
         if kind is EntryKind.RELOAD and self._epoch_due is None:
             self._pending.clear()
-            self._backlog = [*split_held(self.blocks.held(), MAX_WRITE_BLOCKS), []]
+            self._backlog = [*split_held(self._places.held(), MAX_WRITE_BLOCKS), []]
             self.reloads += 1
         self.state = PublishState.PUBLISHING
         self._next_beat_s = time.monotonic() + self._timing.beat_s
@@ -210,8 +218,11 @@ class PublishedHolder:
 
     async def _beat(self) -> None:
         self._apply(self._expiry.expired(time.monotonic()))
-        for change in self.blocks.retry():
+        for change in self._places.retry():
             self._pending.add(change)
+        if self.blocks.rule != self._rule:  # readers ignore layers that the epoch's facts do not name
+            self._schedule_epoch(EntryKind.RELOAD)
+            return
         complete = self.complete
         result = await self._writer.beat(complete=complete)
         self._published_complete = complete

@@ -10,9 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from router.admission.admission_queue import MIN_RECHECK_MS, AdmissionQueue, Offer, Place, QueueLimits, Reason, Refusal
+from router.admission.admission_queue import (
+    MIN_RECHECK_MS,
+    AdmissionQueue,
+    Offer,
+    QueueCandidate,
+    QueueLimits,
+    Reason,
+    Refusal,
+)
 from router.admission.fair_order import Waiting
-from router.admission.places import place_of, places_of
+from router.admission.queue_candidates import queue_candidate, queue_candidates
 from router.admission.tenant import OPEN_TENANT, Slo
 from router.decision import RouteDecision
 from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded
@@ -141,14 +149,14 @@ class ModelQueue:
         assert context.decision is not None
         candidates = context.decision.candidates
         best, inflight = candidates[0], self._state.ledger.inflight()
-        place = place_of(best, inflight, now_s, context.prompt_tokens, expected_ttft_ms(best.cost))
-        return self._queue.send_at_once(offer, place, now_s, len(candidates))
+        candidate = queue_candidate(best, inflight, now_s, context.prompt_tokens, expected_ttft_ms(best.cost))
+        return self._queue.send_at_once(offer, candidate, now_s, len(candidates))
 
     def offer(self, context: RequestContext, offer: Offer, now_s: float) -> Ticket:
         """Queue a request. Raises `Overloaded` or `ShareExceeded`."""
         assert context.decision is not None
-        places = self._places(context, context.decision, now_s)
-        found = self._queue.offer(offer, places, now_s, self._pods(context))
+        candidates = self._candidates(context, context.decision, now_s)
+        found = self._queue.offer(offer, candidates, now_s, self._pods(context))
         if isinstance(found, Refusal):
             raise self._refused(found)
         ticket = self._tickets[found.number] = Ticket(context, found)
@@ -183,13 +191,13 @@ class ModelQueue:
                 self._queue.leave(one)
                 self._tickets.pop(one.number).settle(error)
                 return 0.0
-            place = self._queue.try_send(one, self._places(context, decision, now_s), now_s)
-            if isinstance(place, Place):
-                self._decisions.redecided(context, scene, place.first_in(decision))
+            sent_or_closed = self._queue.try_send(one, self._candidates(context, decision, now_s), now_s)
+            if isinstance(sent_or_closed, QueueCandidate):
+                self._decisions.redecided(context, scene, sent_or_closed.first_in(decision))
                 self._tickets.pop(one.number).settle(None)
                 return 0.0
-            soonest_ms = min(soonest_ms, place.wait_ms)
-            if place.all_closed:
+            soonest_ms = min(soonest_ms, sent_or_closed.wait_ms)
+            if sent_or_closed.all_closed:
                 break
         return max(soonest_ms, MIN_RECHECK_MS)
 
@@ -205,9 +213,9 @@ class ModelQueue:
         queue.answered(tenant, is_late, tpot_ms)
         self._counters.queue_learnt(self.model, queue.error_share.for_all, queue.rest_ms.for_all)
 
-    def _places(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[Place]:
+    def _candidates(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[QueueCandidate]:
         inflight = self._state.ledger.inflight()
-        return places_of(decision, inflight, now_s, context.prompt_tokens, expected_ttft_ms)
+        return queue_candidates(decision, inflight, now_s, context.prompt_tokens, expected_ttft_ms)
 
     def _pods(self, context: RequestContext) -> int:
         model = context.request.adapter or context.request.model

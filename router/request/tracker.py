@@ -25,6 +25,7 @@ from router.observe.counters import Counters
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import (
+    BUSY_STATUS,
     DOUBTFUL_STATUS,
     MAX_FAILED_ATTEMPTS,
     RETRY_STATUSES,
@@ -323,6 +324,7 @@ class Tracker:
             if not error.local:
                 breaker.failure(error.pod, now_s)
             return
+        breaker.ended(error.pod, context.client, now_s, is_served=False)
         if error.doubtful or self.has_sent:
             breaker.doubt(error.pod, context.client, now_s)
         if not self.has_sent:
@@ -334,10 +336,13 @@ class Tracker:
         assert context.candidate is not None
         context.result = result_of_status(status)
         self._counters.attempt_ended(self._pod, context.result)
-        if status < 400:
+        breaker, is_served = self._state.breaker, status < 400
+        if status != BUSY_STATUS and (not is_served or breaker.counts_success(now_s)):
+            breaker.ended(self._pod, context.client, now_s, is_served=is_served)
+        if is_served:
             if context.suspects:
                 self._count_failures(context.candidate.plan, now_s)
-            self._state.breaker.success(self._pod)
+            breaker.success(self._pod)
         elif status in RETRY_STATUSES or status == DOUBTFUL_STATUS:
             context.suspects = (*context.suspects, self._pod)
 
@@ -352,6 +357,8 @@ class Tracker:
         """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
         calibrator, context, seen = self._state.calibrator, self.context, booking.observation
         assert context.candidate is not None
+        if self._state.store.estimated and (reported := context.cached_tokens) is not None:
+            self._state.store.observe_hit(context.candidate.pod.id, context.candidate.cached_tokens, reported)
         if booking.pulled_ms is not None:
             self._observe_pull(context.candidate, booking.pulled_ms, booking.concurrent_transfers)
         if seen is None or context.prompt is None or context.prompt.has_media:

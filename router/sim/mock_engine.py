@@ -17,11 +17,12 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from router.sim.mock.event_publisher import KvPublisher
-from router.sim.mock.faults import Fault, FaultBoard, FaultKind
+from router.sim.mock.faults import ENGINE_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EngineProtocol
 from router.sim.mock.mock_app import EngineApp
 from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_requests import core_died
 from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
@@ -95,23 +96,37 @@ class MockEngine:
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float | None) -> None:
         """Refuse new connections, and return when the running responses are complete or time is up."""
-        self._stop_listening()
-        for connection in list(self._http_state.connections):
-            connection.shutdown()  # at once where it is idle, else after its response
+        self._close_idle()
         if tasks := self._http_state.tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
 
+    async def terminate(self, drain_timeout_s: float) -> None:
+        """Stop as vLLM on SIGTERM: drain, then let the streams that are left fall silent. Return when their clients
+        have closed them."""
+        await self.drain(drain_timeout_s)
+        self.inject(Fault(kind=FaultKind.TERMINATE))
+        await self.drain(None)
+
     def inject(self, fault: Fault) -> None:
         """Arm a fault, or apply it now if its kind is immediate."""
-        if fault.kind is FaultKind.RESTART:
+        if fault.kind in ENGINE_FAULTS and fault.after_chunks is not None:
+            self.faults.arm(fault)
+        elif fault.kind is FaultKind.RESTART:
             self._restart()
         elif fault.kind is FaultKind.REFUSE:
             self._refuse(fault.for_s)
         elif fault.kind is FaultKind.DIE:
             self._restart()
             self._refuse(fault.for_s)
+        elif fault.kind is FaultKind.TERMINATE:
+            self._close_idle()
+            self._steps.halt()
+        elif fault.kind is FaultKind.CORE_DIES:
+            self.faults.arm(Fault(kind=FaultKind.UNHEALTHY, count=None))
+            self.faults.arm(Fault(kind=FaultKind.STATUS, count=None))
+            self._steps.restart(core_died())
         elif fault.kind is FaultKind.EXPIRE:
             self._handoffs.pins.expire_all()
         elif fault.kind is FaultKind.THROTTLE:
@@ -152,6 +167,11 @@ class MockEngine:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _close_idle(self) -> None:
+        self._stop_listening()
+        for connection in list(self._http_state.connections):
+            connection.shutdown()  # at once where it is idle, else after its response
 
     def _drop_connections(self, *, flush: bool) -> None:
         """Close all connections. With `flush`, data that is already written is sent first."""
@@ -215,8 +235,7 @@ async def running_engines(configs: Sequence[MockEngineConfig]) -> AsyncIterator[
 def serve(
     configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float = 0.0
 ) -> None:
-    """Run engines until SIGINT or SIGTERM, and drain them for up to this long. `ready` is called once all engines
-    listen."""
+    """Run engines until SIGINT, or until they have ended on SIGTERM. `ready` is called once all engines listen."""
     import uvloop
 
     uvloop.run(_serve(configs, ready, drain_timeout_s))
@@ -225,14 +244,19 @@ def serve(
 async def _serve(
     configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float
 ) -> None:
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    loop = asyncio.get_running_loop()
+    interrupted, terminated = asyncio.Event(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    loop.add_signal_handler(signal.SIGTERM, terminated.set)
     async with running_engines(configs) as engines:
+
+        async def terminate() -> None:
+            await terminated.wait()
+            await asyncio.gather(*(engine.terminate(drain_timeout_s) for engine in engines))
+
         ready(engines)
-        await stopped.wait()
-        if drain_timeout_s:
-            await asyncio.gather(*(engine.drain(drain_timeout_s) for engine in engines))
+        ends: list[asyncio.Task[Any]] = [loop.create_task(terminate()), loop.create_task(interrupted.wait())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _port_of(endpoint: str) -> int:

@@ -8,17 +8,20 @@ decides how to react to a result.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts, HolderId
 from router.stores.redis_connection import RedisConnection
-from router.stores.redis_schema import Keys, encode_generation, pack_blocks, scope_of
+from router.stores.redis_schema import BlockPlace, Keys, encode_generation, pack_blocks, place_name, scope_of
 from router.stores.scripts import APPLY, BEAT, BEGIN, RETIRE
 from router.types import BlockChange, Generation, Tier
+
+_NO_BLOCKS: Final[Mapping[BlockPlace, int]] = dict.fromkeys(((tier, 0) for tier in Tier), 0)
 
 
 class WriteResult(StrEnum):
@@ -53,20 +56,20 @@ class HolderWriter:
         self.epoch = 0
         """The current epoch; 0 before the first."""
         self._seq = 0
-        self._counts = dict.fromkeys(Tier, 0)
+        self._counts = _NO_BLOCKS
 
     async def begin(
         self, kind: EntryKind, facts: HolderFacts, *, take_over: bool, complete: bool = True
     ) -> WriteResult:
         """Start a new, empty epoch. Without `take_over`, only if no other process publishes this holder."""
-        keys = [*self._row_keys(), *(self._blocks_keys() if self.epoch else ())]
+        keys = [*self._row_keys(), *(self._blocks_keys(self._counts) if self.epoch else ())]
         encoded_facts = msgspec.json.encode(facts)
         args = (self.holder, self._owner, int(take_over), self._ttl_ms, kind, encoded_facts, int(complete))
         name, epoch = await self._connection.script(BEGIN, keys, args)
         result = WriteResult(name.decode())
         if result is WriteResult.OK:
             self.epoch, self._seq = int(epoch), 0
-            self._counts = dict.fromkeys(Tier, 0)
+            self._counts = _NO_BLOCKS
             await self._connection.touch(self._keys.scopes, encode_generation(self.generation))
         return result
 
@@ -74,16 +77,17 @@ class HolderWriter:
         self, changes: Sequence[BlockChange], *, complete: bool, kind: EntryKind = EntryKind.CHANGE
     ) -> WriteResult:
         """Write the next changes. Each must be an actual change, and a block may occur once per tier."""
-        packed: dict[Tier, dict[bool, bytes]] = {}
+        packed: dict[BlockPlace, dict[bool, bytes]] = {}
         counts = dict(self._counts)
         for change in changes:
-            packed.setdefault(change.tier, {})[change.held] = pack_blocks(change.blocks)
-            counts[change.tier] += len(change.blocks) if change.held else -len(change.blocks)
+            at = change.tier, change.layer
+            packed.setdefault(at, {})[change.held] = pack_blocks(change.blocks)
+            counts[at] = counts.get(at, 0) + (len(change.blocks) if change.held else -len(change.blocks))
         row, _, log = self._row_keys()
-        keys = [row, log, *(self._keys.blocks(self._scope, self.holder, self.epoch, tier) for tier in packed)]
+        keys = [row, log, *self._blocks_keys(packed)]
         args: list[object] = [self.holder, self.epoch, self._seq + 1, kind, int(complete), self._ttl_ms]
-        for tier, by_held in packed.items():
-            args += [int(tier), by_held.get(True, b""), by_held.get(False, b""), counts[tier]]
+        for at, by_held in packed.items():
+            args += [place_name(*at), by_held.get(True, b""), by_held.get(False, b""), counts[at]]
         result = WriteResult((await self._connection.script(APPLY, keys, args)).decode())
         if result is WriteResult.OK:
             self._seq += 1
@@ -91,19 +95,19 @@ class HolderWriter:
         return result
 
     async def beat(self, *, complete: bool) -> WriteResult:
-        keys = [*self._row_keys(), *self._blocks_keys()]
+        keys = [*self._row_keys(), *self._blocks_keys(self._counts)]
         args = [self.holder, self.epoch, int(complete), self._ttl_ms, *self._counts.values()]
         result = WriteResult((await self._connection.script(BEAT, keys, args)).decode())
         await self._connection.touch(self._keys.scopes, encode_generation(self.generation))
         return result
 
     async def retire(self) -> WriteResult:
-        keys = [*self._row_keys(), *self._blocks_keys()]
+        keys = [*self._row_keys(), *self._blocks_keys(self._counts)]
         return WriteResult((await self._connection.script(RETIRE, keys, (self.holder, self.epoch))).decode())
 
     def _row_keys(self) -> tuple[str, str, str]:
         keys, scope = self._keys, self._scope
         return keys.holder(scope, self.holder), keys.holders(scope), keys.log(scope)
 
-    def _blocks_keys(self) -> list[str]:
-        return [self._keys.blocks(self._scope, self.holder, self.epoch, tier) for tier in Tier]
+    def _blocks_keys(self, places: Iterable[BlockPlace]) -> list[str]:
+        return [self._keys.blocks(self._scope, self.holder, self.epoch, *at) for at in places]

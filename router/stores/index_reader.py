@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from itertools import product
 from typing import TypeVar, cast
 
 from router.guards import Bound
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
+from router.index.layers import MAX_TYPES
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import (
     HOLDERS,
@@ -97,16 +99,16 @@ class IndexReader:
 
     async def blocks(
         self, generation: Generation, holder: HolderId, row: HolderRow
-    ) -> AsyncIterator[tuple[Tier, Sequence[BlockHash]]]:
-        """Yield the holder's blocks in pieces. They include all changes up to `row.seq` and perhaps later ones, which
-        can be applied again. A block may occur in several pieces."""
-        scope = scope_of(generation)
-        for tier in Tier:
-            key, cursor = self._keys.blocks(scope, holder, row.epoch, tier), b""
+    ) -> AsyncIterator[tuple[Tier, int, Sequence[BlockHash]]]:
+        """Yield the holder's blocks in pieces, each with its tier and type of layers. They include all changes up to
+        `row.seq` and perhaps later ones, which can be applied again. A block may occur in several pieces."""
+        scope, types = scope_of(generation), len(row.facts.rule.types) if row.facts.rule else 1
+        for tier, layer in product(Tier, range(min(types, 1 + MAX_TYPES))):
+            key, cursor = self._keys.blocks(scope, holder, row.epoch, tier, layer), b""
             while cursor != b"0":
                 cursor, packed = await self._connection.read(BLOCKS, key, cursor or b"0", SCAN_BLOCKS)
                 if packed:
-                    yield tier, unpack_blocks(packed)
+                    yield tier, layer, unpack_blocks(packed)
 
     async def leading_run(
         self, generation: Generation, holder: HolderId, row: HolderRow, hashes: Sequence[BlockHash]

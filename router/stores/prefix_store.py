@@ -8,15 +8,19 @@ stale, it sets `degraded`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
+from router.index.hit_probe import CacheHabits, described
+from router.index.layers import HitRule, kept_ends
+from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
+    BlockHash,
     BlocksByTier,
     Generation,
     KvEvent,
@@ -51,10 +55,36 @@ class LocalStore:
         self.evicted = evicted or EvictedByModel()
         """How often evicted blocks are requested again."""
         self._announced = BlockMap(self.evicted)
+        self.estimated = self._announced.estimated
+        """Pods that do not announce which blocks they have: their hits are an upper bound, scaled as measured."""
+        self._measured = MeasuredHits()
+        self._classes: dict[PodId, tuple[str, ...]] = {}
+        """By pod, which others measure the same."""
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
         """By pod, the model of its last dispatch."""
+
+    @property
+    def ruled(self) -> Collection[PodId]:
+        """Pods whose layers do not all need every block."""
+        return self._announced.ruled
+
+    def announced_rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs according to its events alone; None before the first."""
+        return self._announced.announced_rule(pod)
+
+    def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
+        """A test has shown this of the pod's cache; None: no known rule explains its hits."""
+        self._announced.learn(pod, habits)
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        """What a hit on `pod` needs; None where its layers need every block."""
+        return self._announced.rule(pod)
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        """Leading blocks of `prefix` that full attention of `pod` has."""
+        return self._announced.full_run(pod, prefix)
 
     @property
     def block_holders(self) -> int:
@@ -63,10 +93,12 @@ class LocalStore:
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
+        self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
+        self._classes.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
             self.evicted.of(model).holds(pod, 0)
@@ -84,7 +116,19 @@ class LocalStore:
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
         self._models[pod] = prefix.generation.model
-        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        ends = self._kept_ends(pod, prefix) if pod in self.ruled else ()
+        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
+
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+        """The blocks after which hits can end on a pod with windows or states once it has computed the prompt. Its
+        full attention has what it announces, and what it is computing."""
+        rule, block_tokens = self.rule(pod), prefix.block_size_tokens
+        if rule is None or not rule.keeps_checkpoints:
+            return ()
+        dispatched = sum(self.predicted.match(prefix.hashes).get(pod, (0,)))
+        full = max(self.full_run(pod, prefix), dispatched)
+        ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
+        return [prefix.hashes[end - 1] for end in ends if end <= len(prefix.hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
@@ -100,23 +144,36 @@ class LocalStore:
     def blocks(
         self, prefix: PromptPrefix, now_s: float, known: Mapping[PodId, BlocksByTier] | None = None
     ) -> dict[PodId, BlocksByTier]:
-        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks. What a pod with windows or
-        states will hit is what it announces: of a prompt that it computes, it keeps only the end."""
-        announced, predicted = self._announced.match(prefix), self.predicted.match(prefix.hashes, now_s)
-        ruled = self._announced.ruled
-        if not announced and not known and not ruled:
+        """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
+        announced, predicted = self._announced.match(prefix), self._predicted(prefix, now_s)
+        if not announced and not known:
             return predicted
         blocks = dict(known or announced)
         for more in (announced, predicted) if known else (predicted,):
             for pod, found in more.items():
                 if sum(found) > sum(blocks.get(pod, (0,))):
                     blocks[pod] = found
-        for pod in ruled & blocks.keys():
-            if (held := announced.get(pod)) is None:
-                del blocks[pod]
-            else:
-                blocks[pod] = held
         return blocks
+
+    def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
+        """Leading blocks of prompts that pods are computing: one with windows or states keeps only checkpoints."""
+        predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
+        if not ruled:
+            return predicted
+        usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
+        kept = self.predicted.checkpoints.match(usable, now_s)
+        for pod in self.estimated & kept.keys():
+            kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
+        for pod in ruled & predicted.keys():
+            rule, depth = self.rule(pod), sum(predicted.pop(pod))
+            if rule is not None and not rule.keeps_checkpoints:
+                predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
+        return predicted | kept
+
+    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
+        """The engine reports how much of a prompt it had, of which `expected_tokens` were expected."""
+        if pod in self.estimated:
+            self._measured.observe(self._classes[pod], expected_tokens, reported_tokens)
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""
@@ -182,6 +239,25 @@ class ReplicaStore(LocalStore):
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
         return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
+
+    @property
+    def ruled(self) -> Collection[PodId]:
+        return self.index.holders.ruled | self._announced.ruled
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        known = self.index.holders.publisher_of(pod)
+        return super().rule(pod) or (known.rule if known else None)
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        known = self.index.holders.publisher_of(pod)
+        published = self.index.masks.full_run(known.name, prefix.hashes) if known else 0
+        return max(published, super().full_run(pod, prefix))
+
+    def hits(self, pod: PodId) -> str:
+        known = self.index.holders.publisher_of(pod)
+        if known is None or self.announced_rule(pod) is not None:
+            return super().hits(pod)
+        return described(known.rule)
 
     def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
         announced = sum(self.index.match(prefix).get(pod, (0,)))

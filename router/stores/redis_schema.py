@@ -19,12 +19,15 @@ from router.guards import Bound
 from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
+from router.index.layers import MAX_TYPES
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
 HOLDERS = Bound("holders", 512, 2048)
 """`max_bytes` is the size of one id."""
 
+BlockPlace: TypeAlias = tuple[Tier, int]
+"""A tier, and the number of a type of layers."""
 Fields: TypeAlias = Mapping[bytes, bytes]
 
 
@@ -84,9 +87,9 @@ class Keys:
         """Hash: the row of one holder; expires."""
         return f"{self.namespace}:{VERSION}:{{{scope}}}:holder:{holder}"
 
-    def blocks(self, scope: str, holder: str, epoch: int, tier: Tier) -> str:
-        """Set: the holder's blocks in a tier and epoch; expires."""
-        return f"{self.namespace}:{VERSION}:{{{scope}}}:blocks:{holder}:{epoch}:{int(tier)}"
+    def blocks(self, scope: str, holder: str, epoch: int, tier: Tier, layer: int = 0) -> str:
+        """Set: the holder's blocks in a tier and epoch, in the layers of this type; expires."""
+        return f"{self.namespace}:{VERSION}:{{{scope}}}:blocks:{holder}:{epoch}:{place_name(tier, layer)}"
 
     def log(self, scope: str) -> str:
         """Stream: all changes, in order."""
@@ -118,6 +121,20 @@ def decode_generation(member: bytes) -> Generation:
 
 
 # --- blocks ---
+
+
+def place_name(tier: Tier, layer: int) -> str:
+    """The name of a tier and a type of layers in keys and fields. Full attention has that of the tier, so that versions
+    which do not know the other types read full attention and nothing else."""
+    return f"{int(tier)}.{layer}" if layer else str(int(tier))
+
+
+_CHANGE_FIELDS = [
+    (tier, layer, held, f"{'+' if held else '-'}{place_name(tier, layer)}".encode())
+    for tier in Tier
+    for layer in range(1 + MAX_TYPES)
+    for held in (False, True)
+]
 
 
 def pack_blocks(blocks: Iterable[BlockHash]) -> bytes:
@@ -206,7 +223,6 @@ def _count(digits: bytes) -> int:
 
 
 def _changes(fields: Fields) -> Iterable[BlockChange]:
-    for tier in Tier:
-        for held, name in ((False, b"-%d" % tier), (True, b"+%d" % tier)):
-            if packed := fields.get(name):
-                yield BlockChange(tier, held, unpack_blocks(packed))
+    for tier, layer, held, name in _CHANGE_FIELDS:
+        if packed := fields.get(name):
+            yield BlockChange(tier, held, unpack_blocks(packed), layer)

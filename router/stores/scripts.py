@@ -38,6 +38,7 @@ if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', '0'} end
 local epoch = clock[1] * 1000000 + clock[2]
 if row[2] and epoch <= tonumber(row[2]) then epoch = tonumber(row[2]) + 1 end
 epoch = string.format('%.0f', epoch)
+redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'owner', ARGV[2], 'epoch', epoch, 'seq', '0', 'complete', ARGV[7], 'n0', '0', 'n1', '0',
            'n2', '0', 'n3', '0', 'beat', string.format('%.0f', now_ms), 'facts', ARGV[6])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
@@ -53,7 +54,7 @@ APPLY: Final = (
     NOW
     + _APPEND
     + """
--- KEYS row log blocks...; ARGV id epoch seq kind complete ttl_ms, then for each of KEYS[3..]: tier + - count
+-- KEYS row log blocks...; ARGV id epoch seq kind complete ttl_ms, then for each of KEYS[3..]: place + - count
 local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
 if not row[1] then return 'lost' end
 if row[1] ~= ARGV[2] then return 'fenced' end
@@ -98,7 +99,7 @@ BEAT: Final = (
     NOW
     + _APPEND
     + """
--- KEYS row holders log blocks (of all tiers); ARGV id epoch complete ttl_ms count (of all tiers)
+-- KEYS row holders log blocks (of all places); ARGV id epoch complete ttl_ms count (of all places)
 local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
 if not row[1] then return 'lost' end
 if row[1] ~= ARGV[2] then return 'fenced' end

@@ -1,4 +1,4 @@
-"""Builds the record of recent decisions and its sinks (a file, a Redis stream, shadow policies), and tracing."""
+"""Builds the record of recent decisions and its sinks (a file, a Redis stream), and tracing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from router.observe.metrics import Metrics
 from router.observe.receipt_lines import LineSink, ReceiptLog, ReceiptWriter
 from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
-from router.observe.shadow import Shadows
 from router.observe.tracing import Tracing
 from router.observe.used_tokens import UsageWriter
 from router.policy.policy_set import PolicySet
@@ -35,7 +34,7 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 class DecisionRecords:
     """The recent decisions and their sinks. Raises `ConfigError` if the file cannot be written."""
 
-    def __init__(self, config: Receipts, shadows: Shadows, metrics: Metrics, cluster: ClusterMember | None) -> None:
+    def __init__(self, config: Receipts, metrics: Metrics, cluster: ClusterMember | None) -> None:
         self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
         self._log: ReceiptLog | None = None
         if config.file:
@@ -48,7 +47,7 @@ class DecisionRecords:
         writer = ReceiptWriter(sinks, scenes=config.replay_data) if sinks else None
         if self._log and writer:
             self._log.on_new_file = writer.repeat_fleet
-        self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer, shadows=shadows)
+        self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
 
     async def review(self, old: PolicySet, new: PolicySet) -> Review | None:
         """The last decisions that differ under the new set; None without decisions."""

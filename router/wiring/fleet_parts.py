@@ -16,6 +16,7 @@ from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
+from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed
 from router.feeds.picture_learner import PictureLearner
@@ -123,6 +124,8 @@ class FleetParts:
                 timing,
             )
             feeds["self-test"] = parity.run
+            hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
+            feeds["hit test"] = hits.run
             learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
             feeds["pictures"] = learner.run
         return feeds

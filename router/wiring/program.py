@@ -45,12 +45,10 @@ from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics
 from router.observe.process_metrics import add_process_metrics
 from router.observe.receipts import RecordedDecision
-from router.observe.shadow import Shadows
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
-from router.policy.spec import Policy
 from router.request.core import Core, Routing, SharedQuotas, build_core
 from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
@@ -110,8 +108,7 @@ class Program:
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
-        shadows = Shadows(self._policy_named, self.metrics)
-        self.records = DecisionRecords(config.receipts, shadows, self.metrics, self.pods.cluster)
+        self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -307,9 +304,6 @@ class Program:
 
     async def _review(self, old: PolicySet, new: PolicySet) -> Review | None:
         return await self.records.review(old, new)
-
-    def _policy_named(self, name: str) -> Policy | None:
-        return self.policies.current().library.get(name)
 
 
 async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: float, *, self_test: bool) -> None:

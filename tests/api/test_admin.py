@@ -169,7 +169,7 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
     """With everything they decide by."""
     assert (await router.call("POST", "/admin/policies/reload")).json()["changed"] is False
     (tmp_path / "canary.yaml").write_text(
-        "name: canary\nabout: x\nextends: cost_aware\nmatch: {stream: true}\npercent: 5\nshadow: {policy: mine}\n"
+        "name: canary\nabout: x\nextends: cost_aware\nmatch: {stream: true}\npercent: 5\n"
     )
     done = (await router.call("POST", "/admin/policies/reload")).json()
     assert done["changed"] is True and done["version"] == router.policies.current().version
@@ -178,8 +178,8 @@ async def test_policies_are_reloaded_and_shown(router: Router, tmp_path: Path) -
     by_name = {policy["name"]: policy for policy in shown["active"]}
     assert (by_name["mine"]["default"], by_name["canary"]["default"]) == (True, False)
     canary = by_name["canary"]
-    assert (canary["match"], canary["percent"], canary["shadow"]) == ({"stream": True}, 5, "mine")
-    assert by_name["mine"]["match"] is by_name["mine"]["shadow"] is None
+    assert (canary["match"], canary["percent"]) == ({"stream": True}, 5)
+    assert by_name["mine"]["match"] is None
     shipped_costs = {name: term.model_dump() for name, term in load_policies(shipped("policies"))["cost_aware"].costs}
     assert canary["costs"] == shipped_costs
     assert canary["picker"] == {"lowest_cost": {"indifference_ms": 1.0}}

@@ -10,14 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.edge_schema import Edge
-from router.frontends.http import attempt
+from router.request import tracker
 from tests.api.edge_to_pod import Chain, chain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 PAGE = b"https://chat.example.com"
 ALLOWED = Edge(cors_origins=(PAGE.decode(), "http://localhost:3000"))
 Headers = Mapping[bytes, list[bytes]]
-EXPOSED = {"x-request-id", *re.findall('b"(x-warmroute-.*?)"', inspect.getsource(attempt))}
+EXPOSED = {"x-request-id", *re.findall('b"(x-warmroute-.*?)"', inspect.getsource(tracker))}
 PREFLIGHT = b"access-control-request-method: POST\r\naccess-control-request-headers: authorization,content-type\r\n"
 
 

@@ -178,5 +178,5 @@ def test_the_page_names_nothing_outside_and_writes_no_html() -> None:
 
 
 def test_the_page_computes_nothing_from_metrics() -> None:
-    """Its figures are those of the snapshot, like those of `warmroute top`."""
+    """Its figures are those of the snapshot."""
     assert b"warmroute_" not in PAGE

@@ -1,19 +1,17 @@
-"""The figures of the operators' page and of `warmroute top`."""
+"""The figures of the operators' page."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.frontends.admin.page_figures import BEYOND, MetricRows, MetricsGrowth, ShadowFigures, quantile
+from router.frontends.admin.page_figures import BEYOND, MetricRows, MetricsGrowth, quantile
 from router.frontends.admin.page_notices import Counted, CountedHistory
-from router.observe.declared import of_decisions, of_requests
+from router.observe.declared import of_requests
 
 
 def metrics(requests: float) -> dict[str, MetricRows]:
     """A tenth of the requests failed, a tenth of the clients left; all first tokens took 5 to 10 ms."""
-    shadow = (of_decisions.SHADOW_DECISIONS, of_decisions.SHADOW_SOONER_S, of_decisions.SHADOW_LATER_S)
-    decided, sooner, later = (one.name for one in shadow)
     no_tokens = [0.0] * (len(of_requests.SECONDS) - 1)
     return {
         of_requests.CLASS_REQUESTS.name: [
@@ -24,9 +22,6 @@ def metrics(requests: float) -> dict[str, MetricRows]:
         of_requests.TTFT_S.name: [(("chat",), [0.0, requests, *no_tokens, 1.0])],
         of_requests.PROMPT_TOKENS.name: [((), [1000.0 * requests])],
         of_requests.CAPTURED_TOKENS.name: [((), [500.0 * requests])],
-        decided: [(("a", "yes"), [3.0]), (("a", "no"), [1.0])],
-        sooner: [(("a", "live"), [2.0]), (("a", "shadow"), [5.0])],
-        later: [(("a", "live"), [0.5])],
     }
 
 
@@ -36,11 +31,6 @@ def test_figures_are_those_between_two_snapshots() -> None:
     assert {name: round(one.failures) for name, one in found.classes.items()} == {"chat": 0, "rag": 1}
     assert found.ttft_s.count == 10 and found.ttft_s.p50 == 0.0075
     assert found.token_shares == {"available": 0.0, "captured": 0.5, "delivered": None}
-
-
-def test_the_gain_of_a_shadow_is_what_is_sooner_less_what_is_later() -> None:
-    found = MetricsGrowth(metrics(1.0), {}).figures().shadows
-    assert found == {"a": ShadowFigures(compared=4.0, agreeing=3.0, dropped=0.0, gain_live_s=1.5, gain_shadow_s=5.0)}
 
 
 def test_no_figure_is_invented_without_requests() -> None:

@@ -25,6 +25,7 @@ from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.frontends.http.app import App
 from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import HeaderList
@@ -55,6 +56,7 @@ class Edge:
     websocket_paths: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        self.response_turns = FairTurns()
         self.client_connections = FairBound(self.limits.max_connections, "connections", "limits.max_connections")
 
     def methods(self, path: str) -> frozenset[str]:
@@ -311,10 +313,33 @@ async def test_a_disconnect_cancels_the_request() -> None:
         await edge.gone.wait()
 
 
+async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
+    """Its pod may send more before the request's task is cancelled: an error would be logged for each."""
+    done = asyncio.Event()
+
+    async def answer(client: Exchange) -> None:
+        client.start(200, [])
+        connection = client._connection
+        try:
+            await asyncio.Event().wait()
+        finally:
+            open_transport, connection.transport = connection.transport, cast(asyncio.Transport, None)
+            client.put(b"late")
+            connection.transport = open_transport
+            done.set()
+
+    edge = Edge(answer)
+    async with connected(edge) as (_, writer):
+        writer.write(post(b"a"))
+        await edge.began.wait()
+        writer.transport.abort()
+        await done.wait()
+
+
 async def test_a_slow_client_pauses_the_response() -> None:
     """Until it has read what is buffered."""
     paused, done = asyncio.Event(), asyncio.Event()
-    piece = b"x" * 65536
+    piece = b"x" * 16384
 
     async def answer(client: Exchange) -> None:
         client.start(200, [(b"content-type", b"text/event-stream")])
@@ -332,6 +357,38 @@ async def test_a_slow_client_pauses_the_response() -> None:
         while not (await reader.read(1 << 20)).endswith(b"0\r\n\r\n"):
             pass
         assert done.is_set()
+
+
+async def test_large_pieces_of_many_responses_are_sent_in_turns() -> None:
+    """At most one each time the loop runs, also while many pods send as fast as they can. Small ones need no turn."""
+    runs, sent, done = 0, list[int](), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def count() -> None:
+        nonlocal runs
+        runs += 1
+        if not done.is_set():
+            loop.call_soon(count)
+
+    async def answer(client: Exchange) -> None:
+        client.start(200, [])
+        assert client.put(b"small")
+        for _ in range(4):
+            assert not client.put(b"x" * 40_000)
+            await client.ready()
+            sent.append(runs)
+        client.finish()
+
+    edge = Edge(answer)
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(edge)) for _ in range(5)]
+        count()
+        for _, writer in clients:
+            writer.write(post(b"", b"connection: close"))
+        bodies = await asyncio.gather(*(reader.read() for reader, _ in clients))
+        done.set()
+    assert len(sent) == len(set(sent)) == 20
+    assert all(body.count(b"x") == 160_000 for body in bodies)
 
 
 async def test_a_response_that_ends_too_soon_closes_the_connection() -> None:
@@ -630,7 +687,7 @@ async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
     async def answer(client: Exchange) -> None:
         await until_timers_are_gone()
         client.start(200, [])
-        while client.put(b"x" * 65536):
+        while client.put(b"x" * 16384):
             pass
         put.set()
         if streams:
@@ -652,7 +709,7 @@ async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
 async def test_a_client_that_reads_steadily_but_too_slowly_is_disconnected() -> None:
     async def answer(client: Exchange) -> None:
         client.start(200, [])
-        while client.put(b"x" * 65536):
+        while client.put(b"x" * 16384):
             pass
         await client.ready()
         raise AssertionError("the client reads too slowly")

@@ -29,9 +29,10 @@ from rich.table import Table
 
 from router.feeds.kv_redis import IndexFeed
 from router.hashing import token_array
-from router.index.cluster import ClusterIndex, EntryKind
+from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
+from router.index.layers import HitRule
 from router.index.masks import HolderMasks
 from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.stores.holder_writer import HolderWriter, WriteResult
@@ -39,7 +40,7 @@ from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.types import BlockChange, BlocksStored, Generation, PromptPrefix, Tier
+from router.types import AttentionKind, BlockChange, BlocksStored, Generation, LayerType, PromptPrefix, Tier
 from tests.policy.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
@@ -241,7 +242,48 @@ async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, fl
         f"{block_holders:,} pairs: copied in {loading_s:.1f} s; bytes a pair: replica "
         f"{copy.index.masks.bytes / block_holders:.1f}, server with log {server_bytes / block_holders:.1f}"
     )
+    rows += await typed_lookups(prompts)
     rows += await peers_lookups(connection.client, prompts[:40])
+    return rows
+
+
+def typed_replica(prompts: list[array[int]], *, has_window: bool) -> ReplicaStore:
+    """All prompts on all holders; with a window of 128 tokens, which is kept at the end of each."""
+    full, window = LayerType(AttentionKind.FULL, 16), LayerType(AttentionKind.WINDOW, 16, 128)
+    rule = HitRule.of([full, window], groups=2) if has_window else None
+    store = ReplicaStore(ClusterIndex(holder_ttl_s=3600), max_age_s=1e9)
+    bind_all(store)
+    for holder in (f"pod{number}" for number in range(HOLDERS)):
+        facts = HolderFacts(url=f"http://{holder}", rule=rule)
+        store.index.apply(GENERATION, LogEntry(kind=EntryKind.EMPTY, holder=holder, epoch=1, facts=facts), 0.0)
+        for seq, prompt in enumerate(prompts, start=1):
+            changes = [BlockChange(Tier.GPU, True, prompt)]
+            if has_window:
+                changes.append(BlockChange(Tier.GPU, True, prompt[-window.needed_blocks :], 1))
+            entry = LogEntry(kind=EntryKind.CHANGE, holder=holder, epoch=1, seq=seq, changes=changes)
+            store.index.apply(GENERATION, entry, 0.0)
+    store.mark_current(0.0)
+    return store
+
+
+async def typed_lookups(prompts: list[array[int]]) -> list[tuple[str, float, float]]:
+    """The same prompts where layers are of one type, and of two: by turns, the medians of several runs."""
+    rows = []
+    stores = {"replica, one type": typed_replica(prompts, has_window=False)}
+    stores["replica, two types"] = typed_replica(prompts, has_window=True)
+    tokens = token_array([0] * (BLOCKS * 16 + 1))
+
+    async def ask(store: ReplicaStore, prompt: array[int]) -> None:
+        found = store.match(PromptPrefix(GENERATION, tokens, prompt), 0.0).blocks
+        assert len(found) == HOLDERS and set(found.values()) == {(BLOCKS, 0, 0, 0)}
+
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in stores}
+    for _ in range(9):
+        for name, store in stores.items():
+            runs[name].append(await timed(partial(ask, store), prompts))
+    for name, store in stores.items():
+        rows.append((name, *map(statistics.median, zip(*runs[name], strict=True))))
+        print(f"{name}: {store.index.masks.bytes / len(set().union(*prompts)):.1f} bytes a block of {HOLDERS} holders")
     return rows
 
 

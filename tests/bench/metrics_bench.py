@@ -43,7 +43,6 @@ RESULTS = (
     "too_large",
 )
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "agrees": ("yes", "no"),
     "by": ("prior", "learnt"),
     "class": tuple(f"class-{number}" for number in range(8)),
     "coefficient": ("c0_ms", "c1_ms_per_token", "c2_ms_per_token2", "d0_ms", "d1", "d2"),
@@ -55,7 +54,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "phase": ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle"),
     "plan": ("direct", "pull", "split"),
     "policy": tuple(f"policy-{number}" for number in range(4)),
-    "prices": ("live", "shadow"),
     "reason": ("connect_failed", "upstream_error", "upstream_timeout", "upstream_broken", "prefix", "price", "cold"),
     "resource": ("prefill", "kv_cache", "decode_steps"),
     "result": RESULTS,

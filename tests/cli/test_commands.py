@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from router import __version__
-from router.cli import COMMANDS, GROUPS, _load
+from router.cli import COMMANDS, GROUPS, REMOVED, _load
 from tests.cli.conftest import Typed
 
 LOADED = """
@@ -48,6 +48,13 @@ def test_an_unknown_command_is_refused(typed: Typed) -> None:
     """Exit code 2."""
     ended = typed("srve")
     assert ended.code == 2 and "srve" in ended.err
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_command_names_what_to_use_instead(typed: Typed, name: str) -> None:
+    """Exit code 2."""
+    ended = typed(*name.split(), "--url", "x")
+    assert ended.code == 2 and ended.err == f"`warmroute {name}` was removed: {REMOVED[name]}\n"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:5: pods.0.kv_events",
             "did you mean 'replay_endpoint'?",
         ),
+        (
+            "discovery: {kubernetes: {selector: a, api: {kubeconfig: b}}}\n",
+            "/router.yaml:1: discovery.kubernetes.",
+            "api.kubeconfig: was removed; run `kubectl proxy`",
+        ),
         ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, discovery"),
         (
             "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",

@@ -71,19 +71,18 @@ def test_a_file_needs_only_the_keys_that_differ(tmp_path: Path) -> None:
     assert (repr(policy.picker), policy.shortlist, policy.name) == ("InTurn()", 4, "mine")
 
 
-def test_match_percent_and_shadow_are_not_inherited(tmp_path: Path) -> None:
+def test_match_and_percent_are_not_inherited(tmp_path: Path) -> None:
     """Otherwise a policy that extends a canary would be a canary as well."""
-    base = BASE + "match: {stream: true}\npercent: 5\nshadow: {policy: least_load}\n"
+    base = BASE + "match: {stream: true}\npercent: 5\n"
     policy = folder_with(tmp_path, base=base, mine="name: mine\nabout: y\nextends: base\n").read().default
-    assert (policy.match, policy.percent, policy.shadow) == (None, 100.0, None)
+    assert (policy.match, policy.percent) == (None, 100.0)
 
 
 def test_names_that_a_folder_lacks_are_shipped_policies(tmp_path: Path) -> None:
-    """To extend, to shadow and as the default; the folder's own come first."""
-    mine = "name: mine\nabout: y\nextends: cost_aware\nshadow: {policy: least_load, rate: 0.5}\n"
+    """To extend and as the default; the folder's own come first."""
+    mine = "name: mine\nabout: y\nextends: cost_aware\n"
     found = folder_with(tmp_path, mine=mine).read()
-    assert found.default.shadow is not None
-    assert found.library[found.default.shadow.policy].name == "least_load"
+    assert len(found.default.costs) > 5
     assert PolicyFolder(tmp_path, "round_robin").read().default.name == "round_robin"
     assert [policy.name for policy in found.active] == ["mine"]
 
@@ -121,7 +120,7 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
         ("extends: base\nmatch:\n  stream: maybe\n", "/mine.yaml:5: match.stream: must be true or false"),
         ("extends: base\npercent: 5\n", "requires `match`"),
         ("extends: base\nmatch: {}\npercent: 0\n", "/mine.yaml:5: percent: must be greater than 0"),
-        ("extends: base\nshadow: {policy: bas}\n", "/mine.yaml:4: shadow.policy: unknown policy 'bas'; did you"),
+        ("extends: base\nshadow: {policy: base}\n", "/mine.yaml:4: shadow: was removed; record receipts"),
         (
             "extends: base\nretry: {attempts: 0}\n",
             "/mine.yaml:4: retry.attempts: must be greater than or",

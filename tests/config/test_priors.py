@@ -163,7 +163,7 @@ def test_estimates_are_within_their_stated_accuracy(model: str) -> None:
 
 
 def test_twice_the_gpus_halve_the_estimate() -> None:
-    """Of the terms that depend on the prompt."""
+    """That holds for the terms that depend on the prompt."""
     work = prefill_work(ARCHITECTURES["llama-3.1-70b"])
     two, four = (estimated_row(work, hardware, GPUS) for hardware in ("a100x2", "a100x4"))
     assert two.c1_ms_per_token == 2 * four.c1_ms_per_token

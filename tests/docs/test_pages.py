@@ -50,6 +50,12 @@ def test_the_site_asks_no_other_host() -> None:
     assert not re.findall(r"https?://", text)
 
 
+def test_a_warning_fails_the_build_of_the_site() -> None:
+    """A quiet build counts no warnings, not even a strict one."""
+    assert "strict: true" in (ROOT / "mkdocs.yml").read_text()
+    assert "mkdocs build\n" in (ROOT / "Makefile").read_text()
+
+
 def test_the_site_is_no_dependency_of_the_product() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]

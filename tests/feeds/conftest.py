@@ -85,7 +85,7 @@ class Network:
         except TimeoutError as error:
             raise UpstreamTimeout(f"pod {pod}: {path}: no response within {timeout_s:g} s", pod=pod) from error
         if response.status_code != httpx.codes.OK:
-            raise unexpected_status(response.status_code, path, pod)
+            raise unexpected_status(response.status_code, path, pod, response.content)
         return response.content
 
 

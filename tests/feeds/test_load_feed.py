@@ -187,3 +187,37 @@ async def test_a_pod_with_more_metrics_than_are_read_is_reported(network: Networ
     size_bytes = METRICS.max_bytes + len(metrics(1))
     assert load(fleet, "a") == PodLoad()
     assert excess == [("a", f"page of metrics: {size_bytes} bytes, at most {METRICS.max_bytes} are read")]
+
+
+SCALING = b'{"error": "The model is currently scaling. Please try again later."}'
+RETIRED = b'{"error": "This data-parallel rank has been retired and is awaiting shutdown."}'
+
+
+@pytest.mark.parametrize("said", [SCALING, RETIRED])
+async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(network: Network, said: bytes) -> None:
+    """Its health check succeeds meanwhile."""
+    fleet = fleet_of(make_pod("a"))
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    states = []
+    for answer, status in ((said, 503), (metrics(1), 200)):
+        network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
+        await feed.scrape("a")
+        states.append(fleet.snapshot.pods[0].state)
+    assert states == [PodState.DRAINING, PodState.JOINING]
+
+
+async def test_a_pod_that_an_operator_has_drained_stays_drained_when_it_has_been_scaled(network: Network) -> None:
+    fleet = fleet_of(make_pod("a"))
+    fleet.event("a", PodEvent.DRAIN)
+    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    for answer, status in ((SCALING, 503), (metrics(1), 200)):
+        network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
+        await feed.scrape("a")
+    assert fleet.snapshot.pods[0].state is PodState.DRAINING
+
+
+async def test_any_other_503_changes_no_state(network: Network) -> None:
+    fleet = fleet_of(make_pod("a"))
+    network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = b"overloaded", 503
+    await LoadFeed(fleet, Ledger(), fetching(network), Probes()).scrape("a")
+    assert fleet.snapshot.pods[0].state is PodState.READY

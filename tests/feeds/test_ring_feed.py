@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from router.feeds.ring_feed import RingFeed, ring_sizes
 from router.fleet.fleet import Fleet
 from router.policy.policy_set import PolicySet
 from router.policy.ring import PodRing, pod_points
-from router.policy.spec import Policy, Shadow
+from router.policy.spec import Policy
 from tests.policy.scenes import POLICIES, make_pod
 
 pytestmark = pytest.mark.anyio
@@ -59,10 +58,8 @@ async def test_a_pod_that_joins_is_computed_at_once(running: Running, until: Unt
     [
         (POLICIES["session"], {POINTS}),
         (POLICIES["cost_aware"], set()),
-        (replace(POLICIES["cost_aware"], shadow=Shadow(policy="session")), {POINTS}),
     ],
-    ids=["ring", "no ring", "shadow"],
+    ids=["ring", "no ring"],
 )
 async def test_only_policies_with_a_ring_need_points(policy: Policy, expected: set[int]) -> None:
-    """Active ones and their shadows; other loaded policies do not."""
-    assert ring_sizes(PolicySet(policy, library=POLICIES)) == expected
+    assert ring_sizes(PolicySet(policy)) == expected

@@ -498,3 +498,73 @@ def test_the_last_ready_pod_is_not_ejected_for_sending_too_much(fleet: Fleet) ->
         breaker.exceeded(pod, "too many models", 0.0)
     assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
     assert refused == ["b"]
+
+
+def ends(breaker: Breaker, pod: str, clients: str, results: str, now_s: float = 0.0) -> None:
+    """Requests of each client to the pod: "+" is served, "-" fails."""
+    for client in clients:
+        for result in results:
+            breaker.ended(pod, client, now_s, is_served=result == "+")
+
+
+@pytest.mark.parametrize(
+    ("at_a", "at_b", "expected"),
+    [
+        pytest.param({"x": "----"}, {"x": "+++"}, PodState.EJECTED, id="one client, served elsewhere"),
+        pytest.param({"x": "+" * 500 + "-" * 18}, {"x": "+++"}, PodState.EJECTED, id="all went well until now"),
+        pytest.param({"x": "+-" * 50}, {"x": "+++"}, PodState.READY, id="every second one fails"),
+        pytest.param({"x": "--"}, {"x": "+++"}, PodState.READY, id="too few failures"),
+        pytest.param({"x": "----"}, {}, PodState.READY, id="nobody else was asked"),
+        pytest.param({"x": "----"}, {"y": "+++"}, PodState.READY, id="another client is served elsewhere"),
+        pytest.param({"x": "-" * 50}, {"x": "+" + "-" * 9}, PodState.READY, id="bad requests fail everywhere"),
+        pytest.param({"y": "+", "x": "-" * 50}, {"x": "+++"}, PodState.READY, id="one client has one vote"),
+        pytest.param({"y": "+", "xz": "---"}, {"xz": "+++"}, PodState.EJECTED, id="most clients decide"),
+        pytest.param({"y": "+" * 9, "xz": "---"}, {"xz": "+++"}, PodState.READY, id="most requests are served"),
+    ],
+)
+def test_a_pod_that_fails_clients_whom_others_serve_is_ejected(
+    fleet: Fleet, at_a: dict[str, str], at_b: dict[str, str], expected: PodState
+) -> None:
+    """By its clients' votes: also where none of its answers counts as a failure by itself, as 400 and 404."""
+    breaker = Breaker(fleet)
+    for pod, results in (("b", at_b), ("a", at_a)):
+        for clients, each in results.items():
+            ends(breaker, pod, clients, each)
+    assert state(fleet, "a") is expected and state(fleet, "b") is PodState.READY
+    if expected is PodState.EJECTED:
+        assert "other pods served the same clients" in fleet.state_reason("a")
+        assert not breaker.may_probe("a", 9.0) and breaker.may_probe("a", 11.0)
+
+
+def test_votes_of_clients_expire(fleet: Fleet) -> None:
+    """And successes are counted only for a while after a failure."""
+    breaker = Breaker(fleet)
+    assert not breaker.counts_success(0.0)
+    ends(breaker, "b", "x", "+++")
+    ends(breaker, "a", "x", "--")
+    assert breaker.counts_success(29.0) and not breaker.counts_success(31.0)
+    ends(breaker, "a", "x", "-", now_s=31.0)
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_made_up_clients_do_not_outvote_those_that_are_served(fleet: Fleet) -> None:
+    breaker, names = Breaker(fleet), "".join(map(chr, range(100, 300)))
+    ends(breaker, "b", names, "+++")
+    for name in names * 3:
+        ends(breaker, "a", "x", "+")
+        ends(breaker, "a", name, "-")
+    assert state(fleet, "a") is PodState.READY
+
+
+def test_the_last_ready_pod_keeps_its_bad_answers() -> None:
+    """And a pod of other models is no witness."""
+    fleet = fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("m",)), make_pod("c", models=("n",)))
+    breaker, refused = Breaker(fleet), list[str]()
+    breaker.on_refused = refused.append
+    ends(breaker, "c", "x", "+++")
+    ends(breaker, "a", "x", "----")
+    assert state(fleet, "a") is PodState.READY
+    ends(breaker, "a", "y", "+++")
+    breaker.exceeded("a", "too much", 0.0)
+    ends(breaker, "b", "y", "---")
+    assert state(fleet, "b") is PodState.READY and refused == ["b"]

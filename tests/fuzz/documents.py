@@ -73,7 +73,7 @@ POLICIES = (
     b"name: mine\nabout: x\nmatch: {tenant: etl, prompt_tokens: {min: 5}}\npercent: 5\nfilters:\n"
     b"  max_waiting: {requests: 8}\ncosts: {prefill: {}, kv_pressure: {weight: 0.3}}\npicker:\n"
     b"  lowest_cost: {indifference_ms: 1.0}\nshortlist: 2\n",
-    b"name: mine\nabout: >\n  two\n  lines\npicker: {ring_bounded_load: {}}\nshadow: {policy: session, rate: 0.1}\n",
+    b"name: mine\nabout: >\n  two\n  lines\npicker: {ring_bounded_load: {}}\n",
     b"name: mine\nabout: &a x\npicker: {lowest_cost: {}}\nretry: {attempts: 2}\npd: {splits: false}\n"
     b"slo: {ttft_ms: 2}\n",
 )

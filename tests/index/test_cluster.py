@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.hashing import token_array
 from router.index.cluster import MAX_EXPIRED, ClusterIndex, EntryKind, LogEntry
 from router.index.holders import HolderFacts, HolderId, KnownHolder, holder_name
-from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PromptPrefix, Tier
+from router.index.layers import HitRule
+from router.types import (
+    AttentionKind,
+    BlockChange,
+    BlockHash,
+    BlocksByTier,
+    Generation,
+    LayerType,
+    PromptPrefix,
+    Tier,
+)
 from tests.examples import examples
 from tests.policy.scenes import make_pod
 
@@ -78,6 +90,24 @@ def copied(index: ClusterIndex, *blocks: BlockHash, epoch: int = 1, seq: int = 0
 
 
 STARTED = entry(EMPTY), entry(CHANGE, 1, adds(1, 2, 3))
+BLOCK = GENERATION.block_size_tokens
+FULL, WINDOW = LayerType(AttentionKind.FULL, BLOCK), LayerType(AttentionKind.WINDOW, BLOCK, BLOCK + 1)
+RULE = HitRule.of([FULL, WINDOW], groups=2)
+
+
+def ruled(one: LogEntry, rule: HitRule | None = RULE) -> LogEntry:
+    """The entry of a holder whose last block of a hit must be in its window, too."""
+    return replace(one, facts=HolderFacts(url="http://a", rule=rule))
+
+
+def in_window(*blocks: BlockHash) -> BlockChange:
+    return BlockChange(GPU, True, blocks, 1)
+
+
+def hit(index: ClusterIndex, *blocks: BlockHash) -> int:
+    """Leading blocks of a prompt that has one more token."""
+    tokens = token_array([0] * (len(blocks) * BLOCK + 1))
+    return sum(index.match(PromptPrefix(GENERATION, tokens, blocks)).get("a", (0,)))
 
 
 # --- changes in order ---
@@ -435,3 +465,61 @@ def test_a_complete_log_never_requires_reading_again(history: list[tuple[EntryKi
         assert index.apply(GENERATION, one, 0.0)
         if not any(known.reloading for known in index.holders):
             assert_equal(index, truth)
+
+
+# --- layers that keep some blocks only ---
+
+
+def test_a_hit_ends_where_the_rule_of_the_holder_says() -> None:
+    index = after(ruled(entry(EMPTY)), entry(CHANGE, 1, adds(1, 2, 3), in_window(2)))
+    assert (hit(index, 1, 2, 3), hit(index, 1)) == (2, 0)
+    assert index.holders.ruled == {"a"}
+    assert apply(index, entry(CHANGE, 2, BlockChange(GPU, False, [2], 1))) == [True]
+    assert hit(index, 1, 2, 3) == 0
+
+
+def test_the_rule_changes_with_the_blocks_at_the_end_of_a_reload() -> None:
+    index = after(*STARTED, ruled(entry(RELOAD, epoch=2)), entry(CHANGE, 1, adds(1, 2, 3), in_window(1), epoch=2))
+    assert hit(index, 1, 2, 3) == 3
+    assert apply(index, entry(SEAL, 2, epoch=2)) == [True]
+    assert hit(index, 1, 2, 3) == 1
+    assert apply(index, entry(EMPTY, epoch=3), entry(CHANGE, 1, adds(1, 2, 3), epoch=3)) == [True, True]
+    assert (hit(index, 1, 2, 3), index.holders.ruled) == (3, set())
+
+
+def test_a_holder_that_is_read_again_keeps_its_rule() -> None:
+    index = make_index()
+    index.begin_copy(GENERATION, "a")
+    index.copy(GENERATION, "a", GPU, [1, 2, 3])
+    index.copy(GENERATION, "a", GPU, [2], 1)
+    facts = HolderFacts(url="http://a", rule=RULE)
+    index.restore(KnownHolder(id="a", generation=GENERATION, facts=facts, epoch=1, seq=1, last_seen_s=0.0))
+    assert hit(index, 1, 2, 3) == 2
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        msgspec.structs.replace(RULE, types=()),
+        msgspec.structs.replace(RULE, types=(WINDOW, FULL)),
+        msgspec.structs.replace(RULE, types=(FULL, *([WINDOW] * 4))),
+        msgspec.structs.replace(RULE, step_tokens=0),
+        msgspec.structs.replace(RULE, unit_tokens=-1),
+        HitRule.of([FULL, LayerType(AttentionKind.WINDOW, BLOCK + 1, 5)], groups=2),
+        HitRule.of([FULL, LayerType(AttentionKind.WINDOW, 0, 5)], groups=2),
+        HitRule.of([FULL, LayerType(AttentionKind.CHUNK, BLOCK, 0)], groups=2),
+        HitRule.of([FULL, LayerType(AttentionKind.WINDOW, BLOCK << 60, 5)], groups=2),
+        HitRule.of([FULL, LayerType(AttentionKind.WINDOW, BLOCK, 10**400)], groups=2),
+    ],
+)
+def test_a_rule_that_cannot_be_applied_is_ignored(rule: HitRule) -> None:
+    """It comes from a client that may write to Redis. Full attention alone remains, an upper bound."""
+    index = after(ruled(entry(EMPTY), rule), entry(CHANGE, 1, adds(1, 2, 3), in_window(2)))
+    assert hit(index, 1, 2, 3) == 3
+
+
+def test_layers_that_no_rule_names_take_no_memory() -> None:
+    index = after(*STARTED)
+    before = index.masks.bytes
+    assert apply(index, entry(CHANGE, 2, in_window(1, 2), BlockChange(GPU, True, [1], 3))) == [True]
+    assert (index.masks.bytes, hit(index, 1, 2, 3)) == (before, 3)

@@ -331,3 +331,33 @@ def test_adapter_and_salt_seed_the_first_block(adapter: str, salt: str) -> None:
     _, changes = applied(replace(stored(71), adapter=adapter, salt=salt))
     own = replace(GENERATION, adapter=adapter, salt=salt)
     assert changes == [adds(*hash_blocks(token_array(TOKENS[:2]), 2, generation_seed(own)))]
+
+
+# --- adapters ---
+
+
+def of_adapter(*hashes: int, tokens: int = 4, tier: Tier = GPU, adapter: str = "sql") -> BlocksStored:
+    return BlocksStored(block_hashes=hashes, tokens=TOKENS[:tokens], block_size_tokens=2, tier=tier, adapter=adapter)
+
+
+def test_other_weights_under_the_name_of_an_adapter_drop_its_blocks() -> None:
+    """The engine's hashes have the path of the weights, its events only the name. Others keep their blocks."""
+    other = of_adapter(9, tokens=2, adapter="chat")
+    holder, _ = applied(stored(1), other, of_adapter(71, 72, 73, tokens=6), of_adapter(71, tier=CPU, tokens=2))
+    before = {tier: set(blocks) for tier, blocks in holder.held().items()}
+    changes = holder.apply(of_adapter(81, tokens=2))
+    assert [(change.tier, change.held, len(change.blocks)) for change in changes] == [
+        (GPU, False, 3),
+        (CPU, False, 1),
+        (GPU, True, 1),
+    ]
+    assert set(holder.held()[GPU]) < before[GPU] and ONE in holder.held()[GPU]
+    assert len(holder.held()[GPU]) == 3
+    assert holder.apply(removed(72)) == [], "it was dropped"
+    assert holder.apply(of_adapter(81, 82)) == adds(*(holder.blocks_of(82) or ())), "the new weights' blocks stay"
+
+
+def test_the_same_weights_loaded_again_keep_their_blocks() -> None:
+    holder, _ = applied(of_adapter(71, 72))
+    assert holder.apply(of_adapter(71, 72, 73, tokens=6)) == adds(*(holder.blocks_of(73) or ()))
+    assert len(holder.held()[GPU]) == 3

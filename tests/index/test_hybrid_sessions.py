@@ -3,47 +3,19 @@ what the engine took from its cache."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
-from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix
+from router.stores.prefix_store import LocalStore
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
+from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, requests
+from tests.policy.scenes import make_pod
 
-VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 POD = "pod"
-SESSIONS: list[dict[str, Any]] = json.loads(VECTORS.read_text())["events"] if VECTORS.exists() else []
-WITH_FULL_ATTENTION = [session for session in SESSIONS if "no full" not in session["name"]]
-
-
-class Sent(NamedTuple):
-    """One recorded request, with the batches that it caused."""
-
-    prompt: list[int]
-    salt: str
-    cached_tokens: int
-    batches: list[bytes]
-
-
-def requests(session: dict[str, Any]) -> Iterator[Sent]:
-    before: list[list[int]] = []
-    for step in session["steps"]:
-        source = step["prompt"]
-        start = before[source["from_request"]][: source["keep"]] if source["from_request"] is not None else []
-        prompt = start + source["then"]
-        before.append(prompt + step["output"])
-        yield Sent(prompt, step["cache_salt"] or "", step["cached_tokens"], [*map(bytes.fromhex, step["batches"])])
-
-
-def block_tokens(session: dict[str, Any]) -> int:
-    stored = decode_batch(bytes.fromhex(session["steps"][0]["batches"][0]))[-1]
-    assert isinstance(stored, BlocksStored)
-    return stored.block_size_tokens
 
 
 def expected_hit(blocks: BlockMap, request: Sent, block: int) -> int:
@@ -136,7 +108,11 @@ def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> 
 def test_a_pod_says_what_decides_its_hits() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
-    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == ["full + window 33", "full", ""]
+    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == [
+        "full + window 33, by events",
+        "full, by events",
+        "",
+    ]
 
 
 def test_a_pod_has_few_types_of_layers() -> None:
@@ -145,7 +121,7 @@ def test_a_pod_has_few_types_of_layers() -> None:
     for number in range(2, 60):
         odd = LayerType(AttentionKind.WINDOW, 16, 33 + number)
         blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=number, layers=odd))
-    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36"
+    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36, by events"
 
 
 def test_a_prompt_without_tokens_hits_nothing() -> None:
@@ -169,3 +145,36 @@ def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
     generation, tokens = Generation(model="m"), token_array(PROMPT)
     hashes = hash_blocks(tokens, 16, generation_seed(generation))
     assert blocks.match(PromptPrefix(generation, tokens, hashes)) == {"dense": (3, 0, 0, 0)}
+
+
+# --- windows alone: no event says which blocks were kept ---
+
+
+def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
+    """A prompt is kept at its end: it is hit when it is sent again or continued, and never in part."""
+    session = next(each for each in SESSIONS if "no full" in each["name"])
+    store = LocalStore()
+    store.add_holder(make_pod(POD), Generation(model="m", block_size_tokens=32))
+    earlier = LayerType(AttentionKind.WINDOW, 32, 128)
+    store.apply(POD, [BlocksStored(block_hashes=(1,), group=0, layers=earlier)])
+    for number, request in enumerate(requests(session)):
+        generation, tokens = Generation(model="m", block_size_tokens=32), token_array(request.prompt)
+        prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, 32, generation_seed(generation)))
+        hit = 32 * store.match(prefix, float(number)).held_blocks(POD)
+        assert hit == request.cached_tokens
+        store.confirm(store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000), number + 0.5)
+        for batch in request.batches:
+            store.apply(POD, decode_batch(batch))
+    assert store.hits(POD) == "window 128, upper bound"
+
+
+def test_events_of_a_connector_belong_to_the_group_that_they_name() -> None:
+    """They have neither kind nor window. A window on another tier does not make full attention of it."""
+    blocks = two_groups(order="window first")
+    for group in (0, 1):
+        blocks.apply(POD, BlocksStored(block_hashes=(4, 5), tier=Tier.CPU, group=group))
+    for group in (1, 0):
+        blocks.apply(POD, BlocksRemoved(block_hashes=(4, 5), group=group))
+    assert hit(blocks, 90) == 80
+    blocks.apply(POD, BlocksRemoved(block_hashes=(5,), tier=Tier.CPU, group=1))
+    assert hit(blocks, 90) == 0

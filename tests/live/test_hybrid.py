@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -59,6 +60,25 @@ class TokenSession:
         if kind < 0.35:
             self.tokens = self.tokens[: len(self.tokens) // 32 * 32]
         return self.tokens
+
+
+HITS = {
+    "gemma3": "full + window 128, checkpoints",
+    "gptoss": "full + window 128, checkpoints",
+    "qwen3next": "full + state, checkpoints",
+}
+"""What the test of a pod's hits shows."""
+
+
+async def test_the_pods_show_by_which_rule_they_hit(fleet: LiveFleet, request: pytest.FixtureRequest) -> None:
+    expected, found = HITS[request.node.callspec.params["fleet"]], set[str]()
+    async with httpx.AsyncClient() as client:
+        for _ in range(120):
+            pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()
+            if (found := {pod["hits"] for pod in pods}) == {expected}:
+                break
+            await asyncio.sleep(0.5)
+    assert found == {expected}
 
 
 def known(tokens: list[int]) -> list[int]:

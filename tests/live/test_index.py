@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from router.cli.child_processes import free_port
+from tests.index_verify import VerifyResult, verify_index
 from tests.live.engines import HOME, start_vllm, started_together
 from tests.live.live_fleet import TEXT, answer_of
 from tests.live.router_process import publisher, router
@@ -43,16 +44,15 @@ class Harbour:
         """Start the publisher."""
         return self.publishing.enter_context(publisher(self.folder, self.config))
 
-    def verify(self) -> str:
-        """Output of `warmroute index verify` once it succeeds, or its last output after a timeout."""
+    def verify(self) -> list[VerifyResult]:
+        """The comparison of the index with the replays once they are equal, or the last one after a timeout."""
         file = self.folder / "index.yaml"
         file.write_text(json.dumps(self.config))
-        command = [sys.executable, "-m", "router.cli", "index", "verify", "--config", str(file)]
         deadline_s = time.monotonic() + GATHERED_WITHIN_S
         while True:
-            done = subprocess.run(command, capture_output=True, text=True, env={"COLUMNS": "160"}, check=False)
-            if done.returncode == 0 or time.monotonic() > deadline_s:
-                return done.stdout + done.stderr
+            found = asyncio.run(verify_index(file))
+            if (found and all(one.agrees for one in found)) or time.monotonic() > deadline_s:
+                return found
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,9 @@ def test_two_routers_alternate_in_a_conversation_with_exact_predictions(harbour:
 
 
 def test_the_index_equals_the_engines_replay(harbour: Harbour) -> None:
-    """`warmroute index verify` compares every block with vLLM's own replay."""
-    said = harbour.verify()
-    print(said)
-    assert said.count("equal") == 2, said
+    """Every block is compared with vLLM's own replay."""
+    found = harbour.verify()
+    assert len(found) == 2 and all(one.agrees for one in found), found
 
 
 def test_a_new_publisher_restores_the_index_after_a_kill(harbour: Harbour) -> None:
@@ -121,7 +120,7 @@ def test_a_new_publisher_restores_the_index_after_a_kill(harbour: Harbour) -> No
     process.kill()
     process.wait()
     harbour.publish()
-    assert harbour.verify().count("equal") == 2
+    assert [one.agrees for one in harbour.verify()] == [True, True]
     shown = converse(harbour, "ships", 3)
     print(shown)
     assert all(predicted == reported > 0 for _, predicted, reported in shown)

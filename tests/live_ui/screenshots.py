@@ -1,4 +1,4 @@
-"""`make screenshots`: writes the pictures of the README, of the operators' page over a live fleet of mock engines.
+"""`make screenshots`: writes the pictures of `docs/observe.md`: the operators' page over a live fleet of mock engines.
 
 python -m tests.live_ui.screenshots [FOLDER]     every view, light, dark and at the width of a phone, for a look
 """
@@ -31,11 +31,11 @@ README: tuple[Picture, ...] = (
     ("prefixes", WIDE, "light"),
     ("now", PHONE, "dark"),
 )
-"""(view, width, colour scheme) of each picture of the README."""
+"""(view, width, colour scheme) of each picture of `docs/observe.md`."""
 
 
 async def main(folder: Path | None) -> None:
-    """Serve requests for `LOAD_S`, then take the pictures: of the README, or into a folder of every view."""
+    """Serve requests for `LOAD_S`, then take the pictures: of the page, or into a folder of every view."""
     from playwright.async_api import async_playwright
 
     every: list[Picture] = [

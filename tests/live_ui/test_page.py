@@ -17,7 +17,7 @@ DEADLINE_MS, DEADLINE_S = 20_000, 180
 VIEWS = ("now", "requests", "prefixes", "policies", "health")
 
 
-async def opened(browser: Any, url: str, **options: Any) -> Any:
+async def opened(browser: Any, url: str, path: str = "/ui", **options: Any) -> Any:
     """A page in a context of its own. `page.faults` are its errors and its requests to other places."""
     context = await browser.new_context(**options)
     context.set_default_timeout(DEADLINE_MS)
@@ -27,7 +27,7 @@ async def opened(browser: Any, url: str, **options: Any) -> Any:
     page.on("pageerror", lambda error: page.faults.append(str(error)))
     page.on("dialog", lambda dialog: page.faults.append(dialog.message))
     page.on("request", lambda asked: None if asked.url.startswith((url, "data:")) else page.faults.append(asked.url))
-    await page.goto(f"{url}/ui")
+    await page.goto(f"{url}{path}")
     return page
 
 

@@ -28,11 +28,9 @@ def test_alone_the_default_decides_everything() -> None:
     assert chosen(PolicySet(DEFAULT), tenant="acme") == "plain"
 
 
-def test_a_policy_without_a_match_is_known_and_not_in_force() -> None:
-    """It can still be a shadow."""
+def test_a_policy_without_a_match_is_not_in_force() -> None:
     found = policy_set(DEFAULT, [DEFAULT, named("unused")])
     assert found.active == (DEFAULT,)
-    assert set(found.library) == {"plain", "unused"}
 
 
 def test_the_narrowest_that_matches_decides() -> None:

@@ -7,10 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from router.errors import RouterError
-from router.policy.decide import decide
 from router.policy.price import Choice
-from router.policy.review import Comparison, Move, Review, Times, chosen, compare, review
+from router.policy.review import Move, Review, Times, chosen, review
 from router.policy.spec import Policy
 from router.types import InFlight, Role, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, request, scene, scenes
@@ -69,24 +67,3 @@ def test_choices_that_were_made_count_as_they_were_made() -> None:
     """By any policy; a choice whose pod is missing in the scene changes, without a time."""
     found = review([(busy_holder(), Choice("gone"), LOAD), (busy_holder(), Choice("b"), LOAD)], "load")
     assert (found.decisions, found.changed, found.largest[0].was_ms) == (2, 1, None)
-
-
-def test_two_decisions_are_compared_by_both_prices() -> None:
-    """The live policy knows what the holder's queue costs; the other one only what its cache saves."""
-    seen, live = busy_holder(), policy("queue", "prefill")
-    found = compare(seen, decide(seen, live), live, HIT)
-    assert found is not None and not found.agrees
-    assert found.live_gain_ms == pytest.approx(-480, abs=3)
-    assert found.other_gain_ms == pytest.approx(20, abs=3)
-    assert found.other_ms == pytest.approx(501, abs=3)
-
-
-@given(scenes(), st.sampled_from(list(POLICIES.values())))
-def test_a_shadow_of_the_live_policy_agrees(seen: Scene, same: Policy) -> None:
-    """Always; there is nothing to gain then."""
-    try:
-        live = decide(seen, same)
-    except RouterError:
-        return
-    found = compare(seen, live, same, same)
-    assert isinstance(found, Comparison) and (found.agrees, found.live_gain_ms, found.other_gain_ms) == (True, 0, 0)

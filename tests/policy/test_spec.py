@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from router.policy.catalog import COSTS, PICKERS
 from router.policy.costs.effects import DecodeTerm
 from router.policy.pickers import LowestCost
-from router.policy.spec import Shadow, parse_policy
+from router.policy.spec import parse_policy
 from router.policy.term import Side
 
 PLAIN: dict[str, Any] = {
@@ -130,24 +130,15 @@ def test_splits_need_a_price_and_leave() -> None:
     assert not parse_policy({**PLAIN, "pd": {"splits": True}}).splits
 
 
-def test_match_percent_slo_and_shadow_are_fields_of_the_policy() -> None:
-    """Match, share, attempts, target and shadow; without a word everything, as configured, nothing, none."""
+def test_match_percent_and_slo_are_fields_of_the_policy() -> None:
+    """Match, share, attempts and target; without a word everything, as configured, nothing."""
     plain = parse_policy(PLAIN)
-    assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms, plain.shadow) == (
-        None,
-        100,
-        None,
-        None,
-        None,
-    )
+    assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms) == (None, 100, None, None)
     said = parse_policy(
-        PLAIN
-        | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}}
-        | {"slo": {"ttft_ms": 800}, "shadow": {"policy": "least_load", "rate": 0.25}}
+        PLAIN | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}} | {"slo": {"ttft_ms": 800}}
     )
     assert said.match is not None and said.match.tenant == ("acme",)
     assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
-    assert said.shadow == Shadow(policy="least_load", rate=0.25)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +147,10 @@ def test_match_percent_slo_and_shadow_are_fields_of_the_policy() -> None:
         {"percent": 5},
         {"match": {}, "percent": 101},
         {"retry": {"attempts": 12}},
-        {"shadow": {"policy": "x", "rate": 1.5}},
-        {"shadow": {"rate": 0.5}},
         {"slo": {"ttft_ms": 0}},
     ],
 )
 def test_use_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    """A share of nothing, more than all, more attempts than candidates, a shadow of nobody."""
+    """A share of nothing, more than all, more attempts than candidates."""
     with pytest.raises(ValidationError):
         parse_policy(PLAIN | wrong)

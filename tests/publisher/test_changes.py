@@ -107,13 +107,24 @@ def test_taken_changes_add_up_to_all_changes(
 @given(st.dictionaries(st.sampled_from(Tier), st.lists(st.integers(1, 50), unique=True)), st.integers(1, 7))
 def test_split_held_returns_all_blocks_in_bounded_pieces(held: dict[Tier, list[BlockHash]], most: int) -> None:
     """As few pieces as possible."""
-    pieces = list(split_held(held, most))
+    pieces = list(split_held({(tier, 2): blocks for tier, blocks in held.items()}, most))
+    assert all(change.layer == 2 for piece in pieces for change in piece)
     copy: Held = set()
     for piece in pieces:
         apply(piece, copy)
         assert sum(len(change.blocks) for change in piece) <= most
     assert copy == {(tier, block) for tier, blocks in held.items() for block in blocks}
     assert len(pieces) == sum(-(-len(blocks) // most) for blocks in held.values())
+
+
+def test_a_block_has_one_pending_change_in_each_type_of_layers() -> None:
+    """A window drops a block that full attention keeps."""
+    pending = pending_after(
+        BlockChange(Tier.GPU, True, [1, 2]), BlockChange(Tier.GPU, True, [2], 1), BlockChange(Tier.GPU, False, [1], 2)
+    )
+    assert len(pending) == 4
+    taken = {(change.layer, change.held): list(change.blocks) for change in pending.take(9)}
+    assert taken == {(0, True): [1, 2], (1, True): [2], (2, False): [1]}
 
 
 CPU, DISK = Tier.CPU, Tier.DISK

@@ -240,6 +240,28 @@ def test_the_body_of_a_refusal_ejects_no_pod(body: bytes, stream: bool) -> None:
     assert not pods.breaker._failed
 
 
+CUT = failing(UpstreamBroken, after=TOKEN)
+
+
+@pytest.mark.parametrize("script", [responding(404, b"{}"), responding(400, b"{}"), responding(500, b"{}"), CUT])
+def test_a_pod_that_fails_one_client_whom_another_serves_is_ejected(script: Script) -> None:
+    """Also by a status that says nothing about a pod by itself, and where no second client is there to see it."""
+    pods = ScriptedPods(a=script, b=serving)
+    for _ in range(4):
+        pods.serve(pods.context(Direct(pods.pod("a")), stream=True))
+        pods.serve(pods.context(Direct(pods.pod("b")), stream=True))
+    assert states(pods) == [PodState.EJECTED, PodState.READY]
+
+
+def test_a_client_that_sends_bad_requests_ejects_no_pod() -> None:
+    """They fail at every pod alike."""
+    pods = ScriptedPods(a=responding(400, b"{}"), b=responding(400, b"{}"))
+    for _ in range(20):
+        for pod in "ab":
+            pods.serve(pods.context(Direct(pods.pod(pod)), stream=True))
+    assert states(pods) == [PodState.READY] * 2
+
+
 # --- requests that may not be repeated ---
 
 

@@ -153,7 +153,7 @@ def test_no_single_pod_is_responsible_for_other_first_tokens(change: Callable[[R
 def test_clients_behind_one_gateway_differ_by_tenant_or_credentials(
     tenant: str, headers: HeaderList, client: str
 ) -> None:
-    """Of the credentials only a digest, which may be logged."""
+    """Only a digest of the credentials is kept, which may be logged."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", tenant=tenant)
     inbound = Inbound(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
     assert RequestContext(request, inbound, Phases(0.0)).client == client

@@ -104,7 +104,7 @@ def test_chunks_without_text_are_not_tokens(silent: bytes) -> None:
     ],
 )
 def test_text_reasoning_and_arguments_are_tokens(token: bytes) -> None:
-    """Of chats, completions and unstreamed responses, with or without a space after the colon."""
+    """In chats, completions and unstreamed responses, with or without a space after the colon."""
     assert read(ROLE, token)[1] == [1]
 
 

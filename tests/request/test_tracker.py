@@ -15,10 +15,11 @@ from router.hashing import hash_array, token_array
 from router.request.clock import Clock
 from router.request.response_reader import reader_of
 from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, Tracker
-from router.types import Endpoint, Generation, PromptPrefix
+from router.types import AttentionKind, BlocksStored, Endpoint, Generation, LayerType, PromptPrefix
 from tests.request.cores import CoreOfPods, pods_at
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":50,"prompt_tokens_details":{"cached_tokens":3}}}\n\n'
 PREAMBLE = b"event: response.created\ndata: {}\n\n"
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
 PLANS: dict[str, Callable[[CoreOfPods], Plan]] = {
@@ -173,6 +174,23 @@ def test_a_request_is_booked_from_its_begin_to_its_release() -> None:
     tracker.rest(0.3)
     tracker.end(0.3)
     assert not core.ledger.inflight()
+
+
+@pytest.mark.parametrize("is_estimated", [True, False])
+def test_a_pod_that_announces_windows_alone_is_predicted_and_measured(is_estimated: bool) -> None:
+    """As one without events, which do not say what it keeps."""
+    core = core_of()
+    core.store.add_holder(core.pod("a"), PROMPT.generation)
+    if is_estimated:
+        window = LayerType(AttentionKind.WINDOW, 16, 128)
+        core.store.apply("a", [BlocksStored(block_hashes=(1,), layers=window)])
+    tracker = started(core, "direct a")
+    tracker.head("a", 200, 0.1, is_stream=True)
+    tracker.piece(TOKEN, 0.2)
+    tracker.piece(USAGE, 0.3)
+    tracker.end(0.3)
+    assert core.store.capacities_blocks == ([62] if is_estimated else [None])
+    assert core.store.reported_hits == ([("a", 7, 3)] if is_estimated else [])
 
 
 def test_a_stream_shows_its_first_token_and_another_response_is_assumed_to_have_one() -> None:

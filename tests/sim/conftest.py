@@ -30,11 +30,22 @@ MakeConfig = Callable[..., MockEngineConfig]
 class WordTokenizer:
     """One token per word: its 32-bit hash. With special tokens, the first token is 1."""
 
+    vocabulary_size = 2**32
+
+    def __init__(self) -> None:
+        self._words: dict[int, str] = {}
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Token ids; equal words have equal ids."""
         tokens = token_array([BEGIN_OF_SEQUENCE] if add_special_tokens else [])
-        tokens.extend(xxhash.xxh32_intdigest(word.encode()) for word in text.split())
+        words = {word: xxhash.xxh32_intdigest(word.encode()) for word in text.split()}
+        self._words |= {token: word for word, token in words.items()}
+        tokens.extend(words[word] for word in text.split())
         return tokens
+
+    def decode_stream(self, prompt: array[int], *, skip_special_tokens: bool) -> Callable[[int], str | None]:
+        """Words that it has encoded, each behind a blank."""
+        return lambda token: f" {self._words.get(token, '')}"
 
 
 def render(body: Mapping[str, Any]) -> str:

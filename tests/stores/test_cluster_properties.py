@@ -59,7 +59,7 @@ class World:
         self.generation = dict.fromkeys(PODS, GENERATIONS[0])
         self.held: dict[str, set[Chain]] = {pod: set() for pod in PODS}
         self.events: dict[str, list[KvEvent]] = {pod: [] for pod in PODS}
-        """Of the pod's present cache. An event names its parent, which may have been removed since."""
+        """Events of each pod's present cache. An event names its parent, which may have been removed since."""
         self.publishers: dict[str, list[PublishedHolder]] = {pod: [] for pod in PODS}
         self.tasks: list[asyncio.Task[None]] = [asyncio.create_task(self.feed.run())]
         for name in PODS:

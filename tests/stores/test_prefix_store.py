@@ -70,14 +70,68 @@ def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> Non
     assert store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
-def test_a_pod_with_windows_hits_what_it_announces(store: LocalStore) -> None:
-    """Of the prompt that it computes, a window keeps the end only: nothing is predicted before it says so."""
-    window = BlocksStored(block_hashes=(1, 2), group=1, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
-    store.apply("a", [window, stored(3)])
-    store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
-    assert store.match(prompt(), 1.0).held_blocks("a") == 0
-    longer = msgspec.structs.replace(prompt(), tokens=token_array((*TOKENS, 7)))
-    assert store.match(longer, 1.0).held_blocks("a") == 3
+def with_window(store: LocalStore, blocks: int) -> None:
+    """Full attention of "a" has this number of blocks of the prompt, a window of two blocks has none of them."""
+    window = BlocksStored(block_hashes=(99,), group=1, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
+    other = BlocksStored(block_hashes=(99,), tokens=(98, 99), block_size_tokens=2)
+    store.apply("a", [window, other, stored(blocks)])
+
+
+def of_tokens(*tokens: int) -> PromptPrefix:
+    array = token_array(tokens)
+    return msgspec.structs.replace(prompt(), tokens=array, hashes=hash_blocks(array, 2, generation_seed(GENERATION)))
+
+
+def test_a_pod_with_windows_keeps_the_end_of_a_prompt_that_it_computes(store: LocalStore) -> None:
+    """It counts from the dispatch until the pod's events have had time to arrive; its other blocks never do."""
+    with_window(store, 0)
+    prediction = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    assert store.match(prompt(), 1.0).held_blocks("a") == 2
+    assert store.match(of_tokens(*TOKENS, 7, 8), 1.0).held_blocks("a") == 2
+    assert store.match(of_tokens(*TOKENS[:4]), 1.0).held_blocks("a") == 0
+    store.confirm(prediction, 1.0)
+    assert store.match(prompt(), 3.9).held_blocks("a") == 2
+    assert store.match(prompt(), 4.1).held_blocks("a") == 0
+    assert len(store.predicted.checkpoints) == 0
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_the_second_of_a_shared_prefix_keeps_its_end(store: LocalStore, announced: bool) -> None:
+    """Full attention has it from the first, which is announced or being computed: the third hits it."""
+    with_window(store, 2 if announced else 0)
+    if not announced:
+        store.predict("a", of_tokens(*TOKENS, 7, 8), ttl_s=30.0, capacity_blocks=None)
+    second, third = of_tokens(*TOKENS[:4], 21, 22, 23, 24, 25), of_tokens(*TOKENS[:4], 31, 32)
+    assert store.match(second, 0.0).held_blocks("a") == 0
+    store.predict("a", second, ttl_s=30.0, capacity_blocks=None)
+    assert store.match(third, 0.0).held_blocks("a") == 2
+
+
+def test_a_prompt_that_was_not_computed_keeps_nothing(store: LocalStore) -> None:
+    with_window(store, 0)
+    computed, failed = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
+    store.confirm(computed, 0.0)
+    store.withdraw(failed)
+    assert store.match(prompt(), 1.0).held_blocks("a") == 2
+    store.match(prompt(), 4.0)
+    late = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    store.forget("a")
+    store.withdraw(late)
+    assert len(store.predicted.checkpoints) == 0
+
+
+@pytest.mark.parametrize("order", ["confirmed last", "withdrawn last"])
+def test_a_checkpoint_of_several_prompts_is_dropped_with_the_last(store: LocalStore, order: str) -> None:
+    with_window(store, 0)
+    one, other = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
+    store.confirm(one, 0.0)
+    assert store.match(prompt(), 10.0).held_blocks("a") == 2
+    if order == "confirmed last":
+        store.confirm(other, 10.0)
+    else:
+        store.withdraw(other)
+    assert store.match(prompt(), 20.0).held_blocks("a") == 0
+    assert len(store.predicted.checkpoints) == 0
 
 
 @pytest.mark.parametrize("forgotten", [True, False])
@@ -115,3 +169,27 @@ def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
     assert store.rejected_reason("a") == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
     assert "3" in store.rejected_reason("a")
+
+
+# --- pods that do not announce which blocks they have ---
+
+
+def test_estimated_hits_are_scaled_by_what_pods_of_the_class_report(store: LocalStore) -> None:
+    """Those of another engine version are not."""
+    window = BlocksStored(block_hashes=(1,), group=0, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
+    for pod in (make_pod("b"), make_pod("c", version="2")):
+        store.add_holder(pod, GENERATION)
+    for name in "abc":
+        store.apply(name, [window])
+        store.confirm(store.predict(name, prompt(), ttl_s=1200.0, capacity_blocks=99), 0.0)
+    assert store.match(prompt(), 1000.0).blocks == dict.fromkeys("abc", (2, 0, 0, 0))
+    for _ in range(200):
+        store.observe_hit("a", 20_000, 0)
+    assert [store.match(prompt(), 1000.0).held_blocks(name) for name in "abc"] == [0, 0, 2]
+
+
+def test_reports_of_pods_that_announce_their_blocks_change_nothing(store: LocalStore) -> None:
+    store.apply("a", [stored(3)])
+    for _ in range(200):
+        store.observe_hit("a", 20_000, 0)
+    assert store.match(prompt(), 1.0).held_blocks("a") == 3

@@ -89,7 +89,7 @@ async def publish_and_read(
     assert await reader.generations() == [GENERATION]
     row = (await reader.rows(GENERATION))[holder]
     assert row.blocks[Tier.GPU] == len(BLOCKS)
-    read = [blocks async for _, blocks in reader.blocks(GENERATION, holder, row)]
+    read = [blocks async for _, _, blocks in reader.blocks(GENERATION, holder, row)]
     assert sorted(block for piece in read for block in piece) == BLOCKS
     entries = await reader.entries(GENERATION, b"0-0")
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]

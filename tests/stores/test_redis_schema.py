@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from router.errors import ConfigError
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
+from router.index.layers import HitRule
 from router.stores.redis_schema import (
     Keys,
     Unreadable,
@@ -23,7 +24,7 @@ from router.stores.redis_schema import (
     scope_of,
     unpack_blocks,
 )
-from router.types import BlockChange, Generation, Tier
+from router.types import AttentionKind, BlockChange, Generation, LayerType, Tier
 
 GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
 FACTS = HolderFacts(url="http://pod:8000")
@@ -119,6 +120,28 @@ def test_an_entry_lists_removals_before_additions() -> None:
             BlockChange(Tier.DISK, False, unpack_blocks(pack_blocks([0]))),
         ),
     )
+
+
+def test_layers_have_fields_and_keys_of_their_own() -> None:
+    """Versions that do not know them read full attention alone, as that of a holder without a rule."""
+    layers = {b"+0.1": pack_blocks([2]), b"-3.3": pack_blocks([5]), b"+0.4": pack_blocks([6])}
+    changes = [(each.tier, each.layer, each.held, list(each.blocks)) for each in decode_entry(ENTRY | layers).changes]
+    assert changes == [
+        (Tier.GPU, 0, True, [1, 2]),
+        (Tier.GPU, 1, True, [2]),
+        (Tier.DISK, 0, False, [0]),
+        (Tier.REMOTE, 3, False, [5]),
+    ]
+    keys = Keys()
+    assert keys.blocks("s", "h", 1, Tier.GPU, 1) == keys.blocks("s", "h", 1, Tier.GPU) + ".1"
+
+
+def test_the_rule_of_a_holder_is_part_of_its_facts() -> None:
+    """An older version writes none, and ignores it."""
+    window = LayerType(AttentionKind.WINDOW, 16, 128)
+    facts = HolderFacts(url="http://pod:8000", rule=HitRule.of([LayerType(AttentionKind.FULL, 16), window], groups=2))
+    assert decode_row(ROW | {b"facts": msgspec.json.encode(facts)}).facts == facts
+    assert decode_row(ROW | {b"facts": b'{"url":"http://pod:8000","rank":-1,"of a later version":{}}'}).facts == FACTS
 
 
 @given(st.sampled_from(sorted(ROW)), st.none() | junk)

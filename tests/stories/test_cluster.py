@@ -170,7 +170,7 @@ def pods_of(deployment: Deployment) -> list[Pod]:
 
 
 def published(deployment: Deployment) -> list[bool]:
-    """Of each pod of this router, whether a publisher writes its blocks."""
+    """Whether a publisher writes its blocks, for each pod of this router."""
     store, now_s = deployment.program.pods.store, time.monotonic()
     return [store.is_published(pod.id, now_s) for pod in pods_of(deployment)]
 

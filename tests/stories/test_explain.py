@@ -1,9 +1,8 @@
-"""Explain, preview, shadow and replay of routing decisions."""
+"""Explain, preview and replay of routing decisions."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from http import HTTPStatus
 from pathlib import Path
@@ -129,27 +128,6 @@ async def test_a_preview_of_an_invalid_request_has_its_error(deploy: Deploy, bod
     async with deploy(pods=1) as deployment:
         answer = await deployment.admin.post("/admin/preview", content=body)
         assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
-
-
-async def test_a_shadow_of_the_live_policy_always_agrees(deploy: Deploy, tmp_path: Path) -> None:
-    """Sixty concurrent requests; every decision is compared, none differs."""
-    shadowed = {
-        "name": "shadowed",
-        "extends": "cost_aware",
-        "about": "",
-        "shadow": {"policy": "cost_aware", "rate": 1.0},
-    }
-    (tmp_path / "shadowed.yaml").write_text(json.dumps(shadowed))
-    async with deploy(pods=3, policy="shadowed", policies=tmp_path) as deployment:
-        deployment.client.headers["x-workload-class"] = "batch"
-        await asyncio.gather(*(deployment.chat(opening(f"road {number % 7}", 60)) for number in range(60)))
-        shadows = deployment.program.records.recent.shadows
-        assert shadows is not None
-        await deployment.until(lambda: not shadows._waiting)
-        samples = await counted(deployment)
-        name = "warmroute_shadow_decisions_total"
-        assert float(samples[name + '{agrees="yes",class="batch",policy="cost_aware"}']) == 60
-        assert name + '{agrees="no",class="batch",policy="cost_aware"}' not in samples
 
 
 async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -> None:

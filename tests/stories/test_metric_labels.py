@@ -47,8 +47,6 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "trust": {trust.value for trust in PrefixTrust},
     "dialect": set(DIALECTS),
     "by": {"prior", "learnt"},
-    "prices": {"live", "shadow"},
-    "agrees": {"yes", "no"},
     "met": {"true", "false"},
     "kind": {"prompt", "cached", "computed", "output"},
     "limit": {dimension.name.lower() for dimension in Dimension},
@@ -125,9 +123,8 @@ def assert_bounded(deployment: Deployment, found: list[Sample]) -> None:
         "pod": {"", *(pod.id for pod in pods)},
         "pool": {pod.pool for pod in pods},
         "subject": {class_key(pod) for pod in pods},
-        "policy": set(policies.library),
-        "version": {policy.version for policy in policies.library.values()}
-        | {__version__, *(pod.version for pod in pods)},
+        "policy": {policy.name for policy in policies.active},
+        "version": {policy.version for policy in policies.active} | {__version__, *(pod.version for pod in pods)},
         "python_version": {platform.python_version()},
         "set_version": {policies.version},
     }

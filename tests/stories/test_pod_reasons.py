@@ -93,7 +93,7 @@ async def tls_engine(folder: Path) -> AsyncIterator[str]:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
 async def test_a_certificate_that_is_not_trusted(deploy: Deploy, tmp_path: Path) -> None:
-    """Of a private authority."""
+    """It is from a private authority."""
     async with tls_engine(tmp_path) as url:
         shown, logged = await reason_of(deploy, lambda _: {"url": url})
     assert shown == logged

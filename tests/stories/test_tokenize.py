@@ -75,8 +75,8 @@ async def test_unproven_tokens_come_from_a_pod(deploy: Deploy) -> None:
 
 
 async def test_detokenize_is_passed_through(deploy: Deploy) -> None:
-    """What tokens decode to is not part of a pod's self-test; the mock engine has no such path."""
+    """What tokens decode to is not part of a pod's self-test."""
     async with deploy(pods=1) as deployment:
         passed = await deployment.client.post("/detokenize", json={"model": "demo", "tokens": [1]})
-        assert passed.status_code == 404
+        assert passed.json() == {"prompt": "<｜end▁of▁sentence｜>"}
         assert passed.headers["x-warmroute-pod"]

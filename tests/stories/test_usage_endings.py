@@ -128,7 +128,7 @@ async def test_a_response_in_the_background_keeps_its_expected_output(deploy: De
 
 
 async def test_a_websocket_is_a_request_of_its_tenant(deploy: Deploy, tmp_path: Path) -> None:
-    """Of its quotas of requests, and at once while it is open. It has a line when it is closed or refused."""
+    """It counts in its quotas of requests, and at once while it is open. It has a line when it is closed or refused."""
     quotas = "{requests_per_minute: 2, concurrent_requests: 1}"
     key = "Authorization: Bearer acme"
     async with billed(deploy, tmp_path, quotas) as (deployment, usage):

@@ -21,6 +21,8 @@ PATH = r"(?:\.{0,2}/)?[\w.-]+(?:/[\w.-]+)*\.md"
 IN_WORDS = r"`?(?:\]\([^)]*\))?, \"([^\"\n]+)\""
 CITATION = re.compile(rf"(?<![\w./:\"'-])({PATH})(?:#([\w-]+)|{IN_WORDS})?")
 OWN_SECTION = re.compile(r"\]\(#([\w-]+)\)")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#([\w-]+))?\)")
+CODE = re.compile(r"^([ \t]*)```[^\n]*\n.*?^\1```[ \t]*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 MADE_BY_RUNS = {"page.md", "gameday.md", "peers-2026-11-21.md"}
 """Results, and files of tests, that are not kept."""
 
@@ -50,6 +52,14 @@ def dead_citations(file: Path, text: str) -> Iterator[str]:
         yield from (f"#{section}" for section in OWN_SECTION.findall(text) if section not in sections(file))
 
 
+def dead_links(page: Path, text: str) -> Iterator[str]:
+    """Links of a page that lead to no file, or to no section of it. A link is relative to the page alone."""
+    for path, section in LINK.findall(CODE.sub("", text)):
+        target = page.parent / path
+        if "://" not in path and not (target.exists() and (not section or section in sections(target))):
+            yield f"{path}#{section}" if section else path
+
+
 def citing_files() -> Iterator[Path]:
     yield from written_files()
     yield from sorted((ROOT / "loadtest" / "results").glob("*.md"))
@@ -65,6 +75,25 @@ def test_no_citation_is_dead() -> None:
         if (dead := list(dead_citations(file, file.read_text(encoding="utf-8"))))
     }
     assert not found
+
+
+def test_no_link_is_dead() -> None:
+    pages = [path for path in citing_files() if path.suffix == ".md"]
+    assert {page: dead for page in pages if (dead := list(dead_links(page, page.read_text())))} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "dead"),
+    [
+        ("[a](security.md#redis) [b](../config/router.yaml) [c](reference) [d](https://example.org/a)", []),
+        ("[a](docs/security.md)", ["docs/security.md"]),  # exists, but not from here
+        ("[a](security.md#no-such-section)", ["security.md#no-such-section"]),
+        ("![a](no-picture.svg)", ["no-picture.svg"]),
+        ("`[a](no.md)`\n```\n[b](no.md)\n```\n", []),
+    ],
+)
+def test_dead_links_are_found(text: str, dead: list[str]) -> None:
+    assert list(dead_links(ROOT / "docs" / "operate.md", text)) == dead
 
 
 @pytest.mark.parametrize(

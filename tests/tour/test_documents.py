@@ -117,6 +117,35 @@ def test_a_replacement_must_be_in_its_block(tmp_path: Path) -> None:
         blocks_of(page, "page.md")
 
 
+ENGINE_FLAGS = {
+    "--enable-prefix-caching",
+    "--enable-prompt-tokens-details",
+    "--enable-force-include-usage",
+    "--kv-events-config",
+}
+ENGINE = re.compile(r"(?:^|[ `])(?:vllm serve|vLLM  +--)(?:[^\n]*\\\n)*[^\n]*(?:\n +--[^\n]*)*", re.MULTILINE)
+ENGINE_PAGES = (*DOCUMENTS, "helm/templates/NOTES.txt")
+
+
+def engine_lines(page: str) -> list[str]:
+    """The command lines of vLLM in a page, with those that continue them."""
+    return ENGINE.findall((ROOT / page).read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in ENGINE_PAGES if engine_lines(page)])
+def test_every_command_line_of_vllm_has_the_flags_that_matching_and_bills_need(page: str) -> None:
+    assert [line for line in engine_lines(page) if not all(flag in line for flag in ENGINE_FLAGS)] == []
+
+
+def test_the_command_lines_of_vllm_are_found() -> None:
+    assert {page for page in ENGINE_PAGES if engine_lines(page)} >= {"README.md", "helm/README.md", *ENGINE_PAGES[-1:]}
+
+
+def test_every_block_names_its_language() -> None:
+    """So that no command is left out."""
+    assert [block.place for block in BLOCKS if not block.language] == []
+
+
 def test_quoted_output_follows_its_command() -> None:
     languages = [block.language for block in BLOCKS]
     assert OUTPUT in languages

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.tour.__main__ import run, script
-from tests.tour.markdown import SHELL, Block
+from tests.tour.__main__ import run, script, with_install
+from tests.tour.markdown import PYTHON, SHELL, Block
 
 WAITS = "exec sleep 600"
 LEAVES_A_PROCESS = "sleep 600 > /dev/null 3>&- & echo $! > pid"
 
 
-def document(folder: Path, *commands: str, max_block_s: float = 20) -> str:
-    (folder / "logs").mkdir()
+def document(
+    folder: Path, *commands: str, name: str = "page.md", language: str = SHELL, max_block_s: float = 20
+) -> str:
+    (folder / "logs").mkdir(exist_ok=True)
     path = folder / "logs" / "tour.sh"
-    path.write_text("\n".join(script([Block("page.md", at, SHELL, text) for at, text in enumerate(commands, 1)])))
-    return run(path, folder, {"PATH": os.environ["PATH"]}, max_block_s)
+    path.write_text("\n".join(script([Block(name, at, language, text) for at, text in enumerate(commands, 1)])))
+    return run(path, folder, {"PATH": os.environ["PATH"], "HOME": str(folder)}, max_block_s)
 
 
 def test_all_blocks_are_run_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +35,24 @@ def test_a_command_that_fails_ends_the_tour(command: str, tmp_path: Path) -> Non
     """Also one in the background, for which a loop in the foreground would wait."""
     assert document(tmp_path, command, "echo not reached").startswith("failed (exit code ")
     assert not (tmp_path / "output-1").exists()
+
+
+def test_pages_of_docs_are_read_in_the_environment_of_install(tmp_path: Path) -> None:
+    """Others begin in none. Where Install was not read, it is read first."""
+    program = tmp_path / "warmroute" / "bin" / "installed"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert document(tmp_path, "installed", name="docs/page.md") == ""
+    assert document(tmp_path, "installed", name="README.md").startswith("failed")
+    assert with_install(["docs/operate.md"]) == ("docs/install.md", "docs/operate.md")
+    assert with_install(["README.md"]) == ["README.md"]
+
+
+def test_programs_are_run(tmp_path: Path) -> None:
+    assert document(tmp_path, "print('of a page')", language=PYTHON) == ""
+    assert (tmp_path / "output-0").read_text() == "of a page\n"
+    assert document(tmp_path, "KEY", language=PYTHON).startswith("failed")
 
 
 def test_a_block_that_waits_forever_ends_the_tour(tmp_path: Path) -> None:

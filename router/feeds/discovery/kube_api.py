@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
@@ -24,7 +21,6 @@ from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
 from router.errors import ConfigError, UpstreamError
 from router.feeds.discovery.kube_objects import KubeApiError, error_message
-from router.feeds.discovery.kubeconfig import KubeAccess, read_kubeconfig
 from router.request.inbound import IncomingResponse
 from router.types import PodTls
 
@@ -86,15 +82,9 @@ class KubeApi:
     it before a container starts, and the system's authorities must not stand in for it."""
 
     def __init__(self, api: KubernetesApi, connect: Connect) -> None:
-        self._access = self._of_kubeconfig(Path(api.kubeconfig)) if api.kubeconfig else _access_of(api)
-        self._url = self._access.url
-        self._server = connect(self._url, self._access.tls)
-
-    def _of_kubeconfig(self, path: Path) -> KubeAccess:
-        """The access that a file describes. Copies of its certificates exist as long as this object."""
-        copies = mkdtemp(prefix="warmroute-")
-        weakref.finalize(self, shutil.rmtree, copies, ignore_errors=True)
-        return read_kubeconfig(path, Path(copies))
+        self._url = api.url or _cluster_url()
+        self._token_file = api.token_file
+        self._server = connect(self._url, PodTls(ca_file=_authority(api, self._url)))
 
     def close(self) -> None:
         """Close idle connections; requests may follow."""
@@ -158,14 +148,12 @@ class KubeApi:
 
     def _credentials(self) -> dict[str, str]:
         try:
-            token = self._access.token or read_key(self._access.token_file)
-            return {"authorization": f"Bearer {token}"}
+            return {"authorization": f"Bearer {read_key(self._token_file)}"}
         except ConfigError:
             return {}  # the API server answers 401 if it needs one
 
 
-def _access_of(api: KubernetesApi) -> KubeAccess:
-    url = api.url or _cluster_url()
+def _authority(api: KubernetesApi, url: str) -> str:
     ca_file = api.ca_file if url.startswith("https:") else ""
     try:
         if ca_file:
@@ -175,7 +163,7 @@ def _access_of(api: KubernetesApi) -> KubeAccess:
             f"discovery.kubernetes.api.ca_file: {error}; in a cluster, mount the ServiceAccount token "
             '(automountServiceAccountToken); elsewhere, name the authority, or write "" for those of the system'
         ) from None
-    return KubeAccess(url, PodTls(ca_file=ca_file), api.token_file)
+    return ca_file
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:
@@ -203,7 +191,7 @@ def _cluster_url() -> str:
     if not host:
         raise ConfigError(
             "discovery.kubernetes: this process does not run in a cluster (KUBERNETES_SERVICE_HOST is not set); "
-            "set discovery.kubernetes.api.kubeconfig, or api.url"
+            "set discovery.kubernetes.api.url; `kubectl proxy` serves http://127.0.0.1:8001"
         )
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 

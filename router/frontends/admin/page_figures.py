@@ -1,4 +1,4 @@
-"""Computes the figures that the operators' page and `warmroute top` show: sums, quantiles and shares.
+"""Computes the figures that the operators' page shows: sums, quantiles and shares.
 
 Metrics are those of /metrics, summed over the labels that no figure needs.
 """
@@ -39,10 +39,6 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.EVICTED_SOON_S: ("model",),
     of_decisions.PREFILL_SAVED_S: ("placement",),
     of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
-    of_decisions.SHADOW_DECISIONS: ("policy", "agrees"),
-    of_decisions.SHADOW_DROPPED: ("policy",),
-    of_decisions.SHADOW_SOONER_S: ("policy", "prices"),
-    of_decisions.SHADOW_LATER_S: ("policy", "prices"),
     of_pods.TRANSFER_SLOWDOWN: ("link",),
     of_process.LOOP_LAG_S: (),
     of_process.DEGRADED_MATCHES: (),
@@ -81,17 +77,6 @@ class ClassFigures(msgspec.Struct, frozen=True):
     tpot_s: Quantiles
 
 
-class ShadowFigures(msgspec.Struct, frozen=True):
-    """Compared decisions of a shadow policy. Gains: seconds that its choices were expected to be faster, by the live
-    policy's prices and by its own."""
-
-    compared: float
-    agreeing: float
-    dropped: float
-    gain_live_s: float
-    gain_shadow_s: float
-
-
 class PageFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What happened between two snapshots. Failures: requests that failed, unless their client left."""
 
@@ -119,7 +104,6 @@ class PageFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Those evicted too soon, by model."""
     evicted_s: dict[str, float]
     """Prefill seconds of these tokens, by model."""
-    shadows: dict[str, ShadowFigures]
 
 
 def _first(labels: Labels) -> str:
@@ -153,7 +137,6 @@ class MetricsGrowth:
             reuse_s=self._quantiles(of_requests.REUSE_INTERVAL_S),
             evicted_tokens=self._values(of_decisions.EVICTED_SOON_TOKENS),
             evicted_s=self._values(of_decisions.EVICTED_SOON_S),
-            shadows=self._shadows(),
         )
 
     def unread(self) -> dict[str, float]:
@@ -179,22 +162,6 @@ class MetricsGrowth:
             name: ClassFigures(ended, failures[name], ttft_s[name], tpot_s[name])
             for name, ended in self._values(requests).items()
         }
-
-    def _shadows(self) -> dict[str, ShadowFigures]:
-        agreeing = self._values_where(of_decisions.SHADOW_DECISIONS, "yes")
-        dropped = self._values(of_decisions.SHADOW_DROPPED)
-        sooner, later = of_decisions.SHADOW_SOONER_S, of_decisions.SHADOW_LATER_S
-        live_s, live_loss_s = self._values_where(sooner, "live"), self._values_where(later, "live")
-        own_s, own_loss_s = self._values_where(sooner, "shadow"), self._values_where(later, "shadow")
-        return {
-            one: ShadowFigures(
-                compared, agreeing[one], dropped[one], live_s[one] - live_loss_s[one], own_s[one] - own_loss_s[one]
-            )
-            for one, compared in self._values(of_decisions.SHADOW_DECISIONS).items()
-        }
-
-    def _values_where(self, declared: Declaration, second: str) -> defaultdict[str, float]:
-        return self._values(declared, lambda labels: labels[0] if labels[1] == second else None)
 
     def _values(self, declared: Declaration, key: _Key = _first) -> defaultdict[str, float]:
         return defaultdict(float, {name: value for name, (value, *_) in self._grown(declared, key).items()})

@@ -83,7 +83,6 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
             "filters": {name: one.model_dump() for name, one in policy.filters},
             "costs": {name: term.model_dump() for name, term in policy.costs},
             "picker": _named(policy.picker),
-            "shadow": policy.shadow.policy if policy.shadow else None,
         }
         for policy in current.active
     ]

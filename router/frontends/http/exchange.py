@@ -19,7 +19,8 @@ from router.admission.fair_bound import FairBound
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.frontends.http.relay import is_stream
+from router.frontends.http.fair_turns import FairTurns
+from router.frontends.http.relay import LARGE_PIECE_BYTES, is_stream
 from router.request.inbound import HeaderList
 
 MAX_COMPARED = 128
@@ -115,6 +116,8 @@ class ClientConnection:
     on_complete: Callable[[], None]
     """Called when a response is complete."""
     body_memory: BodyMemory
+    turns: FairTurns
+    """For the next large piece of a response."""
     read_paused: bool = False
     write_paused: bool = False
     _writable: asyncio.Event = field(default_factory=asyncio.Event)
@@ -311,14 +314,17 @@ class Exchange(msgspec.Struct, eq=False):
         if self._head:
             piece, self._head = self._head + piece, b""
         connection = self._connection
-        connection.transport.write(piece)
-        return not connection.write_paused
+        if not self.disconnected:  # its transport is closed, and its task has yet to learn that
+            connection.transport.write(piece)
+        return not connection.write_paused and len(piece) <= LARGE_PIECE_BYTES
 
     async def ready(self) -> None:
-        """Wait until the client has read enough."""
+        """Wait until the client has read enough, and for its tenant's turn."""
         if self._connection.write_paused:
             self.was_slow = True
             await self._connection.drain()
+        async with self._connection.turns.turn(self.received.tenant, 0, LARGE_PIECE_BYTES):
+            await asyncio.sleep(0)
 
     def finish(self) -> None:
         """End the response. If it is shorter than its content-length, close the connection to show that."""

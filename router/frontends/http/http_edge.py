@@ -13,6 +13,7 @@ from router.config.schema import Limits
 from router.errors import BodyTooLarge, RouterError
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import STATUS_LINES, BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers, response_for
 
@@ -28,6 +29,7 @@ class HttpEdge:
         self.methods = methods
         """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
+        self.response_turns = FairTurns()
         self.client_connections = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()

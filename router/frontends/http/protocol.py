@@ -96,8 +96,9 @@ class EdgeProtocol(asyncio.Protocol):
         connections = self._state.connections
         connections.add(cast(Any, self))
         self._host = host_in(transport.get_extra_info("peername"))
+        edge = self._edge
         self.connection = ClientConnection(
-            transport, self._state.tasks, self._loop, self._on_response_complete, self._edge.body_memory
+            transport, self._state.tasks, self._loop, self._on_response_complete, edge.body_memory, edge.response_turns
         )
         self._owner = self._network = client_network(self._host, self._proxies)
         limits, open_connections = self._limits, self._edge.client_connections

@@ -19,6 +19,9 @@ from router.types import PodId
 
 RESPONSE = Bound("response", 16 * 1024 * 1024)
 """To requests of the router itself and prefill requests: it may have the tokens of a prompt, twice."""
+LARGE_PIECE_BYTES = 32 * 1024
+"""Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
+in 256 KiB, and many pods may send as much at once."""
 
 
 class Downstream(Protocol):
@@ -43,7 +46,7 @@ class Downstream(Protocol):
         """Send a piece of body. False: do not send more before `ready` has returned."""
 
     async def ready(self) -> None:
-        """Wait until the client can receive more."""
+        """Wait until the client can receive more, and a large piece may be next."""
 
     def finish(self) -> None:
         """End the response."""
@@ -67,6 +70,8 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
         return client.put(tracker.piece(piece, monotonic()))
 
     while piece := await reply.read():
+        if len(piece) > LARGE_PIECE_BYTES:
+            await client.ready()
         if ready := tracker.piece(piece, monotonic()):
             client.start(reply.status, headers)
             if not client.put(ready):

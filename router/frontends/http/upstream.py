@@ -178,7 +178,7 @@ class UpstreamPool:
                 f"pod {self.pod}: {path}: no response within {timeout_s:g} s", pod=self.pod
             ) from error
         if reply.status != HTTPStatus.OK:
-            raise unexpected_status(reply.status, path, self.pod)
+            raise unexpected_status(reply.status, path, self.pod, body)
         return body
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Reply:

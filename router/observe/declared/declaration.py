@@ -7,7 +7,6 @@ from enum import StrEnum
 import msgspec
 
 LABELS = {
-    "agrees": "`yes` or `no`",
     "by": "`prior` or `learnt`",
     "class": "Workload classes of the configuration; empty where a request ended before it was classified",
     "coefficient": "Coefficients of the cost model",
@@ -27,7 +26,6 @@ LABELS = {
     "plan": "`direct`, `pull` or `split`",
     "policy": "Policies of the configuration; empty where a request ended before it was decided",
     "pool": "Pools of pods: `pool` in the configuration, or the label `warmroute.dev/pool`",
-    "prices": "`live` or `shadow`: the policy whose prices are compared",
     "python_version": "Version of Python",
     "reason": "Codes of the router",
     "resource": "`prefill`, `kv_cache` or `decode_steps`",

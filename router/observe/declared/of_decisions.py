@@ -1,4 +1,4 @@
-"""Decisions: predictions, calibration, policies and shadows"""
+"""Decisions: predictions, calibration and policies"""
 
 from __future__ import annotations
 
@@ -80,31 +80,4 @@ POLICY_RELOAD_TTFT = gauge(
     "warmroute_policy_reload_ttft_ratio",
     "Mean expected time to first token of recent decisions by the policies of the last reload, relative to those before"
     " it; 1 if nothing changed.",
-)
-
-SHADOW_DECISIONS = counter(
-    "warmroute_shadow_decisions",
-    "Decisions of a shadow policy, by agreement with the live policy.",
-    "policy class agrees",
-)
-SHADOW_DROPPED = counter(
-    "warmroute_shadow_dropped",
-    "Sampled requests without a comparison: the router was busy, or the shadow policy had no candidate.",
-    "policy class",
-)
-SHADOW_SOONER_S = counter(
-    "warmroute_shadow_sooner_seconds",
-    "Seconds by which the shadow's choice was expected to be faster, by the policy that priced both choices.",
-    "policy class prices",
-)
-SHADOW_LATER_S = counter(
-    "warmroute_shadow_later_seconds",
-    "Seconds by which the shadow's choice was expected to be slower, by the policy that priced both choices.",
-    "policy class prices",
-)
-SHADOW_REGRET_S = histogram(
-    "warmroute_shadow_regret_seconds",
-    "Seconds by which first tokens came later than expected from the shadow's choice, where it differed.",
-    "policy class",
-    buckets=(0, *SECONDS),
 )

@@ -22,6 +22,12 @@ class FaultKind(StrEnum):
     """Reset the connection before any header."""
     CUT = "cut"
     """Close the connection after `after_chunks` tokens of a stream, or after half of a unary body."""
+    TEAR = "tear"
+    """As CUT, but inside the next event, and inside its first character of several bytes if it has one."""
+    SILENCE = "silence"
+    """Send nothing after `after_chunks` tokens of a stream, and leave its connection open."""
+    ABORT = "abort"
+    """End a stream after `after_chunks` tokens with reason `abort`, usage and `[DONE]`."""
     RAW = "raw"
     """Write `raw` instead of a response, `piece_bytes` at a time, then close, reset or hang, as `then` says."""
     SLOW = "slow"
@@ -38,6 +44,10 @@ class FaultKind(StrEnum):
     """Immediate: close connections and accept no new one, for `for_s` seconds or until `heal`."""
     DIE = "die"
     """Immediate: RESTART and REFUSE."""
+    TERMINATE = "terminate"
+    """Immediate, as vLLM on SIGTERM: accept no connection; streams stay open and get no more tokens."""
+    CORE_DIES = "core_dies"
+    """Immediate: all streams end with an error event and `[DONE]`; health checks and requests fail until cleared."""
     EXPIRE = "expire"
     """Immediate: end the leases of all KV held for decode legs."""
     THROTTLE = "throttle"
@@ -54,7 +64,16 @@ class FaultKind(StrEnum):
     """A decode leg fails to load its KV."""
 
 
-REQUEST_FAULTS = (FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.CUT, FaultKind.RAW, FaultKind.SLOW)
+ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES)
+"""Faults of an engine that can be armed for a token of a stream."""
+
+STREAM_FAULTS = (FaultKind.CUT, FaultKind.TEAR, FaultKind.SILENCE, FaultKind.ABORT, *ENGINE_FAULTS)
+"""Faults that break a stream after `after_chunks` tokens."""
+
+REQUEST_FAULTS = (
+    *(FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.RAW, FaultKind.SLOW),
+    *STREAM_FAULTS,
+)
 """Faults of generation and embedding requests."""
 
 PREFILL_FAULTS = (FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS)
@@ -67,7 +86,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: FaultKind
     count: int | None = 1
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
-    after_chunks: int = 1
+    after_chunks: int | None = None
+    """None is 1; an immediate fault that has it waits for a stream with this many tokens."""
     pause_s: float = 0.05
     raw: str = ""
     """Bytes as Latin-1."""

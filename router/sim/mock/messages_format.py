@@ -40,6 +40,7 @@ def message_body(request: GenerationRequest, cached_tokens: int, handoff: Handof
 class MessageFrames:
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
+        self._texts = request.output.texts
 
     def opening(self) -> bytes:
         return b""
@@ -49,7 +50,8 @@ class MessageFrames:
         name, field = ("input_json_delta", "partial_json") if output.call else ("text_delta", "text")
         frames = [
             _event("content_block_delta", {"index": 0, "delta": {"type": name, field: text}})
-            for text in output.texts[first:end]
+            for text in self._texts[first:end]
+            if text
         ]
         if first == 0:
             usage = {"input_tokens": len(self._request.prompt), "output_tokens": 0}
@@ -79,7 +81,7 @@ def _block(request: GenerationRequest) -> dict[str, Any]:
     call = request.output.call
     if call is None:
         return {"type": "text"}
-    return {"type": "tool_use", "id": f"toolu_{request.id}", "name": call.name}
+    return {"type": "tool_use", "id": f"toolu_{request.id}", "name": call}
 
 
 def _stop_reason(request: GenerationRequest) -> str:

@@ -6,21 +6,38 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from router.endpoints import conventions_of
 from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
-from router.sim.mock.faults import PREFILL_FAULTS, REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from router.sim.mock.faults import (
+    ENGINE_FAULTS,
+    PREFILL_FAULTS,
+    REQUEST_FAULTS,
+    STREAM_FAULTS,
+    Fault,
+    FaultBoard,
+    FaultKind,
+)
 from router.sim.mock.handoff_dialects import HandoffFields, HandoffLeg, LoadedKv, PrefillLeg
 from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EVENT_STREAM, JSON, HttpExchange
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser, decode_body
+from router.sim.mock.mock_requests import (
+    EngineError,
+    GenerationRequest,
+    MockAdapters,
+    RequestParser,
+    core_died,
+    decode_body,
+)
 from router.sim.mock.mock_responses import encode, error_type
 from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
 from router.sim.pod import SimRequest
@@ -80,9 +97,11 @@ class _Generation:
     fault: Fault | None
     dies_after: Fault | None = None
     """Fault to inject after the response."""
+    created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def has_fault(self, kind: FaultKind) -> bool:
-        return self.fault is not None and self.fault.kind is kind
+    @property
+    def breaks(self) -> bool:
+        return self.fault is not None and self.fault.kind in STREAM_FAULTS
 
 
 class EngineApp:
@@ -118,6 +137,7 @@ class EngineApp:
             ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
             ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
+            ("POST", "/detokenize"): self._detokenize,
             ("POST", "/v1/load_lora_adapter"): _text(adapters.load),
             ("POST", "/v1/unload_lora_adapter"): _text(adapters.unload),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
@@ -161,7 +181,7 @@ class EngineApp:
         engine_request_id = f"{request.id}-{next(self._serial):08x}"
         leg = self._handoffs.leg(request, engine_request_id)
         if isinstance(leg, PrefillLeg) and leg.cut is not None:
-            request = replace(request, output=request.output.first_token(leg.cut))
+            request = replace(request, output=request.output.cut(1, leg.cut))
         if request.stream:
             await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
         try:
@@ -227,9 +247,9 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body = generation.format.body(self._output_request(generation), int(time.time()), cached_tokens, fields)
+        body = generation.format.body(self._output_request(generation), generation.created_s, cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
-        if generation.has_fault(FaultKind.CUT):
+        if generation.breaks:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
             await exchange.write(body[: len(body) // 2])
             await exchange.close()
@@ -240,9 +260,9 @@ class EngineApp:
         """Headers are already sent, as in vLLM. Tokens that are ready together are sent in one write."""
         tokens, fault = generation.tokens, generation.fault
         end = total = len(generation.request.output.tokens)
-        if fault is not None and fault.kind is FaultKind.CUT:
-            end = min(total, fault.after_chunks)
-        frames_of, created_s = generation.format.frames, int(time.time())
+        if fault is not None and generation.breaks:
+            end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
+        frames_of, created_s = generation.format.frames, generation.created_s
         if opening := frames_of(generation.request, created_s).opening():
             await exchange.write(opening)
         await tokens.wait_for(min(end, 1))
@@ -250,20 +270,43 @@ class EngineApp:
         sent = 0
         while sent < end:
             ready = min(end, await tokens.wait_for(sent + 1))
-            if generation.has_fault(FaultKind.SLOW):
+            if fault is not None and fault.kind is FaultKind.SLOW:
                 await _pause_if_slow(exchange, fault)
                 ready = sent + 1
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
-        if generation.has_fault(FaultKind.CUT):
-            await exchange.close()
+        if generation.breaks:
+            await self._break(exchange, generation, frames, sent)
         else:
             await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
+    async def _break(self, exchange: HttpExchange, generation: _Generation, frames: _Frames, sent: int) -> None:
+        """Apply the fault of a stream that has sent `sent` tokens."""
+        fault, request = generation.fault, generation.request
+        assert fault is not None
+        cached_tokens = self._cached_tokens(generation)
+        if fault.kind is FaultKind.ABORT:
+            aborted = replace(request, output=request.output.cut(sent, "abort"))
+            frames = generation.format.frames(aborted, generation.created_s)
+            await exchange.write(frames.closing(cached_tokens), more=False)
+            return
+        if fault.kind is FaultKind.TEAR:
+            left = frames.tokens(sent, min(sent + 1, len(request.output.tokens)))
+            event = b"".join(left) or frames.closing(cached_tokens)
+            inside = next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)
+            await exchange.write(event[: inside + 1])
+        if fault.kind in ENGINE_FAULTS:
+            self._inject(msgspec.structs.replace(fault, after_chunks=None))
+        if fault.kind is FaultKind.CORE_DIES:
+            raise core_died()
+        if fault.kind in (FaultKind.SILENCE, FaultKind.TERMINATE):
+            await exchange.disconnected()
+        await exchange.close()
+
     async def _fails_early(self, exchange: HttpExchange, fault: Fault | None) -> bool:
         """Apply a fault that ends the request before the engine parses it; False if there is none."""
-        if fault is None or fault.kind in (FaultKind.CUT, FaultKind.SLOW):
+        if fault is None or fault.kind in (FaultKind.SLOW, *STREAM_FAULTS):
             return False
         if fault.kind is FaultKind.STATUS:
             raise EngineError("injected fault", status=fault.status)
@@ -303,6 +346,10 @@ class EngineApp:
         tokens = self._parser.tokenize(await exchange.body())
         await exchange.respond(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
 
+    async def _detokenize(self, exchange: HttpExchange) -> None:
+        text = self._parser.detokenize(await exchange.body())
+        await exchange.respond(HTTPStatus.OK, encode({"prompt": text}))
+
     async def _count_tokens(self, exchange: HttpExchange) -> None:
         tokens = self._parser.count_tokens(await exchange.body())
         context = {"original_input_tokens": tokens}
@@ -339,27 +386,3 @@ def _text(answer: Callable[[bytes], bytes]) -> _Handler:
 async def _pause_if_slow(exchange: HttpExchange, fault: Fault | None) -> None:
     if fault is not None and fault.kind is FaultKind.SLOW:
         await exchange.pause(fault.pause_s)
-
-
-class MockAdapters:
-    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def load(self, body: bytes) -> bytes:
-        fields = decode_body(body, dict[str, Any])
-        name = fields.get("lora_name")
-        if not name or not fields.get("lora_path"):
-            raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._names and not fields.get("load_inplace"):
-            raise EngineError(f"The lora adapter '{name}' has already been loaded.")
-        self._names.add(name)
-        return f"Success: LoRA adapter '{name}' added successfully.".encode()
-
-    def unload(self, body: bytes) -> bytes:
-        name = decode_body(body, dict[str, Any]).get("lora_name")
-        if name not in self._names:
-            raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
-        self._names.discard(name)
-        return f"Success: LoRA adapter '{name}' removed successfully.".encode()

@@ -21,6 +21,15 @@ class TextEncoder(Protocol):
         """Token ids of `text`."""
 
 
+class TextCodec(TextEncoder, Protocol):
+    """A tokenizer that can decode."""
+
+    vocabulary_size: int
+
+    def decode_stream(self, prompt: array[int], *, skip_special_tokens: bool) -> Callable[[int], str | None]:
+        """Decodes the tokens behind `prompt` one by one, as vLLM does."""
+
+
 _Render: TypeAlias = Callable[[Mapping[str, Any]], str]
 """Renders a decoded chat body to its prompt. Raises the errors of `ChatTemplate.render`."""
 
@@ -75,7 +84,7 @@ class MockEngineConfig(SimPodConfig):
 
     models: tuple[str, ...]
     """Served names; the first is the base model."""
-    tokenizer: TextEncoder
+    tokenizer: TextCodec
     render: _Render
     template: ChatTemplate | None = None
     """The template that `render` uses; without it, conversions of other APIs refuse what depends on the template."""
@@ -86,6 +95,8 @@ class MockEngineConfig(SimPodConfig):
     """Required as `authorization: Bearer KEY`; empty: none is required."""
     time_scale: float = 1.0
     max_model_len: int = 32_768
+    stream_interval: int = 1
+    """Tokens per chunk of a stream."""
     kv_events: KvEventConfig | None = KvEventConfig()
     """None for an engine that publishes no KV events."""
     handoff: HandoffConfig = HandoffConfig()

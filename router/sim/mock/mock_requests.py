@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from os.path import commonprefix
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -22,14 +22,23 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
 from router.prompt.conversation import Unrenderable
+from router.sim.mock.answers import Answers, Prompt
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.tool_calls import ToolCall, next_call, with_call
-from router.sim.mock.vocabulary import GeneratedText, Vocabulary, generated_call
+from router.sim.mock.request_bodies import (
+    AskedChat,
+    AskedCompletion,
+    AskedEmbedding,
+    AskedGeneration,
+    AskedMessage,
+    AskedPrompts,
+    AskedResponse,
+    AskedTokens,
+)
+from router.sim.mock.tool_calls import listed_answers, next_answer, with_answer
+from router.sim.mock.vocabulary import GeneratedText
 from router.types import Endpoint
 
 _T = TypeVar("_T")
-_Prompts: TypeAlias = str | list[int | str | list[int]]
-"""One text, one list of token ids, or a list of either."""
 
 
 class EngineError(Exception):
@@ -41,75 +50,16 @@ class EngineError(Exception):
         self.param = param
 
 
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _GenerationBody(msgspec.Struct, kw_only=True):
-    """Fields of all generation endpoints. Unknown fields are ignored, as in vLLM."""
-
-    model: str | None = None
-    n: int | None = 1
-    max_tokens: int | None = None
-    stream: bool | None = False
-    stream_options: _StreamOptions | None = None
-    return_token_ids: bool | None = False
-    cache_salt: str | None = None
-    add_special_tokens: bool | None = None
-    min_tokens: int | None = 0
-    kv_transfer_params: dict[str, Any] | None = None
-    bootstrap_host: str | None = None
-    bootstrap_port: int | None = None
-    bootstrap_room: int | None = None
-    disaggregated_params: dict[str, Any] | None = None
-
-
-class _ChatBody(_GenerationBody, kw_only=True):
-    messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class _CompletionBody(_GenerationBody, kw_only=True):
-    prompt: _Prompts
-
-
-class _MessagesBody(_GenerationBody, kw_only=True):
-    messages: list[dict[str, Any]]
-    max_tokens: int
-
-
-class _ResponsesBody(_GenerationBody, kw_only=True):
-    input: str | list[dict[str, Any]]
-    max_output_tokens: int | None = None
-    request_id: str | None = None
-    previous_response_id: str | None = None
-
-
-class _EmbeddingBody(msgspec.Struct, kw_only=True):
-    input: _Prompts
-    model: str | None = None
-
-
-class _TokenizeBody(msgspec.Struct, kw_only=True):
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool | None = None
-
-
 _HANDOFF_FIELDS = (
     *("kv_transfer_params", "disaggregated_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
 )
 
 
-class _Prompt(NamedTuple):
-    """A prompt, and the call that answers it with its tokens, if it asks for one."""
-
-    tokens: array[int]
-    call: ToolCall | None = None
-    call_tokens: array[int] = token_array()
+def core_died() -> EngineError:
+    """vLLM's error for each request whose engine core has ended."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +73,10 @@ class GenerationRequest:
     salt: str = ""
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     return_token_ids: bool = False
+    include_reasoning: bool = True
+    stream_interval: int = 1
     engine: str = ""
     """Identifies the engine in chats and completions: no other router says which pod responded."""
     handoff: Mapping[str, Any] = field(default_factory=dict)
@@ -143,7 +96,11 @@ class RequestParser:
         self._config = config
         self.adapters = set(config.adapters)
         """Those that are loaded now."""
-        self._vocabulary = Vocabulary(config.tokenizer)
+        turns = [{"role": role, "content": "x"} for role in ("user", "assistant")]
+        ending = config.render({"messages": turns, "add_generation_prompt": False}).rpartition("x")[2]
+        self._end = (self._encode(ending, False) or [0])[0]
+        """The token that ends an answer; any one if templates write none."""
+        self._answers = Answers(config, self._end)
         self._engine = f"fp_{uuid.uuid4().hex[:12]}"
         self._from_messages = VllmMessages(config.template)
         self._from_responses = VllmResponses(config.template)
@@ -151,53 +108,49 @@ class RequestParser:
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
         raw = decode_body(body, dict[str, Any])
-        chat = _convert(raw, _ChatBody)
+        chat = _convert(raw, AskedChat)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
-        given_tokens = self._given_tokens(chat)
-        if given_tokens is None:
-            prompt = self._chat_prompt(raw, bool(chat.add_special_tokens))
-        else:
-            prompt = _Prompt(_token_ids(given_tokens))
+        prompt = self._chat_prompt(raw, chat, None if chat.echo else self._given_tokens(chat))
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
-        completion = _convert(decode_body(body, dict[str, Any]), _CompletionBody)
+        completion = _convert(decode_body(body, dict[str, Any]), AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
-        request_id, prompt = f"cmpl-{request_id}", _Prompt(prompts[0])
-        return self._generation(request_id, Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
+        prompt = self._completion_prompt(prompts[0], completion.prompt)
+        return self._generation(f"cmpl-{request_id}", Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
         raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, _MessagesBody)
-        prompt = self._converted_prompt(self._from_messages, raw)
+        asked = _convert(raw, AskedMessage)
+        prompt = self._converted_prompt(self._from_messages, raw, asked)
         return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
 
     def count_tokens(self, body: bytes) -> int:
         raw = decode_body(body, dict[str, Any])
-        self._model(_convert(raw, _TokenizeBody).model)
-        return len(self._converted_prompt(self._from_messages, raw).tokens)
+        self._model(_convert(raw, AskedTokens).model)
+        return len(self._converted_prompt(self._from_messages, raw, AskedGeneration()).tokens)
 
     def response(self, body: bytes, request_id: str) -> GenerationRequest:
         """A request of the Responses API. Responses are not stored."""
         raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, _ResponsesBody)
+        asked = _convert(raw, AskedResponse)
         if asked.previous_response_id is not None:
             message = f"Response with id '{asked.previous_response_id}' not found."
             raise EngineError(message, status=HTTPStatus.NOT_FOUND, param="response_id")
-        prompt = self._converted_prompt(self._from_responses, raw)
+        prompt = self._converted_prompt(self._from_responses, raw, asked)
         request_id = asked.request_id or f"resp_{request_id}"
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
 
     def garbled(self, request: GenerationRequest) -> GenerationRequest:
         """The same request with the wrong output that KV of another prompt produces."""
-        return replace(request, output=self._vocabulary.garbled(request.output))
+        return replace(request, output=self._answers.vocabulary.garbled(request.output))
 
     def embedding(self, body: bytes) -> EmbeddingRequest:
-        embedding = _convert(decode_body(body, dict[str, Any]), _EmbeddingBody)
+        embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
@@ -207,7 +160,7 @@ class RequestParser:
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
         raw = decode_body(body, dict[str, Any])
-        given = _convert(raw, _TokenizeBody)
+        given = _convert(raw, AskedTokens)
         self._model(given.model)
         if given.messages is not None:
             return self._encode(self._render(raw), bool(given.add_special_tokens))
@@ -215,12 +168,16 @@ class RequestParser:
             return self._encode(given.prompt, given.add_special_tokens is not False)
         raise EngineError("either prompt or messages is required", param="prompt")
 
+    def detokenize(self, body: bytes) -> str:
+        tokens = self._checked_ids(decode_body(body, dict[str, Any]).get("tokens"), "tokens")
+        return self._text(tokens)
+
     def _generation(
         self,
         request_id: str,
         endpoint: Endpoint,
-        body: _GenerationBody,
-        prompt: _Prompt,
+        body: AskedGeneration,
+        prompt: Prompt,
         max_tokens: int | None,
     ) -> GenerationRequest:
         model, adapter = self._model(body.model)
@@ -231,48 +188,48 @@ class RequestParser:
             endpoint=endpoint,
             model=model,
             prompt=prompt.tokens,
-            output=self._output(endpoint, body, prompt, max_tokens),
+            output=self._answers.output(endpoint, body, prompt, max_tokens),
             adapter=adapter,
             salt=body.cache_salt or "",
             stream=bool(body.stream),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
             return_token_ids=bool(body.return_token_ids),
+            include_reasoning=not isinstance(body, AskedChat) or body.include_reasoning is not False,
+            stream_interval=self._config.stream_interval,
             engine=self._engine,
             handoff={name: value for name in _HANDOFF_FIELDS if (value := getattr(body, name)) is not None},
         )
 
-    def _output(
-        self, endpoint: Endpoint, body: _GenerationBody, prompt: _Prompt, max_tokens: int | None
-    ) -> GeneratedText:
-        """The output. `max_tokens` is its exact length where clients need not limit it, so that load tests can choose
-        the length; agents' APIs have `min_tokens` for that."""
-        available = self._config.max_model_len - len(prompt.tokens)
-        limit = available if max_tokens is None else min(max_tokens, available)
-        if prompt.call is not None:
-            return generated_call(prompt.call, prompt.call_tokens, limit)
-        if endpoint.api.is_converted:
-            return self._vocabulary.generate(prompt.tokens, None, limit, body.min_tokens or 0)
-        return self._vocabulary.generate(prompt.tokens, max_tokens, available)
-
-    def _chat_prompt(self, chat: Mapping[str, Any], add_special_tokens: bool = False) -> _Prompt:
-        text = self._render(chat)
-        tokens = self._encode(text, add_special_tokens)
-        if (call := next_call(chat)) is None:
-            return _Prompt(tokens)
-        whole = self._render(with_call(chat, call))
+    def _chat_prompt(self, chat: Mapping[str, Any], body: AskedGeneration, given: object = None) -> Prompt:
+        listed = next_answer(chat)
+        if given is not None and not _has_media(chat):
+            prompt = Prompt(self._checked_ids(given, "kv_transfer_params.prompt_token_ids"), is_given=True)
+        else:
+            prompt = Prompt(self._encode(self._render(chat), bool(body.add_special_tokens)))
+        if listed is None:
+            return prompt
+        text, whole = self._render(chat), self._render(with_answer(chat, listed))
         written = whole[len(commonprefix([text, whole])) :]  # the prompt may end with words that only thinking needs
-        return _Prompt(tokens, call, self._encode(written, False))
+        return prompt._replace(answer=self._encode(written, False))
 
-    def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any]) -> _Prompt:
+    def _completion_prompt(self, tokens: array[int], given: AskedPrompts) -> Prompt:
+        text = given if isinstance(given, str) else self._text(tokens)
+        if not (listed := listed_answers(text)):
+            return Prompt(tokens)
+        answer = self._encode(listed[0].text, False) + token_array([self._end])
+        return Prompt(tokens, answer, is_given=True)
+
+    def _converted_prompt(self, conversion: Conversion, raw: Mapping[str, Any], body: AskedGeneration) -> Prompt:
         try:
-            return self._chat_prompt(conversion.chat(raw))
+            return self._chat_prompt(conversion.chat(raw), body, self._given_tokens(body))
         except Unrenderable as error:
             raise EngineError(str(error)) from error
 
-    def _given_tokens(self, chat: _ChatBody) -> object:
-        """The prompt tokens that a prefill leg returned, if they are in the field that this engine reads; else None."""
+    def _given_tokens(self, chat: AskedGeneration) -> object:
+        """The prompt as token ids, if they are in the field that this engine reads; else None."""
         if self._config.handoff.dialect == "trtllm":
-            return chat.prompt_token_ids
+            return getattr(chat, "prompt_token_ids", None)
         return (chat.kv_transfer_params or {}).get("prompt_token_ids")
 
     def _model(self, name: str | None) -> tuple[str, str]:
@@ -301,17 +258,55 @@ class RequestParser:
         except Unrenderable as error:
             raise EngineError(f"this engine supports only text: {error}", param="messages") from error
 
-    def _prompts(self, value: _Prompts, add_special_tokens: bool) -> tuple[array[int], ...]:
+    def _prompts(self, value: AskedPrompts, add_special_tokens: bool) -> tuple[array[int], ...]:
         if isinstance(value, str):
             return (self._encode(value, add_special_tokens),)
         if any(isinstance(item, int) for item in value):
-            return (_token_ids(value),)
+            return (self._checked_ids(value, "prompt"),)
         return tuple(
-            self._encode(item, add_special_tokens) if isinstance(item, str) else _token_ids(item) for item in value
+            self._encode(item, add_special_tokens) if isinstance(item, str) else self._checked_ids(item, "prompt")
+            for item in value
         )
+
+    def _checked_ids(self, value: object, param: str) -> array[int]:
+        tokens = _token_ids(value, param)
+        if not tokens:
+            raise EngineError(f"`{param}` must be a non-empty list of non-negative integers.", param=param)
+        if (highest := max(tokens)) >= self._config.tokenizer.vocabulary_size:
+            raise EngineError(f"Token id {highest} is out of vocabulary", param=param)
+        return tokens
+
+    def _text(self, tokens: array[int]) -> str:
+        decode = self._config.tokenizer.decode_stream(token_array([]), skip_special_tokens=False)
+        texts = [decode(token) for token in tokens]
+        return "".join(text or "" for text in texts) + ("\ufffd" if texts[-1] is None else "")
 
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+class MockAdapters:
+    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def load(self, body: bytes) -> bytes:
+        fields = decode_body(body, dict[str, Any])
+        name = fields.get("lora_name")
+        if not name or not fields.get("lora_path"):
+            raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
+        if name in self._names and not fields.get("load_inplace"):
+            raise EngineError(f"The lora adapter '{name}' has already been loaded.")
+        self._names.add(name)
+        return f"Success: LoRA adapter '{name}' added successfully.".encode()
+
+    def unload(self, body: bytes) -> bytes:
+        name = decode_body(body, dict[str, Any]).get("lora_name")
+        if name not in self._names:
+            raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
+        self._names.discard(name)
+        return f"Success: LoRA adapter '{name}' removed successfully.".encode()
 
 
 def decode_body(body: bytes, body_type: type[_T]) -> _T:
@@ -329,7 +324,7 @@ def _convert(raw: Mapping[str, Any], body_type: type[_T]) -> _T:
         raise EngineError(str(error)) from error
 
 
-def _check_options(body: _GenerationBody, max_tokens: int | None) -> None:
+def _check_options(body: AskedGeneration, max_tokens: int | None) -> None:
     if body.n not in (None, 1):
         raise EngineError(f"this engine supports only n=1, got {body.n}", param="n")
     if max_tokens is not None and max_tokens < 1:
@@ -345,8 +340,14 @@ def _check_options(body: _GenerationBody, max_tokens: int | None) -> None:
         raise EngineError("cache_salt must be a non-empty string", param="cache_salt")
 
 
-def _token_ids(value: object) -> array[int]:
+def _has_media(chat: Mapping[str, Any]) -> bool:
+    contents = [message.get("content") for message in chat["messages"]]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return any(isinstance(part, dict) and part.get("type") not in ("text", "input_text") for part in parts)
+
+
+def _token_ids(value: object, param: str) -> array[int]:
     try:
         return token_array(value)  # type: ignore[arg-type]  # rejects what is not a list of u32
     except (TypeError, OverflowError) as error:
-        raise EngineError(f"not a list of token ids: {error}", param="prompt") from error
+        raise EngineError(f"not a list of token ids: {error}", param=param) from error

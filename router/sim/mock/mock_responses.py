@@ -5,6 +5,7 @@ Source: docs/engines.md#responses. Takes values and returns bytes; no I/O.
 
 from __future__ import annotations
 
+import uuid
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -17,6 +18,7 @@ from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters
+from router.sim.mock.vocabulary import Piece
 from router.sim.pod import SimPod
 from router.types import Endpoint
 
@@ -84,18 +86,21 @@ def embedding_body(request: EmbeddingRequest, embedding_id: str, created_s: int)
     return encode(head | {"data": data, "usage": usage})
 
 
-def usage(request: GenerationRequest, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Token counts, always with details, as with `--enable-prompt-tokens-details`."""
+def usage(request: GenerationRequest, completion_tokens: int, cached_tokens: int | None = None) -> dict[str, Any]:
+    """Token counts, with details of the prompt as with `--enable-prompt-tokens-details` where its cached tokens are
+    given."""
     prompt_tokens = len(request.prompt)
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
-        "prompt_tokens_details": {
-            "cached_tokens": cached_tokens,
-            "created_cache_tokens": prompt_tokens - cached_tokens,
-        },
     }
+    if cached_tokens is not None:
+        created = prompt_tokens - cached_tokens
+        counts["prompt_tokens_details"] = {"cached_tokens": cached_tokens, "created_cache_tokens": created}
+    if request.endpoint is Endpoint.CHAT:
+        counts["completion_tokens_details"] = {"reasoning_tokens": request.output.reasoning_tokens(completion_tokens)}
+    return counts
 
 
 def unary_body(
@@ -103,11 +108,10 @@ def unary_body(
 ) -> bytes:
     """The complete response body, with the fields of a prefill leg."""
     output = request.output
-    text = "".join(output.texts)
     chat = request.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
-    choice |= {"message": _chat_message(request, text)} if chat else {"text": text}
-    choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": None}
+    choice |= {"message": _chat_message(request)} if chat else {"text": "".join(output.texts)}
+    choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
     body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice)
     if request.return_token_ids:
         choice["token_ids"] = output.tokens
@@ -124,63 +128,106 @@ class StreamFrames:
         self._chat = request.endpoint is Endpoint.CHAT
         self._created_s = created_s
         self._object = "chat.completion.chunk" if self._chat else "text_completion"
+        hides = self._chat and not request.include_reasoning
+        self._shows_ids = request.return_token_ids and not hides
+        self._deltas = _Deltas(hides)
 
     def opening(self) -> bytes:
         return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
-        """One frame per token in `[first, end)`; before token 0 of a chat, the frame with the role."""
-        frames = [self._token(index) for index in range(first, end)]
+        """The frames of the tokens in `[first, end)`; before token 0 of a chat, the frame with the role. A frame of a
+        chat without text is sent only for its token ids or its finish reason."""
+        step = self._request.stream_interval
+        frames = [self._chunk(at, min(at + step, end)) for at in range(first, end, step)]
         if first == 0 and self._chat:
-            role = self._frame({"delta": {"role": "assistant", "content": ""}}, None, self._prompt_token_ids())
-            frames.insert(0, role)
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            frames.insert(0, self._frame(choice, 0, {"prompt_token_ids": self._prompt_ids(), "prompt_text": None}))
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
-        request = self._request
-        empty: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        frames = self._frame(empty, request.output.finish_reason, {})
+        request, frames = self._request, b""
+        tokens = len(request.output.tokens)
+        if request.output.finish_reason == "abort":
+            frames = self._frame(
+                self._choice({"delta": {}} if self._chat else {"text": ""}, range(0), "abort"), tokens, {}
+            )
         if request.include_usage:
-            counts = usage(request, len(request.output.tokens), cached_tokens)
             last = _envelope(request, self._created_s, self._object)
-            frames += data_event(last | {"system_fingerprint": request.engine, "usage": counts})
+            last |= {"usage": usage(request, tokens, cached_tokens), "system_fingerprint": request.engine}
+            frames += data_event(last)
         return frames + DONE
 
-    def _token(self, index: int) -> bytes:
+    def _chunk(self, first: int, end: int) -> bytes:
         output = self._request.output
-        text = output.texts[index]
-        choice: dict[str, Any] = {"delta": self._delta(index, text)} if self._chat else {"text": text}
-        if self._request.return_token_ids:
-            choice["token_ids"] = (output.tokens[index],)
-            if index == 0 and not self._chat:
-                choice |= self._prompt_token_ids()
-        return self._frame(choice, None, {})
+        pieces = output.pieces[first:end]
+        is_last = end == len(output.tokens) and output.finish_reason != "abort"
+        if self._chat:
+            delta = self._deltas.of(pieces)
+            if not (delta or is_last or self._shows_ids):
+                return b""
+            said: dict[str, Any] = {"delta": delta}
+        else:
+            said = {"text": "".join(piece.text for piece in pieces)}
+        choice = self._choice(said, range(first, end), output.finish_reason if is_last else None)
+        shows_engine = is_last and not self._request.include_usage
+        return self._frame(choice, end, {"system_fingerprint": self._request.engine} if shows_engine else {})
 
-    def _delta(self, index: int, text: str) -> dict[str, Any]:
-        if self._request.output.call is None:
-            return {"content": text}
-        if index == 0:
-            return {"tool_calls": [{"index": 0, **_call(self._request, text)}]}
-        return {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}
+    def _choice(self, said: dict[str, Any], tokens: range, finish_reason: str | None) -> dict[str, Any]:
+        output = self._request.output
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+        if finish_reason is not None or not self._chat:
+            choice["stop_reason"] = output.stop_reason if finish_reason is not None else None
+        if not self._chat:
+            choice["prompt_token_ids"] = self._prompt_ids() if tokens.start == 0 and tokens else None
+        choice["token_ids"] = output.tokens[tokens.start : tokens.stop] if self._shows_ids else None
+        return choice
 
-    def _prompt_token_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self._request.prompt.tolist()} if self._request.return_token_ids else {}
+    def _prompt_ids(self) -> list[int] | None:
+        return self._request.prompt.tolist() if self._request.return_token_ids else None
 
-    def _frame(self, choice: dict[str, Any], finish_reason: str | None, extra: dict[str, Any]) -> bytes:
-        choice = {"index": 0, **choice, "logprobs": None, "finish_reason": finish_reason}
-        return data_event(_envelope(self._request, self._created_s, self._object, choice) | extra)
-
-
-def _chat_message(request: GenerationRequest, text: str) -> dict[str, Any]:
-    if request.output.call is None:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": None, "tool_calls": [_call(request, text)]}
+    def _frame(self, choice: dict[str, Any], tokens: int, extra: dict[str, Any]) -> bytes:
+        body = _envelope(self._request, self._created_s, self._object, choice)
+        if self._request.include_usage and self._request.continuous_usage:
+            body["usage"] = usage(self._request, tokens)
+        return data_event(body | extra)
 
 
-def _call(request: GenerationRequest, arguments: str) -> dict[str, Any]:
-    assert request.output.call is not None
-    function = {"name": request.output.call.name, "arguments": arguments}
-    return {"id": f"call_{request.id}", "type": "function", "function": function}
+class _Deltas:
+    """What the chunks of a chat say. Calls are numbered over the whole stream, and have random ids."""
+
+    def __init__(self, hides_reasoning: bool) -> None:
+        self._hides_reasoning = hides_reasoning
+        self._calls = -1
+
+    def of(self, pieces: Iterable[Piece]) -> dict[str, Any]:
+        texts: dict[str, str] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for kind, text in pieces:
+            if kind == "name":
+                self._calls += 1
+                calls[self._calls] = {**_call_id(), "index": self._calls, "function": {"name": text}}
+            elif text and kind == "arguments":
+                function = calls.setdefault(self._calls, {"index": self._calls, "function": {}})["function"]
+                function["arguments"] = function.get("arguments", "") + text
+            elif text and not (kind == "reasoning" and self._hides_reasoning):
+                texts[kind] = texts.get(kind, "") + text
+        delta: dict[str, Any] = {"content": texts.get("content")} if calls or "content" in texts else {}
+        delta |= {"reasoning": texts["reasoning"]} if "reasoning" in texts else {}
+        return delta | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+def _chat_message(request: GenerationRequest) -> dict[str, Any]:
+    delta = _Deltas(not request.include_reasoning).of(request.output.pieces)
+    for call in delta.get("tool_calls", ()):
+        del call["index"]
+        call["function"].setdefault("arguments", "")
+    return {"role": "assistant", "content": None if "tool_calls" in delta else "", **delta}
+
+
+def _call_id() -> dict[str, Any]:
+    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function"}
 
 
 def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:

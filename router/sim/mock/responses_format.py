@@ -27,6 +27,7 @@ class ResponseFrames:
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._created_s = created_s
+        self._texts = request.output.texts
         self._serial = count(_OPENING_EVENTS)
 
     def opening(self) -> bytes:
@@ -48,7 +49,7 @@ class ResponseFrames:
             frames.append(self._event("response.output_item.added", output_index=0, item=_item(request, "in_progress")))
             if request.output.call is None:
                 frames.append(self._event("response.content_part.added", part=_part(""), **place))
-        frames += [self._event(kind, delta=text, **place) for text in request.output.texts[first:end]]
+        frames += [self._event(kind, delta=text, **place) for text in self._texts[first:end] if text]
         return frames
 
     def closing(self, cached_tokens: int) -> bytes:
@@ -94,7 +95,7 @@ def _item(request: GenerationRequest, status: str) -> dict[str, Any]:
     text = "".join(request.output.texts) if status == "completed" else ""
     item: dict[str, Any] = {"id": _item_id(request), "status": status}
     if (call := request.output.call) is not None:
-        return item | {"type": "function_call", "call_id": f"call_{request.id}", "name": call.name, "arguments": text}
+        return item | {"type": "function_call", "call_id": f"call_{request.id}", "name": call, "arguments": text}
     return item | {"type": "message", "role": "assistant", "content": [_part(text)] if text else []}
 
 

@@ -1,41 +1,67 @@
-"""The calls of tools that a mock engine makes: those that a user's message lists.
+"""The answers of a mock engine that a user's message lists.
 
-A line `tool_call: NAME {"argument": ...}` is one call. The engine makes the calls in their order, one a response, and
-answers the result of the last one with text. The conversation is the only state, so any engine of a fleet continues it.
+Lines of one answer are `think: TEXT`, `say: TEXT`, and `tool_call: NAME {"argument": ...}`, which ends it; `also_call:`
+adds a call to the answer that has just called. The engine gives the answers in their order, and answers the result of
+the last call with text. The conversation is the only state, so any engine of a fleet continues it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-_CALL = re.compile(r"^tool_call: (\S+) (\{.*\})$", re.MULTILINE)
+_LINE = re.compile(r"^(?:(think|say): (.*)|(tool|also)_call: (\S+) (\{.*\}))$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool. `arguments` is JSON."""
+@dataclass(slots=True)
+class ListedAnswer:
+    """`calls` are names of tools and arguments as JSON."""
 
-    name: str
-    arguments: str
+    reasoning: list[str] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.content)
 
 
-def next_call(chat: Mapping[str, Any]) -> ToolCall | None:
-    """The call that a chat's last list of calls has next; None after the last one, or if the chat has no such tool."""
+def listed_answers(text: str) -> list[ListedAnswer]:
+    answers: list[ListedAnswer] = []
+    for kind, line, call, name, arguments in _LINE.findall(text):
+        if not answers or (answers[-1].calls and call != "also"):
+            answers.append(ListedAnswer())
+        if call:
+            answers[-1].calls.append((name, arguments))
+        else:
+            (answers[-1].reasoning if kind == "think" else answers[-1].content).append(line)
+    return answers
+
+
+def next_answer(chat: Mapping[str, Any]) -> ListedAnswer | None:
+    """The answer that a chat's last list has next; None after the last one, or if the chat has no such tool."""
     calls_made = 0
     for message in reversed(chat["messages"]):
-        if message["role"] == "user" and (listed := _CALL.findall(_text(message.get("content")))):
-            call = ToolCall(*listed[calls_made]) if calls_made < len(listed) else None
-            return call if call is not None and call.name in _tool_names(chat) else None
+        if message["role"] == "user" and (answers := listed_answers(_text(message.get("content")))):
+            for answer in answers:
+                if calls_made <= 0:
+                    return answer if {name for name, _ in answer.calls} <= _tool_names(chat) else None
+                calls_made -= len(answer.calls)
+            return None
         calls_made += len(message.get("tool_calls") or ())
     return None
 
 
-def with_call(chat: Mapping[str, Any], call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    message = {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+def with_answer(chat: Mapping[str, Any], answer: ListedAnswer) -> dict[str, Any]:
+    """The chat after this answer, as templates read it."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = "\n".join(answer.reasoning)
+    if answer.calls:
+        functions = [{"name": name, "arguments": arguments} for name, arguments in answer.calls]
+        message["tool_calls"] = [{"id": "call", "type": "function", "function": function} for function in functions]
     return {**chat, "messages": [*chat["messages"], message], "add_generation_prompt": False}
 
 

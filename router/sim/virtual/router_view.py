@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import ClassVar
@@ -94,9 +94,20 @@ class HashStore(LocalStore):
         super().__init__()
         self._model = model
         self._rule = rule
+        self._ruled = frozenset(ruled if rule else ())
         self._masks = HolderMasks()
-        for pod in ruled if rule else ():
+        for pod in self._ruled:
             self._masks.follow(pod, rule)
+
+    @property
+    def ruled(self) -> Collection[PodId]:
+        return self._ruled
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        return self._rule if pod in self._ruled else None
+
+    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
+        return self._masks.full_run(pod, prefix.hashes)
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
@@ -105,7 +116,7 @@ class HashStore(LocalStore):
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
-        return PrefixMatch(known if self._rule else self.blocks(prefix, now_s, known))
+        return PrefixMatch(self.blocks(prefix, now_s, known))
 
 
 class RouterView:

@@ -155,7 +155,7 @@ def mooncake_traffic(
             ((one.timestamp - first_ms) / 1000 + random.uniform(0, jitter_s)) / speedup,
             one.input_length,
             one.output_length,
-            one.hash_ids,
+            [block + 1 for block in one.hash_ids],  # the index has no hash 0
         )
         for one in trace
     ]

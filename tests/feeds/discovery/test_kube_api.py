@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import gc
-import json
 import shutil
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -138,31 +134,6 @@ async def test_an_authority_that_cannot_be_read_is_an_error_at_the_start(tmp_pat
         KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=str(ca)), api_server)
     KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=""), api_server).close()
     KubeApi(KubernetesApi(url="http://10.0.0.1", ca_file=str(ca)), api_server).close()
-
-
-async def test_a_kubeconfig_names_server_authority_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a router outside the cluster. The copy of the authority is removed with the connection."""
-    files, path, copies = made(tmp_path, "ours"), tmp_path / "config", tmp_path / "copies"
-    copies.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(copies))
-    authority = base64.b64encode(files.ca.read_bytes()).decode()
-    async with running(files) as (server, url), asyncio.timeout(DEADLINE_S):
-        cluster = {"server": url, "certificate-authority-data": authority}
-        config = {
-            "current-context": "x",
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": "secret"}}],
-        }
-        path.write_text(json.dumps(config))
-        api = KubeApi(KubernetesApi(kubeconfig=str(path)), api_server)
-        assert await api.get("/api", {}) == b"{}"
-        assert server.tokens == ["Bearer secret"]
-        api.close()
-        assert len(list(copies.iterdir())) == 1
-        del api
-        gc.collect()
-        assert not list(copies.iterdir())
 
 
 async def test_lines_of_a_watch_are_whole_whatever_the_records_are(tmp_path: Path) -> None:

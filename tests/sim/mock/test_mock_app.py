@@ -232,7 +232,7 @@ async def test_a_slow_response_is_complete(running: Running) -> None:
     async with running() as (_, client):
         await arm(client, "slow", pause_s=0.0, count=2)
         answer = await client.post(CHAT, json=ASK | {"stream": True, "max_tokens": 6})
-        assert answer.text.count("data: ") == 9 and answer.text.endswith("[DONE]\n\n")
+        assert answer.text.count("data: ") == 8 and answer.text.endswith("[DONE]\n\n")
         assert (await client.post("/v1/embeddings", json={"input": "a"})).status_code == 200
 
 

@@ -14,6 +14,7 @@ from router.sim.mock.mock_requests import EngineError, RequestParser
 from router.types import Endpoint
 
 USER = [{"role": "user", "content": "hello there"}]
+GIVEN = "kv_transfer_params.prompt_token_ids"
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,8 @@ def test_stream_options_are_read(reader: RequestParser) -> None:
         ({"max_tokens": 0}, "at least 1", "max_tokens"),
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens must be less than or equal to max_tokens=1", "min_tokens"),
         ({"n": 2, "kv_transfer_params": {"do_remote_decode": True}}, "only n=1", "n"),
-        ({"kv_transfer_params": {"prompt_token_ids": [-1]}}, "not a list of token ids", "prompt"),
-        ({"kv_transfer_params": {"prompt_token_ids": []}}, "the prompt has no tokens", "prompt"),
+        ({"kv_transfer_params": {"prompt_token_ids": [-1]}}, "not a list of token ids", GIVEN),
+        ({"kv_transfer_params": {"prompt_token_ids": []}}, "non-empty list of non-negative integers", GIVEN),
         ({"max_tokens": 97}, "maximum context length is 100 tokens", "input_tokens"),
         ({"stream_options": {"include_usage": True}}, "`stream=True`", None),
         ({"cache_salt": ""}, "non-empty", "cache_salt"),

@@ -28,7 +28,7 @@ from router.sim.mock.mock_responses import (
     unary_body,
 )
 from router.sim.mock.pinned_kv import HandoffCounters
-from router.sim.mock.vocabulary import GeneratedText
+from router.sim.mock.vocabulary import GeneratedText, Piece
 from router.sim.pod import SimPod, SimRequest
 from router.types import Endpoint
 
@@ -37,7 +37,7 @@ CHAT = GenerationRequest(
     endpoint=Endpoint.CHAT,
     model="tiny",
     prompt=token_array([1, 2, 3]),
-    output=GeneratedText((7, 8), ("Time", " year"), "length"),
+    output=GeneratedText((7, 8), (Piece("content", "Time"), Piece("content", " year")), "length"),
     stream=True,
 )
 COMPLETION = replace(CHAT, id="cmpl-7", endpoint=Endpoint.COMPLETIONS)
@@ -47,6 +47,7 @@ USAGE = {
     "total_tokens": 5,
     "prompt_tokens_details": {"cached_tokens": 1, "created_cache_tokens": 2},
 }
+CHAT_USAGE = USAGE | {"completion_tokens_details": {"reasoning_tokens": 0}}
 NO_HANDOFFS = HandoffCounters()
 
 
@@ -61,7 +62,7 @@ def frames_of(ask: GenerationRequest) -> list[dict[str, Any]]:
 def test_a_chat_response_has_one_message_and_usage() -> None:
     """The cached tokens are always present."""
     answer = json.loads(unary_body(CHAT, 100, 1))
-    assert answer["object"] == "chat.completion" and answer["usage"] == USAGE
+    assert answer["object"] == "chat.completion" and answer["usage"] == CHAT_USAGE
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Time year"}
     assert (choice["index"], choice["finish_reason"]) == (0, "length")
@@ -84,17 +85,17 @@ def test_token_ids_are_returned_only_on_request() -> None:
 
 
 def test_a_chat_stream_starts_with_the_role_and_ends_with_the_reason() -> None:
-    """The first frame's content is empty: it is not the first token."""
+    """The first frame's content is empty: it is not the first token. The last token has the reason."""
     frames = frames_of(CHAT)
     deltas = [frame["choices"][0]["delta"] for frame in frames]
-    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Time"}, {"content": " year"}, {}]
-    assert [frame["choices"][0]["finish_reason"] for frame in frames] == [None, None, None, "length"]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "Time"}, {"content": " year"}]
+    assert [frame["choices"][0]["finish_reason"] for frame in frames] == [None, None, "length"]
     assert {(frame["id"], frame["object"]) for frame in frames} == {("chatcmpl-7", "chat.completion.chunk")}
 
 
 def test_a_completion_stream_has_no_role() -> None:
     """Its first frame is its first token."""
-    assert [frame["choices"][0]["text"] for frame in frames_of(COMPLETION)] == ["Time", " year", ""]
+    assert [frame["choices"][0]["text"] for frame in frames_of(COMPLETION)] == ["Time", " year"]
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])
@@ -102,7 +103,7 @@ def test_usage_in_a_stream_is_a_frame_without_choices(ask: GenerationRequest) ->
     """Right before the end marker, only on request."""
     assert all("usage" not in frame for frame in frames_of(ask))
     last = frames_of(replace(ask, include_usage=True))[-1]
-    assert (last["choices"], last["usage"]) == ([], USAGE)
+    assert (last["choices"], last["usage"]) == ([], CHAT_USAGE if ask is CHAT else USAGE)
 
 
 @pytest.mark.parametrize("ask", [CHAT, COMPLETION])

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock.tool_calls import ToolCall, next_call
+from router.sim.mock.tool_calls import ListedAnswer, next_answer
 from router.sim.mock_engine import MockEngine
 from tests.sim.conftest import MakeConfig
 
@@ -26,9 +26,9 @@ def chat(*messages: dict[str, Any], tools: list[dict[str, Any]] = TOOLS) -> dict
 def test_the_calls_are_made_in_order_and_then_no_more() -> None:
     """One for each response, counted by the calls behind the message."""
     turns = [chat(), chat(CALL, RESULT), chat(CALL, RESULT, CALL, RESULT)]
-    assert [next_call(turn) for turn in turns] == [
-        ToolCall("read", '{"page": 1}'),
-        ToolCall("write", '{"page": 2}'),
+    assert [next_answer(turn) for turn in turns] == [
+        ListedAnswer(calls=[("read", '{"page": 1}')]),
+        ListedAnswer(calls=[("write", '{"page": 2}')]),
         None,
     ]
 
@@ -36,15 +36,15 @@ def test_the_calls_are_made_in_order_and_then_no_more() -> None:
 def test_a_reminder_behind_the_message_changes_nothing() -> None:
     """Only a message that lists calls replaces the list."""
     reminder = {"role": "user", "content": [{"type": "text", "text": "900 tokens left"}]}
-    assert next_call(chat(CALL, RESULT, reminder)) == ToolCall("write", '{"page": 2}')
+    assert next_answer(chat(CALL, RESULT, reminder)) == ListedAnswer(calls=[("write", '{"page": 2}')])
     again = {"role": "user", "content": [{"type": "text", "text": 'tool_call: read {"page": 9}'}]}
-    assert next_call(chat(CALL, RESULT, again)) == ToolCall("read", '{"page": 9}')
+    assert next_answer(chat(CALL, RESULT, again)) == ListedAnswer(calls=[("read", '{"page": 9}')])
 
 
 def test_a_chat_without_the_tool_gets_text() -> None:
     """As when a client asks for a title of the conversation."""
-    assert next_call(chat(tools=[])) is None
-    assert next_call({"messages": [{"role": "user", "content": "tool_call: read {}"}]}) is None
+    assert next_answer(chat(tools=[])) is None
+    assert next_answer({"messages": [{"role": "user", "content": "tool_call: read {}"}]}) is None
 
 
 @pytest.mark.net

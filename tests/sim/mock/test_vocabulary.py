@@ -123,5 +123,5 @@ def test_a_garbled_output_is_as_long_and_wrong_from_its_first_token(prompt: arra
 
 def test_an_output_can_end_with_its_first_token() -> None:
     """With its own finish reason."""
-    first = Vocabulary(ShortWordTokenizer()).generate(token_array([1]), 5, 1000).first_token("not_finished")
+    first = Vocabulary(ShortWordTokenizer()).generate(token_array([1]), 5, 1000).cut(1, "not_finished")
     assert (len(first.tokens), len(first.texts), first.finish_reason) == (1, 1, "not_finished")

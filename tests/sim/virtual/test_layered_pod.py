@@ -17,7 +17,7 @@ from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import AttentionKind, BlockChange, Generation, LayerType
-from tests.index.test_hybrid_sessions import SESSIONS, Sent, requests
+from tests.index.recorded_sessions import SESSIONS, Sent, requests
 from tests.sim.virtual.test_virtual_pod import BLOCK, SPEED, ask, drive_virtual
 
 

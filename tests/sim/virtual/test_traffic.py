@@ -38,12 +38,12 @@ def starts(sessions: object) -> list[float]:
 
 
 def test_a_line_becomes_one_request_with_its_blocks(tmp_path: Path) -> None:
-    """The last block may be cut short; the blocks of the answer are unknown."""
+    """The last block may be cut short; the blocks of the answer are unknown. Block 0 of a trace is 1."""
     traffic = mooncake_traffic(read_mooncake(jsonl(tmp_path, json.dumps(GOOD))))
     (session,) = traffic.sessions
     (ask,) = session.requests
     assert (session.start_s, ask.prompt_tokens, ask.output_tokens) == (0.0, 1025, 52)
-    assert (list(ask.blocks), ask.prompt_blocks) == ([46, 47, 2353], 3)
+    assert (list(ask.blocks), ask.prompt_blocks) == ([47, 48, 2354], 3)
     assert (traffic.request_count, traffic.block_size_tokens) == (1, 512)
 
 

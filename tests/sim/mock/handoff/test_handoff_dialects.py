@@ -24,7 +24,7 @@ from router.sim.mock.handoff_dialects import (
 from router.sim.mock.mock_config import HandoffConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import PinnedKv
-from router.sim.mock.vocabulary import GeneratedText
+from router.sim.mock.vocabulary import GeneratedText, Piece
 from router.types import Endpoint, Role
 
 HERE = PeerAddress("10.0.0.3", 5600, "6f0c")
@@ -45,7 +45,7 @@ def dialect_for(dialect: Any, role: Role = Role.BOTH) -> MockDialect:
 
 
 def request(output_tokens: int = 2, **handoff: Any) -> GenerationRequest:
-    answer = GeneratedText((7, 8)[:output_tokens], ("Time", " year")[:output_tokens], "length")
+    answer = GeneratedText((7, 8)[:output_tokens], (Piece("content", " year"),) * output_tokens, "length")
     return GenerationRequest(
         id="chatcmpl-7",
         endpoint=Endpoint.CHAT,

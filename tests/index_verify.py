@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from router.cli.index import _open
 from router.config.pod_schema import PodConfig
 from router.engines.adapter import KvEventSource
+from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
+from router.frontends.http.upstream import upstream_pools
 from router.index.events import UndecodableBatch, decode_batch, parse_frames
-from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderId
+from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.types import BlockHash, BlocksCleared, Generation, Pod, PodSpeed, Tier
+from router.stores.redis_schema import BlockPlace
+from router.types import BlockHash, BlocksCleared, Generation, Pod
+from tests.policy.scenes import make_pod
 
 TIMEOUT_S = 5.0
 
-Held = set[tuple[Tier, BlockHash]]
+Held = set[tuple[BlockPlace, BlockHash]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,27 @@ class VerifyResult:
         return not self.note and not self.missing and not self.stale
 
 
+async def verify_index(path: Path) -> list[VerifyResult]:
+    """Compare all holders of the index that a router's configuration names."""
+    async with _open(path, None) as index:
+        configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
+        pools = upstream_pools(index.config.limits)
+        try:
+            return [
+                await verify_holder(
+                    index.reader,
+                    pools.fetch,
+                    generation,
+                    holder,
+                    row.facts.source if row.facts.source in ENGINES else "vllm",
+                    configured,
+                )
+                for generation, holder, row in await index.rows(None)
+            ]
+        finally:
+            pools.close()
+
+
 async def verify_holder(
     reader: IndexReader,
     fetch: Fetch,
@@ -59,7 +86,7 @@ async def verify_holder(
     rank = row.facts.rank if row.facts.rank >= 0 else None
     config = configured.get(row.facts.url)
     credentials = config.credentials if config else {}
-    pod = Pod(id=holder, url=row.facts.url, engine=engine, speed=PodSpeed(0, 0, 0), dp_rank=rank, **credentials)
+    pod = make_pod(holder, url=row.facts.url, engine=engine, dp_rank=rank, **credentials)
     source = await _source(fetch, pod)
     if source is None or source.replay_endpoint is None:
         return VerifyResult(holder, note="the engine is not reachable or has no replay endpoint")
@@ -84,14 +111,14 @@ async def _indexed(reader: IndexReader, generation: Generation, holder: HolderId
     row = await reader.row(generation, holder)
     held: Held = set()
     if row is not None:
-        async for tier, blocks in reader.blocks(generation, holder, row):
-            held.update((tier, block) for block in blocks)
+        async for tier, layer, blocks in reader.blocks(generation, holder, row):
+            held.update(((tier, layer), block) for block in blocks)
     return held
 
 
 def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple[Held, bool]:
     """The blocks held according to the replay, and whether it starts with the engine's first message."""
-    blocks, from_start = HolderBlocks(generation), True
+    places, from_start = HolderPlaces(generation), True
     for position, frames in enumerate(messages):
         try:
             parsed = parse_frames(frames)
@@ -102,7 +129,7 @@ def _announced(messages: Iterable[list[bytes]], generation: Generation) -> tuple
         from_start = from_start and (position > 0 or (parsed is not None and parsed[0] == 0))
         for event in events:
             if isinstance(event, BlocksCleared):
-                blocks = HolderBlocks(generation)
+                places = HolderPlaces(generation)
             else:
-                blocks.apply(event)
-    return {(tier, block) for tier, held in blocks.held().items() for block in held}, from_start
+                places.apply(event)
+    return {(place, block) for place, held in places.held().items() for block in held}, from_start

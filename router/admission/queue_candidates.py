@@ -1,10 +1,10 @@
-"""The places of a decision: what the queue reads of each candidate."""
+"""What the queue reads of the candidates of a decision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from router.admission.admission_queue import Place
+from router.admission.admission_queue import QueueCandidate
 from router.decision import Candidate, Cost, RouteDecision, Split
 from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodId, Role
 
@@ -13,21 +13,23 @@ FULL_SHARE = 0.9
 _IDLE = InFlight()
 
 
-def places_of(
+def queue_candidates(
     decision: RouteDecision,
     inflight: Mapping[PodId, InFlight],
     now_s: float,
     prompt_tokens: int,
     expected_ttft_ms: Callable[[Cost], float],
-) -> list[Place]:
-    """A place for each candidate, in their order. `expected_ttft_ms`: the time to first token in a cost."""
-    return [place_of(one, inflight, now_s, prompt_tokens, expected_ttft_ms(one.cost)) for one in decision.candidates]
+) -> list[QueueCandidate]:
+    """One for each candidate of the decision, in their order. `expected_ttft_ms`: the time to first token in a cost."""
+    return [
+        queue_candidate(one, inflight, now_s, prompt_tokens, expected_ttft_ms(one.cost)) for one in decision.candidates
+    ]
 
 
-def place_of(
+def queue_candidate(
     candidate: Candidate, inflight: Mapping[PodId, InFlight], now_s: float, prompt_tokens: int, ttft_ms: float
-) -> Place:
-    """The place of one candidate. The decode step counts all requests that are on the pod now, since those without a
+) -> QueueCandidate:
+    """The decode step counts all requests that are on the pod now, since those without a
     first token will decode when this prompt is computed (Mooncake, 2407.00079). It does not count this request: in an
     overload waits are close to the limit, and a difference of a few percent would refuse most of the long prompts. What
     is handed over waits for the prompts that the decode pod computes itself, and for room for its KV."""
@@ -37,7 +39,7 @@ def place_of(
     ahead = inflight.get(computing.id, _IDLE)
     if answering is not computing and there.prefill_requests:
         ttft_ms = max(ttft_ms, there.queue_ms(now_s))
-    return Place(
+    return QueueCandidate(
         pod=computing.id,
         cost_ms=candidate.cost.total_ms,
         ttft_ms=ttft_ms,

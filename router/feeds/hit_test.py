@@ -1,0 +1,119 @@
+"""Tests by which rule a pod takes cached tokens: once in each life of its cache, on a trusted pod with little to do.
+
+The events say which layers an engine has, not all of what it does with their blocks (`index/hit_probe.py`). Five
+prompts of random tokens show it. Until then, and where the engine reports no cached tokens, the events alone count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import structlog
+
+from router.engines.adapter import cached_token_count
+from router.errors import UpstreamError
+from router.feeds.self_test import SelfTestTiming
+from router.feeds.supervise import each_pod, pause
+from router.fleet.fleet import Fleet
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, habits_of, probe_prompts
+from router.stores.prefix_store import LocalStore
+from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust
+
+MAX_TESTS = 3
+"""Tests of a pod whose answers no rule explains: blocks may have been evicted meanwhile."""
+MAX_KV_USAGE = 0.5
+"""A fuller pod is tested later: it would evict the blocks of the test."""
+_TOKENS = 50
+"""Different tokens that a prompt adds. Those of another are different ones, and all are in every vocabulary."""
+
+_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
+
+log = structlog.get_logger()
+
+
+class HitTestFeed:
+    """Tests pods, and says to the index what they do. `publishes_events(pod_id)`: whether it receives their events."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        store: LocalStore,
+        post: _Post,
+        publishes_events: Callable[[PodId], bool],
+        timing: SelfTestTiming,
+    ) -> None:
+        self._fleet = fleet
+        self._store = store
+        self._post = post
+        self._publishes_events = publishes_events
+        self._timing = timing
+
+    async def run(self) -> None:
+        await each_pod("hit test", self._fleet, self._watch)
+
+    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
+        tested = failed = 0
+        while True:
+            status = self._fleet.status(pod_id)
+            if status is not None and status.pod.epoch != tested and self.may_test(status):
+                failed += 1
+                if await self.test(status.pod, is_last=failed == MAX_TESTS):
+                    tested, failed = status.pod.epoch, 0
+            await pause(changed, self._timing.retest_s)
+
+    def may_test(self, status: PodStatus) -> bool:
+        """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
+        if self._store.announced_rule(status.pod.id) is None:
+            return False
+        is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
+        is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
+        return is_trusted and is_idle and self._publishes_events(status.pod.id)
+
+    async def test(self, pod: Pod, *, is_last: bool = True) -> bool:
+        """Test a pod whose rule is announced. False if the test should be repeated."""
+        rule = self._store.announced_rule(pod.id)
+        prompts = probe_prompts(rule) if rule is not None else ()
+        if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
+            return True
+        answers = await self._answers(pod, prompts)
+        if answers is None or self._fleet.same_epoch(pod) is None:
+            return True
+        habits = habits_of(rule, prompts, answers)
+        if habits is not None or is_last:
+            self._learn(pod, habits, answers)
+        return habits is not None or is_last
+
+    def _learn(self, pod: Pod, habits: CacheHabits | None, answers: Sequence[int]) -> None:
+        self._store.learn(pod.id, habits)
+        if habits is None:
+            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
+        else:
+            log.info("hit test passed", pod=pod.id, hits=self._store.hits(pod.id))
+
+    async def _answers(self, pod: Pod, prompts: Sequence[ProbePrompt]) -> Sequence[int] | None:
+        """The cached tokens that the pod reports of each prompt; None if it does not."""
+        answers = []
+        for tokens in _tokens_of(prompts):
+            body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
+            try:
+                answer = await self._post(pod, Endpoint.COMPLETIONS.value, body, self._timing.answer_timeout_s)
+            except UpstreamError:
+                return None
+            if (cached := cached_token_count(answer)) is None:
+                return None
+            answers.append(cached)
+        return answers
+
+
+def _tokens_of(prompts: Sequence[ProbePrompt]) -> Iterator[list[int]]:
+    """Prompts that share what they should with the first one, and nothing else."""
+    first = _random_tokens(0, prompts[0].length_tokens)
+    for number, prompt in enumerate(prompts):
+        yield first[: prompt.shared_tokens] + _random_tokens(number, prompt.length_tokens - prompt.shared_tokens)
+
+
+def _random_tokens(number: int, count: int) -> list[int]:
+    return [random.randrange(number * _TOKENS, (number + 1) * _TOKENS) for _ in range(count)]

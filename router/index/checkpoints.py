@@ -1,0 +1,73 @@
+"""Where will hits be able to end on a pod that is computing a prompt, if its windows and states keep checkpoints?
+
+Covers the time from a dispatch to the engine's events, or longer where these do not say what is kept. A checkpoint is
+identified by the block in front of it, whose chain hash identifies the whole prefix. Methods take the time, which must
+not go backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+
+from router.types import BlockHash, BlocksByTier, PodId
+
+UNTIL_EVENTS_S = 3.0
+"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count."""
+MAX_COMPUTED = 1 << 16
+"""Computed prompts whose checkpoints count."""
+
+
+class Checkpoints:
+    """The checkpoints that pods have not announced. Every `begin` is followed by one `confirm` or `withdraw`."""
+
+    def __init__(self) -> None:
+        self._ends: dict[BlockHash, dict[PodId, int]] = {}
+        """By block and pod, the number of prompts that keep a checkpoint behind it."""
+        self._computed: list[tuple[float, int, PodId, Sequence[BlockHash]]] = []
+        """Heap of the computed prompts: until when they count, a number, and what they keep."""
+        self._number = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ends.values()))
+
+    def begin(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
+        for block in ends:
+            pods = self._ends.setdefault(block, {})
+            pods[pod] = pods.get(pod, 0) + 1
+
+    def confirm(self, pod: PodId, ends: Sequence[BlockHash], until_s: float) -> None:
+        """The prompt is computed: its checkpoints count until then."""
+        if ends:
+            self._number += 1
+            heappush(self._computed, (until_s, self._number, pod, ends))
+            if len(self._computed) > MAX_COMPUTED:
+                self.withdraw(*heappop(self._computed)[2:])
+
+    def withdraw(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
+        for block in ends:
+            pods = self._ends[block]
+            pods[pod] -= 1
+            if not pods[pod]:
+                del pods[pod]
+                if not pods:
+                    del self._ends[block]
+
+    def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
+        """Leading blocks by pod, up to the last checkpoint in the prompt. O(blocks) while there are any."""
+        while self._computed and self._computed[0][0] <= now_s:
+            self.withdraw(*heappop(self._computed)[2:])
+        found: dict[PodId, BlocksByTier] = {}
+        for depth, pods in enumerate(map(self._ends.get, hashes if self._ends else ()), start=1):
+            if pods:
+                found.update(dict.fromkeys(pods, (depth, 0, 0, 0)))
+        return found
+
+    def forget(self, pod: PodId) -> None:
+        """Drop what counts for computed prompts."""
+        kept = [one for one in self._computed if one[2] != pod]
+        for one in self._computed:
+            if one[2] == pod:
+                self.withdraw(*one[2:])
+        self._computed = kept
+        heapify(kept)

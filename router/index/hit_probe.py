@@ -1,0 +1,145 @@
+"""Which rule of hits does an engine follow? Five prompts, and how many cached tokens each rule answers them with.
+
+The events of an engine name its windows and states, not whether it keeps all of their blocks, whether a drafter makes
+it compute the last block of a hit again (vLLM up to 0.32), or whether a block's hash includes the next token (from
+0.33). The answers differ in all of these. Source: docs/hybrid-models.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from router.index.layers import HitRule, hit_tokens
+from router.kv_events import AttentionKind, LayerType
+
+MAX_TEST_TOKENS = 40_000
+"""Tokens of the prompts that are computed together; a longer test would cost the pod seconds."""
+_SPAN_BLOCKS = 8
+"""The longest window in blocks of the test: with longer ones, sparse and dense would give the same answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """A prompt of the test: how long it is, and how many tokens it begins with that the first prompt has, too."""
+
+    length_tokens: int
+    shared_tokens: int
+
+
+class CacheHabits(msgspec.Struct, frozen=True, gc=False):
+    """What an engine does with its blocks that its events do not say."""
+
+    drops_block: bool = False
+    """It computes the last block of a hit again."""
+    is_dense: bool = False
+    """Its windows and states keep all blocks, not only checkpoints."""
+    looks_ahead: bool = False
+    """A block is found again only with the same token behind it."""
+
+    def rule(self, rule: HitRule) -> HitRule:
+        types = tuple([msgspec.structs.replace(one, drops_block=self.drops_block) for one in rule.types])
+        return msgspec.structs.replace(rule, types=types, is_dense=self.is_dense)
+
+
+def described(rule: HitRule | None, *tested: CacheHabits | None) -> str:
+    """The rule of a pod in words, for operators. `tested`: what explains its hits, None if nothing does; nothing before
+    a test."""
+    if rule is not None and not rule.has_full:
+        return str(rule)
+    if rule is None or not tested:
+        return f"{rule or AttentionKind.FULL}, by events"
+    if (habits := tested[0]) is None:
+        return f"{rule}, upper bound"
+    applies = {
+        "checkpoints": rule.keeps_checkpoints,
+        "drops a block": habits.drops_block,
+        "looks ahead": habits.looks_ahead,
+    }
+    return ", ".join([str(rule), *[name for name, is_so in applies.items() if is_so]])
+
+
+_HABITS = (
+    CacheHabits(),
+    CacheHabits(is_dense=True),
+    CacheHabits(drops_block=True),
+    CacheHabits(looks_ahead=True),
+    CacheHabits(is_dense=True, drops_block=True),
+    CacheHabits(is_dense=True, looks_ahead=True),
+)
+
+
+def probe_prompts(rule: HitRule) -> Sequence[ProbePrompt]:
+    """The prompts, to be sent one after the other. None where they would have more than `MAX_TEST_TOKENS`.
+
+    A prompt, the same again, its beginning, and two others that share ten blocks with it and with each other."""
+    span_tokens = max(one.span_tokens for one in rule.types)
+    block = rule.step_tokens * max(1, math.ceil(span_tokens / (rule.step_tokens * _SPAN_BLOCKS)))
+    if 60 * block > MAX_TEST_TOKENS:
+        return ()
+    whole, shared = 15 * block + block // 2, 10 * block
+    cut = ProbePrompt(12 * block + 1, 12 * block + 1)
+    other = ProbePrompt(15 * block, shared)
+    return ProbePrompt(whole, whole), ProbePrompt(whole, whole), cut, other, other
+
+
+def habits_of(rule: HitRule, prompts: Sequence[ProbePrompt], answers: Sequence[int]) -> CacheHabits | None:
+    """The habits that explain these cached tokens; None if none do."""
+    return next((one for one in _HABITS if expected_hits(rule, one, prompts) == list(answers)), None)
+
+
+def expected_hits(rule: HitRule, habits: CacheHabits, prompts: Sequence[ProbePrompt]) -> list[int]:
+    """Cached tokens of each prompt on an engine with this rule and habits that had none of their blocks before."""
+    engine = _Engine(habits.rule(rule), int(habits.looks_ahead))
+    return [engine.compute(number, prompt) for number, prompt in enumerate(prompts)]
+
+
+class _Engine:
+    """A cache in which nothing is evicted. A block is (prompt that stored it first, its end)."""
+
+    def __init__(self, rule: HitRule, ahead_tokens: int) -> None:
+        self._rule = rule
+        self._ahead_tokens = ahead_tokens
+        self._held: list[set[tuple[int, int]]] = [set() for _ in rule.types]
+
+    def compute(self, number: int, prompt: ProbePrompt) -> int:
+        """The cached tokens of a prompt, whose blocks are then stored."""
+        length = prompt.length_tokens
+
+        def block(end: int) -> tuple[int, int]:
+            return (0 if end + self._ahead_tokens <= prompt.shared_tokens else number), end
+
+        def has(held: set[tuple[int, int]], end: int) -> bool:
+            return end + self._ahead_tokens <= length and block(end) in held
+
+        hit = hit_tokens(self._rule, [partial(has, held) for held in self._held], length)
+        ends = self._checkpoints(hit, length, partial(has, self._held[0]))
+        for one, held in zip(self._rule.types, self._held, strict=True):
+            size = one.block_tokens
+            for end in range(size, length - self._ahead_tokens + 1, size):
+                if self._keeps(one, end, ends):
+                    held.add(block(end))
+        return hit
+
+    def _checkpoints(self, hit: int, length: int, has_full: partial[bool]) -> list[int]:
+        """Where a later hit may end: the prompt's last token, and what only full attention had."""
+        step = self._rule.step_tokens
+        ends = [(length - 1) // step * step]
+        if self._rule.types[0].kind is AttentionKind.FULL:
+            run = 0
+            while run + step <= ends[0] and has_full(run + step):
+                run += step
+            ends += [run] if run > hit else []
+        return ends
+
+    def _keeps(self, one: LayerType, end: int, checkpoints: Sequence[int]) -> bool:
+        if self._rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
+            return True
+        if one.kind is AttentionKind.STATE:
+            return end + one.drops_block * self._rule.step_tokens in checkpoints
+        needed = one.needed_blocks + one.drops_block
+        return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)

@@ -1,0 +1,148 @@
+"""Pods are asked by which rule they take cached tokens, and matched by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from router.feeds.hit_test import MAX_TESTS, HitTestFeed
+from router.feeds.self_test import SelfTestTiming
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.stores.prefix_store import LocalStore
+from router.types import (
+    AttentionKind,
+    BlocksCleared,
+    BlocksStored,
+    Generation,
+    LayerType,
+    Pod,
+    PodLoad,
+    PodState,
+    PodStatus,
+    PrefixTrust,
+    PromptPrefix,
+)
+from tests.policy.scenes import fleet_of, make_pod, pod
+
+Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
+Until = Callable[[Callable[[], object]], Awaitable[None]]
+pytestmark = pytest.mark.anyio
+
+BLOCK = 16
+POD = pod("a")
+GENERATION = Generation(model="m", block_size_tokens=BLOCK)
+WINDOW = LayerType(AttentionKind.WINDOW, BLOCK, span_tokens=8 * BLOCK)
+PLAIN, SPARSE, DROPPED, OTHER = [0, 15, 12, 10, 10], [0, 15, 0, 0, 10], [0, 14, 11, 9, 9], [0, 3, 1, 4, 1]
+KNOWN = list(range(1000, 1000 + 8 * BLOCK))
+
+
+class AnsweringPod:
+    """Answers each test with the same blocks."""
+
+    def __init__(self, blocks: Sequence[int] | None) -> None:
+        self.blocks = blocks
+        self.prompts: list[list[int]] = []
+
+    async def post(self, _: Pod, _path: str, body: Mapping[str, Any], _timeout_s: float) -> bytes:
+        number = len(self.prompts) % 5
+        self.prompts.append(body["prompt"])
+        details = None if self.blocks is None else {"cached_tokens": BLOCK * self.blocks[number]}
+        return json.dumps({"usage": {"prompt_tokens": 1, "prompt_tokens_details": details}}).encode()
+
+
+def store_of(*, windows: bool = False) -> LocalStore:
+    """A store whose pod has announced one prompt."""
+    store = LocalStore()
+    store.add_holder(pod("a"), GENERATION)
+    hashes = tuple(range(1, 9))
+    if windows:
+        store.apply("a", [BlocksStored(block_hashes=hashes, group=1, layers=WINDOW)])
+    store.apply("a", [BlocksStored(block_hashes=hashes, tokens=KNOWN, block_size_tokens=BLOCK)])
+    return store
+
+
+async def answered(engine: AnsweringPod, store: LocalStore) -> bool:
+    fleet = fleet_of(POD)
+    feed = HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming())
+    return await feed.test(fleet.snapshot.pods[0].pod)
+
+
+def feed_of(engine: AnsweringPod, store: LocalStore) -> HitTestFeed:
+    fleet = fleet_of(POD)
+    fleet.trust("a", PrefixTrust.TRUSTED, "")
+    return HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming(retest_s=0.01))
+
+
+def hit_blocks(store: LocalStore, tokens: Sequence[int]) -> int:
+    hashes = hash_blocks(token_array(tokens), BLOCK, generation_seed(GENERATION))
+    return sum(store.match(PromptPrefix(GENERATION, token_array(tokens), hashes), 0.0).blocks.get("a", (0,)))
+
+
+async def test_the_prompts_share_what_the_test_says_and_nothing_else() -> None:
+    engine = AnsweringPod(PLAIN)
+    await answered(engine, store_of())
+    first, again, cut, other, another = engine.prompts
+    assert [len(prompt) for prompt in engine.prompts] == [248, 248, 193, 240, 240]
+    assert first == again and first[:193] == cut
+    assert first[:160] == other[:160] == another[:160]
+    assert len({first[160], other[160], another[160]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("windows", "answers", "hits"),
+    [
+        (False, PLAIN, "full"),
+        (False, DROPPED, "full, drops a block"),
+        (True, SPARSE, "full + window 128, checkpoints"),
+        (True, PLAIN, "full + window 128"),
+        (True, OTHER, "full + window 128, upper bound"),
+        (True, None, "full + window 128, by events"),
+    ],
+)
+async def test_a_pods_hits_are_named_as_it_answered(windows: bool, answers: list[int] | None, hits: str) -> None:
+    store = store_of(windows=windows)
+    assert await answered(AnsweringPod(answers), store)
+    assert store.hits("a") == hits
+
+
+async def test_a_pod_whose_drafter_drops_a_block_is_matched_with_one_block_less() -> None:
+    store, prompt = store_of(), [*KNOWN, *range(40)]
+    assert hit_blocks(store, prompt) == 8
+    await answered(AnsweringPod(DROPPED), store)
+    assert hit_blocks(store, prompt) == 7
+
+
+async def test_what_was_learnt_outlives_a_cleared_cache_and_ends_with_the_pods_life() -> None:
+    store = store_of()
+    await answered(AnsweringPod(DROPPED), store)
+    store.apply("a", [BlocksCleared(), BlocksStored(block_hashes=(1,), tokens=KNOWN[:BLOCK], block_size_tokens=BLOCK)])
+    assert store.hits("a") == "full, drops a block"
+    assert hit_blocks(store, [*KNOWN[:BLOCK], *range(40)]) == 0
+    store.forget("a")
+    store.add_holder(pod("a"), GENERATION)
+    assert store.hits("a") == "full, by events"
+
+
+async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained(running: Running, until: Until) -> None:
+    engine, store = AnsweringPod(OTHER), store_of(windows=True)
+    async with running(feed_of(engine, store).run()):
+        await until(lambda: "upper bound" in store.hits("a"))
+    assert len(engine.prompts) == 5 * MAX_TESTS
+
+
+@pytest.mark.parametrize(
+    ("load", "is_tested"), [(PodLoad(), True), (PodLoad(waiting=1), False), (PodLoad(kv_usage=0.9), False)]
+)
+def test_a_pod_is_tested_when_it_has_little_to_do(load: PodLoad, is_tested: bool) -> None:
+    feed = feed_of(AnsweringPod(PLAIN), store_of())
+    assert feed.may_test(PodStatus(pod("a"), PodState.READY, load)) is is_tested
+
+
+@pytest.mark.parametrize("trust", [PrefixTrust.UNTESTED, PrefixTrust.MISMATCH])
+def test_a_pod_with_other_hashes_is_not_tested(trust: PrefixTrust) -> None:
+    feed = feed_of(AnsweringPod(PLAIN), store_of())
+    assert not feed.may_test(PodStatus(make_pod("a", trust=trust), PodState.READY))
