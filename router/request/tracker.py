@@ -96,11 +96,6 @@ class Tracker:
         """The body for the pod of this attempt, unless a handoff changes it."""
         return self.context.request.body
 
-    @property
-    def joins(self) -> bool:
-        """Whether the stream is recorded, so that another pod may continue it: see `ContinuingTracker`."""
-        return False
-
     def last_events(self, now_s: float) -> bytes:
         """What completes a broken stream without a pod."""
         return b""

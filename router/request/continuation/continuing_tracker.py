@@ -107,6 +107,7 @@ class ContinuingTracker(Tracker):
 
     @property
     def joins(self) -> bool:
+        """Whether the stream is recorded, so that another pod may continue it."""
         return self._reader is not None
 
     # --- events ---
