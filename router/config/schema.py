@@ -224,6 +224,15 @@ class Probes(Strict):
         return 40 * self.load_interval_s + self.load_timeout_s
 
 
+class ContinuationConfig(Strict):
+    """Broken streams of chats and completions go on, on another pod: `docs/continuation.md`."""
+
+    enabled: bool = False
+    """Ask vLLM (0.27 or later) for token ids in streams, and remember them while a stream lasts."""
+    silence_s: PositiveFloat = 5.0
+    """A pod that is not ready any more and sends nothing within a stream for this long has failed."""
+
+
 class Scaling(Strict):
     """How busy replicas should be: the targets behind `warmroute_pool_desired_replicas`, for autoscalers of engines."""
 
@@ -267,6 +276,7 @@ class RouterConfig(Strict):
     """A queue in front of the fleet, such as `admission: {}`. Null: requests wait in the engines, and none is refused
     because it would be late."""
     probes: Probes = Probes()
+    continuation: ContinuationConfig = ContinuationConfig()
     scaling: Scaling = Scaling()
     index: Index = Index()
     publish: Publish = Publish()

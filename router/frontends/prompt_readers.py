@@ -148,7 +148,7 @@ class LocalPromptReader:
         on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
         self._fingerprinter = fingerprinter
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._unread = unread
         self._threads = threads or ReadThreads()
         self._lookups = lookups or FleetLookups()
@@ -202,12 +202,12 @@ class LocalPromptReader:
 
     def _is_soon_encoded(self, pending: AnyPendingPrompt) -> bool:
         """Whether a prompt can be encoded inline."""
-        characters, is_fast = pending.cold_characters, self._tokenizer.backend != REFERENCE
+        characters, is_fast = pending.cold_characters, self.tokenizer.backend != REFERENCE
         if characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
             return True
         if not is_fast or characters > INLINE_SPACED_BYTES:
             return False
-        return self._tokenizer.splits_words and _is_spaced(b"".join(map(str.encode, pending.cold)))
+        return self.tokenizer.splits_words and _is_spaced(b"".join(map(str.encode, pending.cold)))
 
     async def _read_texts(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prefix of one text to embed, which has the tokens of a completion; of others, the number of tokens."""
@@ -236,7 +236,7 @@ class LocalPromptReader:
 
     def _token_counts(self, texts: Sequence[str]) -> Sequence[int]:
         """The number of tokens of each text, with those that the engine puts around it."""
-        return [len(tokens) for tokens in self._tokenizer.encode_batch(texts, add_special_tokens=True)]
+        return [len(tokens) for tokens in self.tokenizer.encode_batch(texts, add_special_tokens=True)]
 
     async def _read_tokenized(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         """The prompt of a request to /tokenize. None where only the engine knows what it answers."""

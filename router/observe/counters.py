@@ -23,6 +23,9 @@ class Counters:
     def retry_refused(self, reason: str) -> None:
         """No other candidate was tried, because the retry budget is used up."""
 
+    def continued(self, method: str, cause: str, result: str) -> None:
+        """A broken stream was continued, or not."""
+
     def token_gap(self, model: str, workload: str, gap_s: float) -> None:
         """The time between two pieces of a stream, of a sample of the streams."""
 

@@ -93,6 +93,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     result: str | None = None
     error: str | None = None
     tries: int | None = None
+    continued: tuple[str, ...] = ()
     prompt_tokens: int = 0
     output_tokens: int | None = None
     cached_tokens: int | None = None
@@ -119,7 +120,7 @@ def line_of(ended: EndedRequest) -> RequestLine:
         line.client_request_id, line.workload = ended.client_request_id, ended.workload
         line.pod = served.pod.id if served is not None else None
         line.policy = decision.policy if decision is not None else None
-        line.tries = ended.tries if ended.tries > 1 else None
+        line.tries, line.continued = ended.tries if ended.tries > 1 else None, outcome.continued
         line.prompt_tokens, line.output_tokens = outcome.prompt_tokens, outcome.output_tokens
         line.cached_tokens = outcome.cached_tokens
         line.ttft_ms = None if outcome.ttft_ms is None else round(outcome.ttft_ms, 1)

@@ -60,6 +60,7 @@ class Metrics:
         self.cancellations = Counter(r, of_requests.CANCELLATIONS)
         self.retries = Counter(r, of_requests.RETRIES)
         self.retries_refused = Counter(r, of_requests.RETRIES_REFUSED)
+        self.continuations = Counter(r, of_requests.CONTINUATIONS)
         self.in_flight = Gauge(r, of_requests.IN_FLIGHT).labels()
         self.queued = Gauge(r, of_requests.QUEUED).labels()
         self.queue_s = Histogram(r, of_requests.QUEUE_S)
@@ -319,6 +320,9 @@ class RequestCounters(Counters):
 
     def retry_refused(self, reason: str) -> None:
         self._metrics.retries_refused.labels(reason).inc()
+
+    def continued(self, method: str, cause: str, result: str) -> None:
+        self._metrics.continuations.labels(method, cause, result).inc()
 
     def token_gap(self, model: str, workload: str, gap_s: float) -> None:
         self._metrics.inter_token_s.labels(model, workload).observe(gap_s)

@@ -54,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     e2e_ms: float = 0.0
     served: Candidate | None = None
     failures: tuple[Failure, ...] = ()
+    continued: tuple[str, ...] = ()
     phases_s: Mapping[str, float] = {}
 
 
@@ -113,6 +114,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """The best of `candidate_count`, best first."""
     candidate_count: int = 0
     failures: tuple[Failure, ...] = ()
+    continued: tuple[str, ...] = ()
+    """How each later pod continued its broken stream."""
     phases_ms: dict[str, float] = {}
     scene_digest: str = ""
     scene: SceneLine | None = None

@@ -75,6 +75,16 @@ class Tokenizer:
                 self.distrust(f"fastokens failed: {error}")
         return encode_reference(self._reference, texts, add_special_tokens)
 
+    def text_of(self, tokens: Sequence[int], special: bool) -> str:
+        """The text of tokens. `special`: with that of special tokens."""
+        text: str = self._reference.decode(tokens, skip_special_tokens=not special)
+        return text
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None if there is none of this name."""
+        found: int | None = self._reference.token_to_id(token)
+        return found
+
     def encode_slowly(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Tokens of `text` by the reference: for samples of the traffic, off the request path."""
         return encode_reference(self._reference, [text], add_special_tokens)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from router.decision import Plan, Split
 from router.errors import MalformedRequest, NoReadyPod, RouterError
@@ -13,6 +13,9 @@ from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
 from router.request.predictions import PredictionLimits
 from router.types import Pod
+
+if TYPE_CHECKING:
+    from router.request.continuation.continuing_tracker import ContinuationRules
 
 SAMPLED_STREAMS = 16
 """The time between tokens is measured in every stream of this number."""
@@ -32,6 +35,8 @@ class AttemptRules:
     predictions: PredictionLimits
     handoff_facts: FactsLookup
     hands_over: bool = False
+    continuation: ContinuationRules | None = None
+    """None: broken streams end."""
     _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def is_sampled(self) -> bool:

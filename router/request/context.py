@@ -66,6 +66,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """When the latest attempt began."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
+    continued: tuple[str, ...] = ()
+    """How each later pod continued the stream."""
     suspects: tuple[PodId, ...] = ()
     """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
     result: str = INTERNAL
@@ -218,5 +220,6 @@ def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
         e2e_ms=elapsed_s * 1000,
         served=context.candidate,
         failures=context.failures,
+        continued=context.continued,
         phases_s=context.phases.taken_s,
     )

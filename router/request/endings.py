@@ -184,7 +184,8 @@ class Endings:
     def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
         """Compare what was expected with what happened."""
         state, decision, chosen = self._state, context.decision, ended.served
-        if chosen is not None and decision is not None and context.prompt is not None and ended.ttft_ms is not None:
+        is_read = context.prompt is not None and not context.continued
+        if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:
             ttft_ms = ended.ttft_ms - context.waited_s * 1000
             state.calibrator.compare_ttft(ended.model, decision, chosen, ttft_ms)
         if ttft := ttft_of_one_pod(context):

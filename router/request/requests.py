@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from router.decision import RouteDecision
 from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
+from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
@@ -21,7 +23,10 @@ from router.request.inbound import HeaderList
 from router.request.preparation import Preparation
 from router.request.preparation_steps import Locate, Step, Tokens
 from router.request.tracker import Tracker
-from router.types import InferenceRequest, PromptPrefix
+from router.types import Endpoint, InferenceRequest, PromptPrefix
+
+CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Endpoints whose streams another pod may continue."""
 
 
 class Requests:
@@ -46,7 +51,13 @@ class Requests:
 
     def tracker(self, context: RequestContext) -> Tracker:
         """The attempts of a decided request."""
+        options, request = self._rules.continuation, context.request
+        if options is not None and request.stream and request.endpoint in CONTINUED:
+            return ContinuingTracker(context, self._state, self._rules, self._counters, options, self._decide_again)
         return Tracker(context, self._state, self._rules, self._counters)
+
+    def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
+        return self._decisions.decide_again(context, now_s)[1]
 
     def preview(self, request: InferenceRequest, headers: HeaderList) -> Generator[Step, Any, RecordedDecision]:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""

@@ -89,6 +89,17 @@ class Tracker:
         self.has_sent = False
         """Whether a piece was given to the client: then nothing can be retried."""
 
+    # --- what its front sends ---
+
+    @property
+    def body(self) -> bytes:
+        """The body for the pod of this attempt, unless a handoff changes it."""
+        return self.context.request.body
+
+    def last_events(self, now_s: float) -> bytes:
+        """What completes a broken stream without a pod."""
+        return b""
+
     # --- which candidate ---
 
     def first(self, now_s: float) -> Candidate:
@@ -289,7 +300,8 @@ class Tracker:
         assert context.candidate is not None and booking is not None and predictions is not None
         if context.status >= 400:
             return  # an error response may repeat parts of the prompt
-        context.first_token_s = now_s - context.phases.began_s
+        if context.first_token_s is None:
+            context.first_token_s = now_s - context.phases.began_s
         booking.first_token(now_s)
         predictions.first_token(self._pod, now_s)
         self._state.breaker.seen_alive(self._pod)

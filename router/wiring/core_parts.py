@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from router.admission.fair_bound import FairBound
 from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.feeds.supervise import Feeds
+from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics, RequestCounters
@@ -21,6 +23,8 @@ from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, FactsLookup
 from router.request.clock import Clock
+from router.request.continuation.answer_words import answer_words
+from router.request.continuation.continuing_tracker import ContinuationRules
 from router.request.core import CoreSettings, Observers, SharedQuotas
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
@@ -40,6 +44,7 @@ class PodLookups:
     handoff_facts: FactsLookup = lambda _pod, _dialect: None
     publishes_events: Callable[[PodId], bool] = lambda _pod: False
     senders: Callable[[], int] = lambda: 1
+    continuation: ContinuationRules | None = None
 
 
 def observers(
@@ -71,6 +76,7 @@ def core_settings(
         predictions=predictions,
         handoff_facts=lookups.handoff_facts,
         hands_over=hands_over,
+        continuation=lookups.continuation,
     )
     queue = QueueSettings(admission.limits, admission.default_slo, lookups.senders) if admission is not None else None
     return CoreSettings(
@@ -80,6 +86,20 @@ def core_settings(
         records_usage=config.tenants is not None or config.usage.file is not None,
         trusts_uuids=config.edge.trust_engine_fields,
     )
+
+
+def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]) -> ContinuationRules | None:
+    """How broken streams go on, with the tokenizers of the models; None where they end."""
+    if not config.continuation.enabled:
+        return None
+    templates = {model.name for model in config.models if model.chat_format == "template"}
+    words = {
+        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of)
+        for name, reader in readers.items()
+        if name in templates and isinstance(reader, LocalPromptReader)
+    }
+    memory = FairBound(config.limits.max_held_bytes, "bytes of request bodies", "limits.max_held_bytes")
+    return ContinuationRules(words_of=words.get, memory=memory, silence_s=config.continuation.silence_s)
 
 
 def request_log(config: Log) -> RequestLog | None:

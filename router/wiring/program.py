@@ -61,6 +61,7 @@ from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
     QuotaParts,
+    continuation_rules,
     core_settings,
     observers,
     request_log,
@@ -127,6 +128,7 @@ class Program:
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
+        self._continuation = continuation_rules(config, self.prompts.readers)
         self.core = self._build_core()
         exchange, responses = self.quotas.next_exchange, self.pods.responses
         self._steps = build_steps(
@@ -151,7 +153,10 @@ class Program:
         config, pods = self._config, self.pods
         recording = observers(self.metrics, self.records.recent, self._request_log, self._usage_log.writer)
         lookups = PodLookups(
-            handoff_facts=pods.handoff_facts.of, publishes_events=pods.publishes_events, senders=pods.senders
+            handoff_facts=pods.handoff_facts.of,
+            publishes_events=pods.publishes_events,
+            senders=pods.senders,
+            continuation=self._continuation,
         )
         shared, refused = None, self.metrics.by_class.observe_quota_refusal
         if config.tenants is not None:
@@ -168,7 +173,11 @@ class Program:
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
         endings = core.requests.endings
-        return OpenAiEdge(forwarder, endings, reader, self.pods.responses, config.edge, config.limits, self.tracing)
+        responses, limits = self.pods.responses, config.limits
+        edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
+        if self._continuation is not None:
+            edge.body_memory.bound = self._continuation.memory
+        return edge
 
     def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:
         if self._tenants is None:

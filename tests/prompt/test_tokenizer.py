@@ -156,3 +156,16 @@ def test_both_encoders_keep_texts_apart(zoo: dict[str, Path]) -> None:
         assert list(map(len, tokens)) == [1, 0, 1]
         assert tokens[0].typecode == "I"
     assert encode_fast(fast, [], False) == encode_reference(slow, [], False) == []
+
+
+@given(st.text(max_size=60).filter(lambda text: text.isprintable()))
+def test_text_of_tokens_is_the_text(deepseek: Tokenizer, text: str) -> None:
+    assert deepseek.text_of(deepseek.encode(text), True) == text
+
+
+def test_tokens_are_found_by_their_name(deepseek: Tokenizer) -> None:
+    token = deepseek.added_tokens[0].content
+    number = deepseek.id_of(token)
+    assert number is not None
+    assert (deepseek.text_of([number], True), deepseek.text_of([number], False)) == (token, "")
+    assert deepseek.id_of("<no such token>") is None

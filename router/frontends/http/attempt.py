@@ -14,8 +14,10 @@ from router.decision import Candidate, Split
 from router.errors import UpstreamError
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
-from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay
+from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
+from router.frontends.http.silence import SilenceWatch
 from router.frontends.http.upstream import UpstreamSender
+from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.tracker import Tracker
 
 RESOLUTION_S = 0.01
@@ -62,6 +64,7 @@ class Attempts:
         self._splits = splits
         self._pulls = pulls
         self._timers = CoarseTimers()
+        self._silence = SilenceWatch()
 
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
@@ -74,6 +77,10 @@ class Attempts:
                 except UpstreamError as error:
                     following = tracker.failed(error, time.monotonic())
                     if following is None:
+                        if last := tracker.last_events(time.monotonic()):
+                            client.put(last)
+                            client.finish()
+                            return
                         raise
                     candidate = following
         finally:
@@ -90,7 +97,11 @@ class Attempts:
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
                 headers = [*self._rules.downstream(reply.headers), *tracker.headers()]
-                await relay(reply, client, tracker, headers)
+                if isinstance(tracker, ContinuingTracker) and tracker.joins:
+                    with self._silence.watched(tracker, reply):
+                        await relay_joined(reply, client, tracker, headers)
+                else:
+                    await relay(reply, client, tracker, headers)
             finally:
                 reply.close()
         except asyncio.CancelledError:
@@ -106,7 +117,7 @@ class Attempts:
             return self._splits.open(tracker, plan)
         if plan.pull is not None:
             return self._pulls.open(tracker, plan.pod, plan.pull.holder)
-        body = context.request.body
+        body = tracker.body
         if not context.repeatable:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
         return self._sender.send(context.inbound, plan.pod, body)

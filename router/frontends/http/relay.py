@@ -12,6 +12,7 @@ from typing import Protocol
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Ready, Sink
 from router.guards import Bound, OutOfBounds
+from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.inbound import HeaderList, IncomingResponse
 from router.request.tracker import Tracker
 from router.types import PodId
@@ -83,6 +84,36 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
     client.start(reply.status, headers)
     if rest and not client.put(rest):
         await client.ready()
+    client.finish()
+    tracker.complete(monotonic())
+
+
+class _Ended(Exception):
+    """Nothing that the pod still sends is for the client."""
+
+
+async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingTracker, headers: HeaderList) -> None:
+    """The same for a stream that other pods may continue, or one that continues it. Raises `UpstreamError`, also where
+    the pod has ended a stream that is not whole."""
+
+    def pass_on(piece: bytes) -> bool:
+        is_ready, shown = True, tracker.piece(piece, monotonic())
+        if shown:
+            if not client.started:
+                client.start(reply.status, headers)
+            is_ready = client.put(shown)
+        return is_ready and not tracker.has_ended
+
+    async def ready() -> None:
+        if tracker.has_ended:
+            raise _Ended
+        await client.ready()
+
+    try:
+        await reply.pour(pass_on, ready)
+    except _Ended:
+        pass
+    tracker.ended()
     client.finish()
     tracker.complete(monotonic())
 

@@ -60,6 +60,11 @@ RETRIES = counter("warmroute_retries", "Attempts after a failure, by reason.", "
 RETRIES_REFUSED = counter(
     "warmroute_retries_refused", "Failures that were not retried for lack of retry budget, by reason.", "reason"
 )
+CONTINUATIONS = counter(
+    "warmroute_continuations",
+    "Broken streams by how another pod continued them, why they broke, and whether the streams were joined.",
+    "method cause result",
+)
 
 PROMPT_TOKENS = counter("warmroute_prompt_tokens", "Prompt tokens of served requests.", "model class policy")
 REPORTED_PROMPT_TOKENS = counter(

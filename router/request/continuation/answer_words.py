@@ -1,0 +1,32 @@
+"""What continuing a stream needs of the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+HALF = "\ufffd"
+"""A text that ends with it ends inside a character."""
+_CONTEXT = 8
+"""Tokens in front that a text may depend on: tokenizers treat the first token of a text differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerWords:
+    """`text_of` returns the text of ids: with special tokens, or without. Ids are None where no token has that name."""
+
+    text_of: Callable[[Sequence[int], bool], str]
+    think: int | None = None
+    end_think: int | None = None
+    tool_call: int | None = None
+
+    def text(self, ids: Sequence[int], begin: int, end: int, *, special: bool) -> str:
+        """The text of a slice, as it is behind what is in front of it."""
+        context = max(begin - _CONTEXT, 0)
+        before = self.text_of(ids[context:begin], special)
+        return self.text_of(ids[context:end], special)[len(before) :]
+
+
+def answer_words(text_of: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> AnswerWords:
+    """What a tokenizer knows."""
+    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), id_of("<tool_call>"))

@@ -1,0 +1,319 @@
+"""The attempts of one streamed request whose stream another pod may continue.
+
+As `Tracker`, with a machine between the pod and the client: it records the stream. Once something was sent, a failure
+is followed by the attempt of a later pod, whose stream is joined to it. No request has one without
+`continuation.enabled`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.admission.fair_bound import FairBound
+from router.decision import Candidate, Direct, RouteDecision
+from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
+from router.observe.counters import Counters
+from router.request.attempt_rules import AttemptRules
+from router.request.context import RequestContext
+from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.joiner import Joiner
+from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
+from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import PodStream
+from router.request.continuation.terms import terms_of
+from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList
+from router.request.tracker import Tracker
+from router.types import Pod, PodId, PodState
+
+MAX_CONTINUATIONS = 2
+DEATHS = frozenset({"connection", "error event"})
+MAX_DEATHS = 2
+"""Pods that may die of one body: the second one ends the stream."""
+MAX_REMEMBERED_BYTES = 1024 * 1024
+"""Limit of one stream: planning with more would stop the event loop for too long."""
+COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
+"""Pieces between two counts of what is remembered, unless they are large."""
+_FIRST_RELEASE = (0, 27)
+"""vLLM takes ids in chats since then."""
+_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationRules:
+    """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
+    nothing."""
+
+    words_of: Callable[[str], AnswerWords | None]
+    memory: FairBound
+    silence_s: float
+
+
+class ContinuingTracker(Tracker):
+    """`decide_again` returns a new decision about the request. Raises `RouterError`."""
+
+    __slots__ = (
+        "_asks_ids",
+        "_body",
+        "_cause",
+        "_continuation",
+        "_continuations",
+        "_deaths",
+        "_decide_again",
+        "_is_silent",
+        "_joins",
+        "_last_s",
+        "_made",
+        "_options",
+        "_owned_body",
+        "_pieces",
+        "_reader",
+        "_refusal",
+        "_taken_bytes",
+        "_terms",
+        "_words",
+    )
+
+    def __init__(
+        self,
+        context: RequestContext,
+        state: FleetState,
+        rules: AttemptRules,
+        counters: Counters,
+        options: ContinuationRules,
+        decide_again: Callable[[RequestContext, float], RouteDecision],
+    ) -> None:
+        super().__init__(context, state, rules, counters)
+        request, prompt = context.request, context.prompt
+        self._options, self._decide_again = options, decide_again
+        self._owned_body = self._body = request.body
+        self._terms = terms_of(request.endpoint, request.body, has_media=prompt is not None and prompt.has_media)
+        self._words = None if request.adapter else options.words_of(request.model)
+        self._reader: PodStream | None = None
+        self._refusal = ""
+        """Why the stream cannot be continued at all."""
+        self._continuation: Continue | None = None
+        """The one in progress, and why it was needed."""
+        self._cause, self._made = "", b""
+        self._continuations = self._deaths = self._taken_bytes = self._pieces = 0
+        self._asks_ids = self._is_silent = self._joins = False
+        self._last_s = 0.0
+
+    @property
+    def body(self) -> bytes:
+        return self._body
+
+    @property
+    def joins(self) -> bool:
+        """Whether the stream is recorded, so that another pod may continue it."""
+        return self._reader is not None
+
+    # --- events ---
+
+    def begin(self, candidate: Candidate, now_s: float) -> float | None:
+        self._is_silent = False
+        if not self.has_sent:
+            self._refusal = self._refused_by(candidate)
+            self._asks_ids = not self._refusal and self._words is not None and takes_ids(candidate.pod)
+            can_repeat = not self._terms.no_replay
+            if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
+                self._refusal = self._terms.no_ids if self._asks_ids else "engine"
+            self._reader = None if self._refusal else Recorder(self._terms, asks_ids=self._asks_ids)
+            self._asks_ids &= self._reader is not None
+            self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
+        return super().begin(candidate, now_s)
+
+    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
+        if not self.has_sent:
+            super().head(pod, status, now_s, is_stream=is_stream)
+            if status >= 400 or not is_stream:
+                self._reader, self._refusal = None, "not a stream"
+        elif status != 200 or not is_stream:
+            raise UpstreamBroken(f"pod {pod}: status {status} for the rest of a stream", pod=pod, status=status)
+        else:
+            self._pod, self._held, self._joins = pod, None, True
+            self._continuations += 1
+        self._last_s = now_s
+
+    def piece(self, piece: bytes, now_s: float) -> bytes:
+        """What the client gets of a piece of the pod's stream."""
+        reader = self._reader
+        if reader is None:
+            return super().piece(piece, now_s)
+        shown = reader.feed(piece)
+        self._last_s = now_s
+        if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
+            self._count_memory(reader)
+        self._pieces += 1
+        if self._joins:
+            self._joins = False
+            self._first_token(now_s)
+        if shown:
+            return super().piece(shown, now_s)
+        if self.has_sent:
+            self._stepped(now_s)
+        return b""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing that this pod still sends is for the client."""
+        reader = self._reader
+        return reader is not None and (bool(reader.fault) or reader.is_over)
+
+    def ended(self) -> None:
+        """The pod sends no more. Raises `UpstreamBroken` where its stream is not whole."""
+        if (reader := self._reader) is not None:
+            reader.end()
+            if reader.fault:
+                raise UpstreamBroken(f"pod {self._pod}: {reader.fault}", pod=self._pod)
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
+        if not self.has_sent or now_s - self._last_s < self._options.silence_s:
+            return False
+        status = self._state.fleet.status(self._pod)
+        self._is_silent = status is None or status.state is not PodState.READY
+        return self._is_silent
+
+    def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
+        reader = self._reader
+        if not self.has_sent or reader is None:
+            return super().failed(error, now_s)
+        candidate, cause = self.context.candidate, self._cause_of(error, reader)
+        assert candidate is not None
+        self.release(now_s)
+        self._record_failure(candidate, error, now_s)
+        self._count("differs" if reader.differs else "failed")
+        self._cause, found = cause, self._next_plan(reader)
+        if isinstance(found, Continue):
+            following = self._following(found, error, now_s)
+            if not isinstance(following, Refuse):
+                self._continuation, self._body = found, found.body
+                self._reader = Joiner(self._terms, reader.current, found, self._words)
+                return following
+            found = following
+        if isinstance(found, Finish):
+            self._made = found.events
+            self._counters.continued("finish", cause, "joined")
+        else:
+            self._counters.continued("none", cause, found.reason)
+        return None
+
+    def last_events(self, now_s: float) -> bytes:
+        """What completes the response although no pod sends it; b"" where it cannot be completed."""
+        if self._made:
+            self.context.reader.feed(self._made)
+            self.context.result = "ok"
+        return self._made
+
+    def left(self, now_s: float) -> None:
+        super().left(now_s)
+        self._count("left")
+
+    def complete(self, now_s: float) -> None:
+        super().complete(now_s)
+        self._count("joined")
+
+    def end(self, now_s: float) -> None:
+        super().end(now_s)
+        self._count("failed")
+        if self._taken_bytes:
+            self._options.memory.give_back(self._owner, self._taken_bytes)
+            self._taken_bytes = 0
+        self._reader, self._body, self._owned_body = None, b"", b""
+
+    def headers(self) -> HeaderList:
+        headers = super().headers()
+        if self._rules.route_headers:
+            announced = f"no; reason={self._refusal}" if self._refusal else self._terms.announced
+            headers.append((b"x-warmroute-continuable", announced.encode()))
+        return headers
+
+    # --- what it decides ---
+
+    def _refused_by(self, candidate: Candidate) -> str:
+        """Why a stream of this candidate cannot be continued."""
+        decision = self.context.decision
+        if self._terms.refusal:
+            return self._terms.refusal
+        if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
+            return "handoff"
+        if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
+            return "one pod"
+        return "rank" if candidate.pod.dp_rank is not None else ""
+
+    def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
+        if self._refusal or reader.differs:
+            return Refuse(self._refusal or "differs")
+        return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+
+    def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
+        """The pod that continues, or why none may."""
+        is_unsent = isinstance(error, ConnectFailed)
+        self._deaths += self._cause in DEATHS and not is_unsent
+        if self._deaths >= MAX_DEATHS:
+            return Refuse("two pods failed")
+        if self._continuations >= MAX_CONTINUATIONS or len(self.context.failures) > 2 * MAX_CONTINUATIONS:
+            return Refuse("two continuations")
+        following = self._other_pod(now_s)
+        if following is None:
+            return Refuse("no pod")
+        if is_unsent or self._rules.budget.spend(now_s):
+            return following
+        self._counters.retry_refused(error.code)
+        return Refuse("retry budget")
+
+    def _cause_of(self, error: UpstreamError, reader: PodStream) -> str:
+        if self._is_silent:
+            return "silence"
+        return reader.fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
+
+    def _other_pod(self, now_s: float) -> Candidate | None:
+        """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
+        context, failed = self.context, {failure.pod for failure in self.context.failures}
+        assert context.candidate is not None
+        first = context.candidate.pod
+        try:
+            decision = self._decide_again(context, now_s)
+        except RouterError:
+            return None
+        for candidate in decision.candidates:
+            pod = candidate.pod
+            alike = (pod.engine, pod.version) == (first.engine, first.version)
+            if alike and pod.id not in failed and pod.serves_alone and pod.dp_rank is None:
+                return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
+        return None
+
+    # --- what it counts ---
+
+    @property
+    def _owner(self) -> str:
+        return self.context.request.tenant or self.context.inbound.peer
+
+    def _count(self, result: str) -> None:
+        """How the continuation in progress ended, if there is one."""
+        found, self._continuation = self._continuation, None
+        if found is not None:
+            self._counters.continued(found.method, self._cause, result)
+            self.context.continued = (*self.context.continued, found.method)
+
+    def _count_memory(self, reader: PodStream) -> None:
+        """Count what is remembered, in steps; forget it where there is no memory for it."""
+        size = reader.record.size_bytes + len(self._owned_body)
+        more = size + COUNTED_EVERY * 8 - self._taken_bytes
+        if size > MAX_REMEMBERED_BYTES and isinstance(reader, Recorder):
+            self._refusal = self._refusal or "too long"
+        elif more > 0 and self._options.memory.take(self._owner, self.context.tenant.weight, more):
+            self._taken_bytes += more
+        elif more > 0 and isinstance(reader, Recorder):
+            self._refusal = self._refusal or "memory"
+        if self._refusal:
+            reader.record.forget()
+
+
+def takes_ids(pod: Pod) -> bool:
+    """Whether the pod takes and gives token ids in streams."""
+    found = _RELEASE.match(pod.version)
+    return pod.engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _FIRST_RELEASE

@@ -1,0 +1,154 @@
+"""Decides how a broken stream goes on: from its ids, by making it again, with a made end, or not at all."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+
+from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.joined_usage import last_events
+from router.request.continuation.record import Record
+from router.request.continuation.seam import Seam, find_seam, reasoning_tokens
+from router.request.continuation.stream_events import DONE, ids_of
+from router.request.continuation.terms import Terms
+
+_MAX_BIAS = 100.0
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_BODY: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The stream ends with an error."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Only these events are missing."""
+
+    events: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continue:
+    """Another pod gets `body`. `method`: `retry`, `ids` or `replay`. `prompt` are the ids of the client's prompt."""
+
+    method: str
+    body: bytes
+    prompt: list[int]
+    kept: int = 0
+    held: str = ""
+    """Text of the kept tokens that the client does not have yet."""
+    reasoning: int | None = None
+    """Kept tokens of reasoning; None where the later pod counts all."""
+    in_reasoning: bool = False
+    asks_ids: bool = True
+
+
+StreamPlan: TypeAlias = Refuse | Finish | Continue
+
+
+def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *, asks_ids: bool) -> StreamPlan:
+    """How the stream goes on. `body` is the client's; `asks_ids`: whether pods take and give ids. Raises nothing."""
+    try:
+        prompt = ids_of(record.prompt) if record.prompt else []
+    except ValueError:
+        return Refuse("prompt ids")
+    if record.is_finished:
+        return _finish(terms, record, prompt, words, "")
+    if not record.has_said:
+        again = first_body(body, terms) if asks_ids else body
+        return Continue(method="retry", body=again, prompt=prompt, asks_ids=asks_ids)
+    if terms.refusal:
+        return Refuse(terms.refusal)
+    reason = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
+    if not reason and terms.has_grammar and (record.content or record.calls):
+        reason = "grammar"
+    if not reason and words is not None:
+        found = _from_ids(terms, record, prompt, body, words)
+        if not isinstance(found, str):
+            return found
+        reason = found
+    if not terms.no_replay:
+        again = first_body(body, terms) if asks_ids else body
+        return Continue(method="replay", body=again, prompt=prompt, asks_ids=asks_ids)
+    return Refuse(reason)
+
+
+def first_body(body: bytes, terms: Terms) -> bytes:
+    """The client's body, with ids asked for. Of a repeated field, engines read the last."""
+    asked = b',"return_token_ids":true'
+    if terms.hides_reasoning:
+        asked += b',"include_reasoning":true'
+    return body.rstrip()[:-1] + asked + b"}"
+
+
+def _finish(terms: Terms, record: Record, prompt: list[int], words: AnswerWords | None, finish: str) -> StreamPlan:
+    if terms.wants_usage and not record.has_usage and not (prompt and record.ids):
+        return Refuse("usage")
+    reasoning = reasoning_tokens(prompt, record.ids, words) if words is not None and record.reasoning else 0
+    if record.reasoning and words is None and terms.wants_usage and not record.has_usage:
+        return Refuse("usage")
+    return Finish(last_events(record, terms, len(prompt), reasoning, finish) + DONE)
+
+
+def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan | str:
+    """From the seam; or why not."""
+    seam = find_seam(record, prompt, terms, words)
+    if isinstance(seam, str):
+        return seam
+    if not terms.is_greedy and record.calls:
+        return "tool call"
+    if not terms.is_greedy and record.logprobs > seam.kept:
+        return "half a character"
+    if terms.max_tokens is not None and seam.kept >= terms.max_tokens:
+        return "length" if seam.held else _finish(terms, record, prompt, words, "length")
+    if not seam.kept:
+        if terms.no_replay:
+            return "nothing to keep"
+        return Continue(method="replay", body=first_body(body, terms), prompt=prompt)
+    return Continue(
+        method="ids",
+        body=_body_from(seam, terms, record, prompt, body),
+        prompt=prompt,
+        kept=seam.kept,
+        held=seam.held,
+        reasoning=reasoning_tokens(prompt, record.ids[: seam.kept], words),
+        in_reasoning=seam.in_reasoning,
+    )
+
+
+def _body_from(seam: Seam, terms: Terms, record: Record, prompt: list[int], body: bytes) -> bytes:
+    """The client's body for a pod that goes on at the seam: ids instead of a prompt, limits lowered."""
+    fields: dict[str, Any] = dict(_BODY.decode(first_body(body, terms)))
+    ids = [*prompt, *record.ids[: seam.kept]]
+    if terms.is_chat:
+        fields["kv_transfer_params"] = {"prompt_token_ids": ids}
+    else:
+        fields["prompt"] = ids
+    for name in _LIMITS:
+        if name in fields and (limit := _number(fields[name])) is not None:
+            fields[name] = limit - seam.kept
+    if "min_tokens" in fields:
+        fields["min_tokens"] = max((_number(fields["min_tokens"]) or 0) - seam.kept, 0)
+    fields.pop("truncate_prompt_tokens", None)
+    if terms.frequency_penalty:
+        fields["logit_bias"] = _bias(terms, record.ids[: seam.kept])
+    return msgspec.json.encode(fields)
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    return msgspec.json.decode(raw, type=int | None, strict=False)
+
+
+def _bias(terms: Terms, kept: Any) -> dict[str, float]:
+    """What makes up for a frequency penalty that does not count the kept tokens: it is additive."""
+    bias = defaultdict(float, terms.logit_bias)
+    for token, count in Counter(kept).items():
+        bias[str(token)] -= terms.frequency_penalty * count
+    return {token: max(min(one, _MAX_BIAS), -_MAX_BIAS) for token, one in bias.items()}

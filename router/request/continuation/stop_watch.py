@@ -1,0 +1,53 @@
+"""Finds a stop string that begins before the seam and ends after it: the later pod cannot see its beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router.request.continuation.answer_words import HALF, AnswerWords
+
+
+class Stopped(NamedTuple):
+    stop: str
+    begin: int
+    """Where it begins in the kept text and the new one together."""
+    tokens: int
+    """New tokens up to the one that completes it."""
+    text: str
+    """Their text."""
+
+
+class StopWatch:
+    """`ids` are those of prompt and kept tokens, whose text ends with `kept`."""
+
+    __slots__ = ("_base", "_ids", "_kept", "_stops", "_words")
+
+    def __init__(self, stops: Sequence[str], ids: list[int], kept: str, words: AnswerWords) -> None:
+        self._stops, self._ids, self._kept, self._words = stops, ids, kept, words
+        self._base = len(ids)
+
+    def feed(self, new: Sequence[int]) -> Stopped | None:
+        """The stop string that these tokens complete."""
+        for token in new:
+            if not self._stops:
+                return None
+            self._ids.append(token)
+            if (found := self._look()) is not None:
+                return found
+        return None
+
+    def _look(self) -> Stopped | None:
+        end, seam, longest = len(self._ids), len(self._kept), max(map(len, self._stops))
+        text = self._words.text(self._ids, self._base, end, special=False)
+        if text.endswith(HALF):
+            return None
+        first = max(seam - longest + 1, 0)
+        window = self._kept[first:] + text
+        for stop in self._stops:
+            place = window.find(stop)
+            if 0 <= place < seam - first:
+                return Stopped(stop, first + place, end - self._base, text)
+        if len(text) >= longest - 1:
+            self._stops = ()
+        return None

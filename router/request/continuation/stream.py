@@ -1,0 +1,106 @@
+"""What the streams of the first pod and of those that continue it have in common: whole events, faults, the end."""
+
+from __future__ import annotations
+
+from router.request.continuation.record import Record
+from router.request.continuation.stream_events import (
+    DATA,
+    DONE,
+    END,
+    MAX_EVENT_BYTES,
+    StreamEvent,
+    is_given,
+    read_event,
+)
+from router.request.continuation.terms import Terms
+
+ABORT = "abort"
+
+
+class PodStream:
+    """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
+
+    __slots__ = ("_rest", "fault", "record", "terms")
+
+    def __init__(self, terms: Terms, record: Record) -> None:
+        self.terms = terms
+        self.record = record
+        self.fault = ""
+        """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
+        self._rest = bytearray()
+        """The beginning of an event."""
+
+    @property
+    def current(self) -> Record:
+        """What the client has, with the ids that it was made of."""
+        return self.record
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete although its pod still generates."""
+        return False
+
+    @property
+    def differs(self) -> bool:
+        """Whether the pod has sent something else than the client has."""
+        return False
+
+    def feed(self, piece: bytes) -> bytes:
+        """The client's bytes of a piece of the body."""
+        if not self._rest and piece.endswith(END) and piece.find(END) == len(piece) - len(END):
+            return self._event(piece)
+        begin = max(len(self._rest) - 1, 0)
+        self._rest += piece
+        if len(self._rest) > MAX_EVENT_BYTES:
+            self.fault, self._rest = "event too large", bytearray()
+        if self._rest.find(END, begin) < 0:
+            return b""
+        events = bytes(self._rest).split(END)
+        self._rest = bytearray(events.pop())
+        return b"".join([self._event(event + END) for event in events])
+
+    def end(self) -> None:
+        """The body has ended: a fault where that was not after `[DONE]`."""
+        if not self.record.is_done and not self.fault:
+            self.fault = "ended without [DONE]"
+
+    def _event(self, event: bytes) -> bytes:
+        if self.fault or self.record.is_done:
+            return b""
+        if not event.startswith(DATA):
+            return event
+        if event == DONE:
+            return self._done()
+        try:
+            read = read_event(event, is_first=not self._has_begun)
+            return self._read(event, read)
+        except ValueError:
+            self.fault = "unreadable event"
+            return b""
+
+    def _read(self, event: bytes, read: StreamEvent) -> bytes:
+        if is_given(read.error) and not read.choices:
+            self.fault = "error event"
+            return b""
+        for choice in read.choices:
+            if choice.finish_reason == ABORT:
+                self.fault = "aborted"
+                return b""
+        self.record.has_usage |= not read.choices and is_given(read.usage)
+        return self._passed(event, read)
+
+    def _done(self) -> bytes:
+        record = self.record
+        if not record.is_finished or (self.terms.wants_usage and not record.has_usage):
+            self.fault = "[DONE] before the end"
+            return b""
+        record.is_done = True
+        return DONE
+
+    @property
+    def _has_begun(self) -> bool:
+        raise NotImplementedError
+
+    def _passed(self, event: bytes, read: StreamEvent) -> bytes:
+        """What the client gets of an event without a fault. Raises `ValueError`."""
+        raise NotImplementedError

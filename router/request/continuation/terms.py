@@ -1,0 +1,159 @@
+"""Reads from a request's body which ways of continuing its stream are exact.
+
+Sources and recordings: docs/continuation.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from router.types import Endpoint
+
+_GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+
+
+class _UsageAsked(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _AskedBody(msgspec.Struct):
+    """The fields that matter, of chats and completions."""
+
+    temperature: float | None = None
+    n: int | None = None
+    best_of: int | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    stream_options: _UsageAsked | None = None
+    logprobs: bool | int | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    include_reasoning: bool | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    use_beam_search: bool | None = None
+    repetition_detection: Any = None
+    stream_interval: int | None = None
+
+
+_BODY = msgspec.json.Decoder(_AskedBody, strict=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a stream may be continued. Reasons are names; empty: nothing is against it."""
+
+    refusal: str = ""
+    """Why it cannot be continued at all once something was sent."""
+    no_ids: str = ""
+    """Why not from its ids."""
+    no_replay: str = ""
+    """Why not by making it again."""
+    is_chat: bool = True
+    is_greedy: bool = False
+    has_grammar: bool = False
+    """Whether a grammar begins with the content: ids continue only the reasoning in front of it."""
+    may_call: bool = False
+    """Whether the model may call tools when it likes."""
+    hides_reasoning: bool = False
+    wants_usage: bool = False
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    includes_stop: bool = False
+    """Whether a stop string is part of the answer; then no text is held back."""
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def announced(self) -> str:
+        """Until where it may be continued, for the client."""
+        if self.refusal or (self.no_ids and self.no_replay):
+            return f"no; reason={self.refusal or self.no_replay}"
+        if self.no_replay and self.has_grammar:
+            return "until=content"
+        return "until=tool-call" if self.no_replay and self.may_call else "yes"
+
+
+def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Terms:
+    """The terms of a streamed chat or completion."""
+    try:
+        asked = _BODY.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Terms(refusal="body")
+    if refusal := _refusal(asked):
+        return Terms(refusal=refusal)
+    choice, stops = asked.tool_choice, [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
+    has_grammar, is_forced = _has_grammar(asked), choice == "required" or isinstance(choice, dict)
+    is_greedy = asked.temperature == 0
+    has_tools = bool(asked.tools) and choice != "none"
+    options = asked.stream_options
+    hides = asked.include_reasoning is False
+    return Terms(
+        no_ids=_no_ids(asked, is_greedy, has_media, has_tools) or ("hidden reasoning" if hides and has_grammar else ""),
+        no_replay="" if is_greedy or asked.seed is not None else "sampled",
+        is_chat=endpoint is Endpoint.CHAT,
+        is_greedy=is_greedy,
+        has_grammar=has_grammar or is_forced,
+        may_call=has_tools and not is_forced,
+        hides_reasoning=hides,
+        wants_usage=options is not None and options.include_usage is True,
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        stops=tuple(one for one in stops if one),
+        includes_stop=asked.include_stop_str_in_output is True,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        logit_bias=tuple((asked.logit_bias or {}).items()),
+    )
+
+
+def _refusal(asked: _AskedBody) -> str:
+    """Fields with which nothing is exact, or nothing was tried."""
+    if (asked.n or 1) != 1 or (asked.best_of or 1) != 1:
+        return "n"
+    if asked.echo or asked.suffix or asked.use_beam_search or asked.repetition_detection:
+        return "echo, suffix, beams or repetition detection"
+    shown = asked.return_token_ids or asked.return_tokens_as_token_ids
+    return "token ids" if shown or asked.stream_interval is not None else ""
+
+
+def _no_ids(asked: _AskedBody, is_greedy: bool, has_media: bool, has_tools: bool) -> str:
+    """Why the second pod would not be in the state of the first one."""
+    if has_media:
+        return "media"
+    if asked.seed is not None and not is_greedy:
+        return "seed"
+    if asked.presence_penalty:
+        return "presence penalty"
+    if asked.frequency_penalty and (is_greedy or (asked.repetition_penalty or 1.0) != 1.0):
+        return "frequency penalty"  # greedy: made again instead, which is proven for more bodies
+    if asked.bad_words:
+        return "bad words"
+    if asked.stop and has_tools:
+        return "stop strings and tools"
+    special = asked.skip_special_tokens is False or asked.spaces_between_special_tokens is False
+    return "special tokens" if special else ""
+
+
+def _has_grammar(asked: _AskedBody) -> bool:
+    kind = (asked.response_format or {}).get("type", "text")
+    return kind != "text" or any(getattr(asked, name) is not None for name in _GRAMMARS)

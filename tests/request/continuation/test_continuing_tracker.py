@@ -1,0 +1,274 @@
+"""A broken stream goes on, on another pod, and leaves nothing behind: leases, predictions, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.admission.fair_bound import FairBound
+from router.decision import Candidate, Direct, RouteDecision
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
+from router.fleet.fleet import PodEvent
+from router.hashing import hash_array, token_array
+from router.request.attempt_rules import AttemptRules
+from router.request.context import RequestContext
+from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
+from router.request.response_reader import reader_of
+from router.types import Endpoint, Generation, PromptPrefix
+from tests.request.continuation.recorded import Received, body_of, case_named, event, words
+from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.cores import CoreOfPods, pods_at
+
+PODS = {"a": "http://a", "b": "http://b", "c": "http://c"}
+PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
+
+
+class Fleet:
+    """Pods that answer as recorded, and one request."""
+
+    def __init__(self, name: str, plans: str = "abc", *, limit: int = 1_000_000, **fields: Any) -> None:
+        self.core = CoreOfPods(pods_at(PODS))
+        self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
+        self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
+        context = self.core.context(*(Direct(self.core.pod(one)) for one in plans), prompt=PROMPT, stream=True)
+        context.request = type(context.request)(
+            **{
+                **{name: getattr(context.request, name) for name in context.request.__struct_fields__},
+                "body": body_of(self.case),
+            }
+        )
+        context.reader = reader_of(Endpoint.CHAT)
+        self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
+        rules = self.core.core.requests._rules
+        assert isinstance(rules, AttemptRules)
+        options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
+        self.counted: list[tuple[str, str, str]] = []
+        counters = self.core.core.requests._counters
+        counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
+        self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
+        self.core.core.requests.endings.begin()
+        self.begin(self.tracker.first(0.0))
+
+    def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
+        assert context.decision is not None
+        kept = tuple(one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None)
+        return RouteDecision("scripted", "1", kept)
+
+    def begin(self, candidate: Candidate) -> None:
+        self.pod = candidate.pod.id
+        self.tracker.begin(candidate, self.now_s)
+
+    def answer(self, share: float, fault: bytes = b"") -> None:
+        """The pod sends a share of its events, and a fault."""
+        self.tracker.head(self.pod, 200, self.now_s, is_stream=True)
+        sent = ScriptedPod(self.case, id=f"of-{self.pod}", created=ord(self.pod)).stream(self.tracker.body)
+        for piece in [*sent[: round(share * len(sent))], *([fault] if fault else ())]:
+            self.received += self.tracker.piece(piece, self.now_s)
+
+    def fail(self, error: UpstreamError | None = None) -> bool:
+        """Whether another pod continues."""
+        candidate = self.tracker.failed(error or UpstreamBroken("cut", pod=self.pod), self.now_s)
+        if candidate is not None:
+            self.begin(candidate)
+        return candidate is not None
+
+    def end(self) -> None:
+        self.tracker.ended()
+        self.tracker.complete(self.now_s)
+
+    def close(self) -> None:
+        """End the request: nothing is left of it."""
+        self.tracker.end(self.now_s)
+        self.core.core.requests.endings.end(self.context)
+        assert self.core.is_idle()
+        assert self.memory.used == 0
+
+
+def whole(received: bytes) -> Any:
+    return Received(received).whole
+
+
+def uncut(name: str) -> Any:
+    fleet = Fleet(name)
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    return whole(fleet.received)
+
+
+@pytest.mark.parametrize("name", ["bytes", "think", "tools, thinking", "stop", "sampled", "json schema"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_other_pod_continues_and_client_reads_one_answer(name: str, share: float) -> None:
+    fleet = Fleet(name)
+    fleet.answer(share)
+    assert fleet.fail()
+    assert fleet.pod == "b"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut(name)
+    assert fleet.counted[0][1:] == ("connection", "joined")
+
+
+def test_tokens_count_once() -> None:
+    fleet, expected = Fleet("bytes"), case_named("bytes")["usage"]
+    fleet.answer(0.5)
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    reader = fleet.context.reader
+    assert (reader.prompt_tokens, reader.output_tokens) == (expected["prompt_tokens"], expected["completion_tokens"])
+    fleet.close()
+
+
+def test_missing_end_is_made_without_a_pod() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.97)
+    assert not fleet.fail()
+    fleet.received += fleet.tracker.last_events(fleet.now_s)
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.context.result == "ok"
+    assert fleet.counted == [("finish", "connection", "joined")]
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (b'data: {"error": {"message": "EngineCore encountered an issue."}}\n\ndata: [DONE]\n\n', "error event"),
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\ndata: [DONE]\n\n', "aborted"),
+        (b"data: [DONE]\n\n", "[DONE] before the end"),
+        (b"", "ended without [DONE]"),
+    ],
+)
+def test_clean_ends_that_are_none_are_faults(fault: bytes, cause: str) -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5, fault)
+    with pytest.raises(UpstreamBroken) as caught:
+        fleet.tracker.ended()
+    assert fleet.fail(caught.value)
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted[0][1] == cause
+
+
+def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    assert fleet.fail()
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
+def test_pod_that_cannot_be_reached_is_not_the_last_one() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    assert fleet.fail()
+    assert fleet.fail(ConnectFailed("refused", pod="b"))
+    assert fleet.pod == "c"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+
+
+def test_without_another_pod_the_stream_ends() -> None:
+    fleet = Fleet("bytes", plans="ab")
+    fleet.answer(0.3)
+    fleet.core.fleet.sync([pod for pod in pods_at(PODS) if pod.id != "b"])
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", "no pod")]
+
+
+def test_client_that_leaves_leaves_nothing() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    assert fleet.fail()
+    fleet.answer(0.3)
+    fleet.tracker.left(fleet.now_s)
+    fleet.close()
+
+
+def test_pod_that_sends_another_answer_ends_the_stream() -> None:
+    fleet = Fleet("json schema")
+    fleet.answer(0.5)
+    assert fleet.fail()
+    fleet.case = case_named("json schema, thinking")
+    fleet.tracker.head(fleet.pod, 200, 0.0, is_stream=True)
+    for piece in ScriptedPod(fleet.case).stream(body_of(fleet.case)):
+        fleet.received += fleet.tracker.piece(piece, 0.0)
+    with pytest.raises(UpstreamBroken, match="another prompt"):
+        fleet.tracker.ended()
+    assert not fleet.fail()
+    fleet.close()
+    assert ("replay", "connection", "differs") in fleet.counted
+
+
+def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    assert not fleet.tracker.is_silent(100.0)  # it may compute a long step: nobody else says that it has failed
+    fleet.core.fleet.event("a", PodEvent.EJECT)
+    assert not fleet.tracker.is_silent(1.0)
+    assert fleet.tracker.is_silent(100.0)
+
+
+def test_without_memory_the_stream_is_not_continued() -> None:
+    fleet = Fleet("bytes", limit=100)
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", "memory")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "yes"),
+        ({"temperature": 1.0}, "yes"),
+        ({"temperature": 1.0, "tools": [{"type": "function"}]}, "until=tool-call"),
+        ({"temperature": 1.0, "response_format": {"type": "json_object"}}, "until=content"),
+        ({"temperature": 1.0, "seed": 1}, "yes"),
+        ({"temperature": 1.0, "presence_penalty": 1.0}, "no; reason=presence penalty"),
+        ({"n": 2}, "no; reason=n"),
+        ({"return_token_ids": True}, "no; reason=token ids"),
+        ({"max_tokens": "many"}, "no; reason=body"),
+    ],
+)
+def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], said: str) -> None:
+    fleet = Fleet("bytes", **fields)
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == said.encode()
+    fleet.close()
+
+
+@pytest.mark.parametrize(("plans", "version", "said"), [("a", "0.32.0", "one pod"), ("ab", "0.26.1", "engine")])
+def test_response_says_why_its_pods_cannot_continue_it(plans: str, version: str, said: str) -> None:
+    fleet = Fleet("sampled", plans=plans)
+    fleet.core.fleet.describe("a", version=version)
+    pod = fleet.core.pod("a")
+    fleet.tracker.release(0.0)
+    fleet.begin(Candidate(Direct(pod), fleet.context.decision.candidates[0].cost, 0))  # type: ignore[union-attr]
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={said}".encode()
+    assert b"return_token_ids" not in fleet.tracker.body
+    fleet.close()
+
+
+def test_pod_that_makes_another_text_ends_the_stream() -> None:
+    fleet = Fleet("json schema")
+    fleet.answer(0.5)
+    before = fleet.received
+    assert fleet.fail()
+    fleet.tracker.head(fleet.pod, 200, 0.0, is_stream=True)
+    for sent in (event({"role": "assistant", "content": ""}), event({"content": '{"town": "'}, t=[1])):
+        fleet.received += fleet.tracker.piece(sent, 0.0)
+    with pytest.raises(UpstreamBroken, match="other text"):
+        fleet.tracker.ended()
+    assert not fleet.fail()
+    assert fleet.received == before
+    fleet.close()

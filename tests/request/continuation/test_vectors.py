@@ -1,0 +1,75 @@
+"""Each recorded stream of a real vLLM, cut where it was cut then, goes on with what the real second pod sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from router.request.continuation.joiner import Joiner
+from router.request.continuation.plan import Continue, Refuse, plan
+from router.request.continuation.recorder import Recorder
+from router.request.continuation.terms import terms_of
+from router.types import Endpoint
+from tests.request.continuation.recorded import CASES, DONE, Case, Received, body_of, stream, words
+
+ONE_CHOICE = [case for case in CASES if case["request"].get("n", 1) == 1]
+CUTS = [(case, cut) for case in ONE_CHOICE for cut in case["cuts"]]
+SECOND = {"id": "chatcmpl-2", "created": 99}
+
+
+def recorder_of(case: Case) -> Recorder:
+    return Recorder(terms_of(Endpoint.CHAT, body_of(case)), asks_ids=True)
+
+
+def fed(reader: Any, pieces: list[bytes]) -> bytes:
+    return b"".join(map(reader.feed, pieces))
+
+
+def uncut(case: Case) -> list[bytes]:
+    return [*stream(case["uncut"], case["prompt_ids"]), DONE]
+
+
+def without_ids(case: Case) -> list[bytes]:
+    """The same stream of a pod that was not asked for ids."""
+    hidden = case["request"].get("include_reasoning") is False
+    shown = []
+    for one in case["uncut"]:
+        one = {name: value for name, value in one.items() if name != "t"}
+        if hidden and "d" in one:
+            one["d"] = {name: value for name, value in one["d"].items() if name != "reasoning"}
+        if one.get("d") != {} or one.get("f") or one.get("l"):
+            shown.append(one)
+    return [*stream(shown, None), DONE]
+
+
+@pytest.mark.parametrize("case", ONE_CHOICE, ids=lambda case: case["name"])
+def test_client_gets_the_bytes_of_a_stream_without_ids(case: Case) -> None:
+    recorder = recorder_of(case)
+    assert fed(recorder, uncut(case)) == b"".join(without_ids(case))
+    assert recorder.record.is_done and not recorder.fault
+    assert len(recorder.record.ids) == case["usage"]["completion_tokens"] if case["usage"] else recorder.record.ids
+
+
+@pytest.mark.parametrize(("case", "cut"), CUTS, ids=lambda one: one.get("name", one.get("events")))
+def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None:
+    recorder = recorder_of(case)
+    received = fed(recorder, uncut(case)[: cut["events"]])
+    found = plan(recorder.terms, recorder.record, body_of(case), words(), asks_ids=True)
+    if "refused" in cut:
+        assert isinstance(found, Refuse)
+        return
+    (choice,) = cut["choices"]
+    assert isinstance(found, Continue), found
+    if found.method == "retry":  # the client has nothing: the recorded prototype kept what it did not have
+        choice = {"second": case["uncut"], "asked": case["asked"]}
+    else:
+        assert (found.kept, found.held) == (choice["kept"], choice.get("held", ""))
+    asked = json.loads(found.body)
+    assert {name: asked[name] for name in choice["asked"]} == choice["asked"]
+    joiner = Joiner(recorder.terms, recorder.record, found, words())
+    given = [*found.prompt, *recorder.record.ids[: found.kept]]
+    received += fed(joiner, [*stream(choice["second"], given, **SECOND), DONE])
+    assert not joiner.fault
+    assert Received(received).whole == Received(b"".join(without_ids(case))).whole
