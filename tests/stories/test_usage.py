@@ -84,11 +84,18 @@ async def metric_totals(deployment: Deployment) -> Counter[str]:
     return found
 
 
+async def counters_after_tests(deployment: Deployment) -> Counter[str]:
+    """The engines' counters once the router has sent them its own prompts, which test their hits."""
+    store, fleet = deployment.program.pods.store, deployment.program.fleet
+    await deployment.until(lambda: all("by events" not in store.hits(one.pod.id) for one in fleet.snapshot.pods))
+    return await engine_counters(deployment)
+
+
 async def test_the_engines_have_counted_what_the_router_has(deploy: Deploy, tenants: Path, tmp_path: Path) -> None:
     """For both APIs, with and without streams, hits, retries on another pod, errors and unknown models."""
     file, usage = tmp_path / "usage.jsonl", {"stream": True, "stream_options": {"include_usage": True}}
     async with deploy(2, tenants=tenants, usage=file) as deployment:
-        before = await engine_counters(deployment)
+        before = await counters_after_tests(deployment)
         for number in range(12):
             tenant, text = ("acme", "zeta")[number % 2], f"{TEXT} {number // 3}"
             await send(deployment, tenant, Endpoint.CHAT.value, text)
@@ -118,7 +125,7 @@ async def test_a_stream_that_its_client_leaves_is_counted_until_then(
     """The prompt exactly; of the output, tokens that were on their way are missing."""
     file = tmp_path / "usage.jsonl"
     async with deploy(1, tenants=tenants, usage=file, engine={"time_scale": 0.2}) as deployment:
-        before = await engine_counters(deployment)
+        before = await counters_after_tests(deployment)
         for number in range(6):
             await leave(deployment, f"{TEXT} {number}", 20 + 10 * number)
         await deployment.until(lambda: all(engine.load.running == 0 for engine in deployment.engines))
