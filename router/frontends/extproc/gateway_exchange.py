@@ -48,7 +48,7 @@ class Modes(NamedTuple):
     response: int = FULL_DUPLEX_STREAMED
 
 
-class Terms(NamedTuple):
+class GatewayTerms(NamedTuple):
     """What all requests of gateways have in common. `aliases`: see `translated`."""
 
     app: App
@@ -89,7 +89,7 @@ class GatewayExchange:
     http_1_0 = streams = was_slow = False
     keep_alive = True
 
-    def __init__(self, call: Any, terms: Terms) -> None:
+    def __init__(self, call: Any, terms: GatewayTerms) -> None:
         self._call = call
         self._terms = terms
         self._app = terms.app

@@ -16,7 +16,7 @@ import grpc
 from router.config.listen_schema import ListenTls
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
-from router.frontends.extproc.gateway_exchange import GatewayExchange, Terms
+from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
 from router.frontends.extproc.llm_d import aliases
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
 from router.frontends.http.app import App
@@ -36,7 +36,7 @@ class PickerServer:
         self._picker = config.picker
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
-        self._terms = Terms(app, names, trusts_test_header=config.picker.test_header)
+        self._terms = GatewayTerms(app, names, trusts_test_header=config.picker.test_header)
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [
             ("grpc.max_receive_message_length", config.limits.max_body_bytes + _OVERHEAD_BYTES),
