@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from router.frontends.extproc.messages import CLASSES  # noqa: E402
-from tests.extproc.record_messages import RECORDED  # noqa: E402
+from router.frontends.extproc.messages import CLASSES
+from tests.extproc.record_messages import RECORDED
 
 ENVOYS = json.loads(RECORDED.read_text())
 
