@@ -356,7 +356,7 @@ ROUTER = Dashboard(
             (
                 _rate("Retries", "reqps", of_requests.RETRIES, "reason"),
                 _rate("Retries refused", "reqps", of_requests.RETRIES_REFUSED, "reason"),
-                _rate("Broken streams, and how they went on", "reqps", of_requests.CONTINUATIONS, "method result"),
+                _rate("Broken streams, and how they went on", "reqps", of_requests.CONTINUATIONS, "method outcome"),
                 _rate("Cancellations by phase", "reqps", of_requests.CANCELLATIONS, "phase"),
                 _rate("Ejections", "ops", of_pods.EJECTIONS, "pod"),
                 _rate("Ejections refused", "ops", of_pods.EJECTIONS_REFUSED, "pod"),

@@ -54,6 +54,7 @@ STEERING_HEADERS = frozenset(
         *(b"x-override-rid", b"x-override-routed-dp-rank", b"x-override-disagg-prefill-dp-rank"),
         *(b"x-override-priority", b"x-override-conversation-id"),
         # llm-d: the pod whose KV is read
-        *(b"x-prefiller-host-port", b"x-encoder-hosts-ports", b"x-kv-cache-source-host-port"),
+        *(b"x-prefiller-host-port", b"x-prefiller-url"),
+        *(b"x-encoder-hosts-ports", b"x-kv-cache-source-host-port"),
     }
 )

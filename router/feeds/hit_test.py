@@ -78,7 +78,10 @@ class HitTestFeed:
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
-        answers = await self._answers(pod, prompts)
+        try:
+            answers = await self._answers(pod, prompts)
+        except UpstreamError:
+            return is_last
         if answers is None or self._fleet.same_epoch(pod) is None:
             return True
         habits = habits_of(rule, prompts, answers)
@@ -94,14 +97,11 @@ class HitTestFeed:
             log.info("hit test passed", pod=pod.id, hits=self._store.hits(pod.id))
 
     async def _answers(self, pod: Pod, prompts: Sequence[ProbePrompt]) -> Sequence[int] | None:
-        """The cached tokens that the pod reports of each prompt; None if it does not."""
+        """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
         answers = []
         for tokens in _tokens_of(prompts):
             body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
-            try:
-                answer = await self._post(pod, Endpoint.COMPLETIONS.value, body, self._timing.answer_timeout_s)
-            except UpstreamError:
-                return None
+            answer = await self._post(pod, Endpoint.COMPLETIONS.value, body, self._timing.answer_timeout_s)
             if (cached := cached_token_count(answer)) is None:
                 return None
             answers.append(cached)

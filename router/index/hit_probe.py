@@ -19,6 +19,8 @@ from router.kv_events import AttentionKind, LayerType
 
 MAX_TEST_TOKENS = 40_000
 """Tokens of the prompts that are computed together; a longer test would cost the pod seconds."""
+MAX_TEST_BLOCKS = 2_000
+"""Blocks of a prompt, of all types: computing the answers for more would stop the event loop."""
 _SPAN_BLOCKS = 8
 """The longest window in blocks of the test: with longer ones, sparse and dense would give the same answers."""
 
@@ -79,7 +81,8 @@ def probe_prompts(rule: HitRule) -> Sequence[ProbePrompt]:
     A prompt, the same again, its beginning, and two others that share ten blocks with it and with each other."""
     span_tokens = max(one.span_tokens for one in rule.types)
     block = rule.step_tokens * max(1, math.ceil(span_tokens / (rule.step_tokens * _SPAN_BLOCKS)))
-    if 60 * block > MAX_TEST_TOKENS:
+    blocks = 16 * block * sum([1 / one.block_tokens for one in rule.types])
+    if 60 * block > MAX_TEST_TOKENS or blocks > MAX_TEST_BLOCKS:
         return ()
     whole, shared = 15 * block + block // 2, 10 * block
     cut = ProbePrompt(12 * block + 1, 12 * block + 1)

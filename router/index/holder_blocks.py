@@ -60,8 +60,8 @@ class HolderBlocks:
         """For router blocks with several engine hashes: the number of hashes beyond the first."""
         self._held: list[dict[BlockHash, int]] = [{} for _ in range(SHARDS)]
         """Tiers of each router block, one bit per tier."""
-        self._of_adapter: dict[str, set[int]] = {}
-        """Engine hashes of the blocks of each adapter."""
+        self._adapters: dict[int, str] = {}
+        """The adapters of blocks that have one, by engine hash."""
         self._unresolved: dict[tuple[int, Tier], int] = {}
         """Engine hashes and tiers that `resolve_hash` could not resolve yet, with their attention group."""
         self._groups: set[int] = set()
@@ -149,12 +149,12 @@ class HolderBlocks:
     def _of_loaded_adapter(self, adapter: str, resolved: Sequence[tuple[int, Blocks]]) -> list[BlockChange]:
         """An engine that loads other weights under the name of an adapter has other hashes from then on: what it drops
         of the adapter when a known block comes with a new hash."""
-        known, changes = self._of_adapter.setdefault(adapter, set()), list[BlockChange]()
-        if any(new not in known and self._held[blocks[0] % SHARDS].get(blocks[0]) for new, blocks in resolved):
+        adapters, changes = self._adapters, list[BlockChange]()
+        if any(new not in adapters and self._held[blocks[0] % SHARDS].get(blocks[0]) for new, blocks in resolved):
+            known = [one for one, of in adapters.items() if of == adapter]
             for tier in Tier:
                 changes += self._remove_copies(tier, known)
-            known.clear()
-        known.update([engine_hash for engine_hash, _ in resolved])
+        adapters.update(dict.fromkeys([engine_hash for engine_hash, _ in resolved], adapter))
         return changes
 
     def _remove_copies(self, tier: Tier, engine_hashes: Iterable[int]) -> list[BlockChange]:
@@ -235,6 +235,7 @@ class HolderBlocks:
                 if self._layers is not None:
                     changes += self._of_layers([engine_hash], held=False)
                 del known[engine_hash]
+                self._adapters.pop(engine_hash, None)
             if copies > _SINGLE_GPU_COPY:
                 counted[engine_hash] = copies
             else:

@@ -52,7 +52,7 @@ class Requests:
     def tracker(self, context: RequestContext) -> Tracker:
         """The attempts of a decided request."""
         options, request = self._rules.continuation, context.request
-        if options is not None and request.stream and request.endpoint in CONTINUED:
+        if options is not None and not self._rules.hands_over and request.stream and request.endpoint in CONTINUED:
             return ContinuingTracker(context, self._state, self._rules, self._counters, options, self._decide_again)
         return Tracker(context, self._state, self._rules, self._counters)
 

@@ -90,8 +90,6 @@ class Tracker:
         self.has_sent = False
         """Whether a piece was given to the client: then nothing can be retried."""
 
-    # --- what its front sends ---
-
     @property
     def body(self) -> bytes:
         """The body for the pod of this attempt, unless a handoff changes it."""
@@ -329,6 +327,8 @@ class Tracker:
         if isinstance(error, ConnectFailed):
             if not error.local:
                 breaker.failure(error.pod, now_s)
+            return
+        if isinstance(error, UpstreamBroken) and error.status == BUSY_STATUS:
             return
         breaker.ended(error.pod, context.client, now_s, is_served=False)
         if error.doubtful or self.has_sent:

@@ -49,7 +49,7 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:1: discovery.kubernetes.",
             "api.kubeconfig: was removed; run `kubectl proxy`",
         ),
-        ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, discovery"),
+        ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, continuation, discovery"),
         (
             "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",
             "/router.yaml:",

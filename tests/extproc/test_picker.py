@@ -256,6 +256,20 @@ async def test_a_drained_picker_closes_streams_without_an_error(picker: Pick) ->
         assert picking.leases == 0
 
 
+async def test_a_drained_picker_refuses_requests_that_have_no_pod_yet(picker: Pick) -> None:
+    """Without a word, the gateway would send them past the picker, unchanged."""
+    async with picker() as picking:
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": b" "})
+        await picking.until(lambda: picking.server.streams == 1)
+        closing = asyncio.create_task(picking.server.close(0.0, 0.1))
+        answer = await stream.answer()
+        assert answer.status == 503 and "stopping" in answer.body.decode()
+        await closing
+        assert picking.program.app.edge.body_memory.bytes == 0
+
+
 async def test_models_are_listed_by_the_picker_itself(picker: Pick) -> None:
     async with picker() as picking:
         stream = picking.stream()

@@ -69,3 +69,9 @@ def test_a_long_window_is_told_from_dense_with_longer_prompts() -> None:
 
 def test_a_test_that_would_cost_seconds_is_not_made() -> None:
     assert probe_prompts(HitRule.of([FULL, LayerType(AttentionKind.WINDOW, BLOCK, span_tokens=32_768)], 2)) == ()
+
+
+def test_a_pod_whose_blocks_are_tiny_is_not_tested() -> None:
+    """The answers of all rules would take a second to compute."""
+    types = [LayerType(AttentionKind.FULL, 1), LayerType(AttentionKind.WINDOW, 1, span_tokens=4096)]
+    assert probe_prompts(HitRule.of(types, 2)) == ()

@@ -361,3 +361,8 @@ def test_the_same_weights_loaded_again_keep_their_blocks() -> None:
     holder, _ = applied(of_adapter(71, 72))
     assert holder.apply(of_adapter(71, 72, 73, tokens=6)) == adds(*(holder.blocks_of(73) or ()))
     assert len(holder.held()[GPU]) == 3
+
+
+def test_nothing_is_remembered_of_an_adapters_removed_blocks() -> None:
+    holder, _ = applied(of_adapter(71, 72), removed(71, 72))
+    assert holder._adapters == {} and holder.size_blocks == 0

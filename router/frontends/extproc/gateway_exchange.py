@@ -16,7 +16,7 @@ import httptools
 import structlog
 from google.protobuf.message import DecodeError
 
-from router.errors import BodyTooLarge, MalformedRequest, RequestTimeout, RouterError
+from router.errors import BodyTooLarge, MalformedRequest, RequestTimeout, RouterError, Stopping
 from router.frontends.extproc.llm_d import translated
 from router.frontends.extproc.messages import (
     BUFFERED,
@@ -31,7 +31,7 @@ from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.request_head import read_target
-from router.request.error_responses import headers_too_large, too_many_headers
+from router.request.error_responses import error_body, headers_too_large, too_many_headers
 from router.request.inbound import HeaderList, first_values
 
 log = structlog.get_logger()
@@ -159,6 +159,14 @@ class GatewayExchange:
             self.release_body()
         await self.end()
 
+    async def stop(self) -> None:
+        """The picker ends. A request that has no pod yet is refused: without a word, the gateway would let it pass."""
+        if not self.started:
+            self.start(503, [(b"content-type", b"application/json")])
+            self.put(error_body(Stopping("The picker is stopping; send the request again."), self.received.path))
+            self.finish()
+        await self.end()
+
     async def end(self) -> None:
         """Send the router's own answer, if it has one; else read what Envoy still sends until it ends the stream."""
         if self._answer is not None:
@@ -246,8 +254,8 @@ class GatewayExchange:
 
     def release_body(self) -> None:
         """See `BodyHolder`."""
+        self._memory.arriving.pop(self, None)
         if self.buffered_bytes:
-            self._memory.arriving.pop(self, None)
             self._memory.bound.give_back(self.received.owner, self.buffered_bytes)
             self._memory.freed_bytes += self.buffered_bytes
             self.buffered_bytes, self._pieces = 0, []

@@ -106,7 +106,7 @@ class PickerServer:
         except asyncio.CancelledError:
             if not exchange.is_stopping:
                 raise
-            await exchange.end()
+            await exchange.stop()
         finally:
             del self._exchanges[exchange]
         if exchange.was_reset:

@@ -90,9 +90,13 @@ class PickForwarder(Forwarder):
         if plan.pull is not None:
             pull_body = await self._pulls.body(own, plan.pod, plan.pull.holder)
         may_repeat = context.repeatable and pull_body is None and not isinstance(plan, Split)
-        others = tracker.fallbacks(self._fallbacks) if may_repeat else []
-        addresses = [gateway_address(one.pod) for one in (candidate, *others) if not isinstance(one.plan, Split)]
         headers, removed = self._changes(context, plan.pod)
+        others = [
+            one
+            for one in (tracker.fallbacks(self._fallbacks) if may_repeat else ())
+            if not isinstance(one.plan, Split) and self._changes(context, one.pod) == (headers, removed)
+        ]  # a gateway sends the same headers to all of them, the key of the first pod among them
+        addresses = [gateway_address(one.pod) for one in (candidate, *others) if not isinstance(one.plan, Split)]
         if isinstance(plan, Split):
             addresses = [gateway_address(plan.decode)]
             headers.append((PREFILL_HEADER, gateway_address(plan.prefill).encode()))

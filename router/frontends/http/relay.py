@@ -9,7 +9,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Protocol
 
-from router.errors import UpstreamBroken
+from router.errors import UpstreamBroken, UpstreamError
 from router.frontends.http.connection import Ready, Sink
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.continuing_tracker import ContinuingTracker
@@ -113,6 +113,9 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
         await reply.pour(pass_on, ready)
     except _Ended:
         pass
+    except UpstreamError:
+        if not tracker.is_whole:
+            raise
     tracker.ended()
     client.finish()
     tracker.complete(monotonic())

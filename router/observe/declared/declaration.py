@@ -8,6 +8,7 @@ import msgspec
 
 LABELS = {
     "by": "`prior` or `learnt`",
+    "cause": "Causes of broken streams that `request/continuation/` distinguishes",
     "class": "Workload classes of the configuration; empty where a request ended before it was classified",
     "coefficient": "Coefficients of the cost model",
     "dialect": "Handoff dialects of the router",
@@ -29,6 +30,8 @@ LABELS = {
     "python_version": "Version of Python",
     "reason": "Codes of the router",
     "resource": "`prefill`, `kv_cache` or `decode_steps`",
+    "method": "How streams are continued: `ids`, `replay`, `retry`, `finish`; `none`",
+    "outcome": "`joined`, `left`, `differs`, `failed`, or why a stream was not continued",
     "result": "`ok` or a code of the router",
     "role": "`both`, `prefill` or `decode`",
     "set_version": "Digest of all policies",

@@ -63,7 +63,7 @@ RETRIES_REFUSED = counter(
 CONTINUATIONS = counter(
     "warmroute_continuations",
     "Broken streams by how another pod continued them, why they broke, and whether the streams were joined.",
-    "method cause result",
+    "method cause outcome",
 )
 
 PROMPT_TOKENS = counter("warmroute_prompt_tokens", "Prompt tokens of served requests.", "model class policy")

@@ -141,7 +141,9 @@ class ContinuingTracker(Tracker):
         """What the client gets of a piece of the pod's stream."""
         reader = self._reader
         if reader is None:
-            return super().piece(piece, now_s)
+            shown = super().piece(piece, now_s)
+            self._drop_body()
+            return shown
         shown = reader.feed(piece)
         self._last_s = now_s
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
@@ -155,6 +157,11 @@ class ContinuingTracker(Tracker):
         if self.has_sent:
             self._stepped(now_s)
         return b""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client has the end of the stream, so that the pod's connection does not matter any more."""
+        return self._reader is not None and self._reader.record.is_done
 
     @property
     def has_ended(self) -> bool:
@@ -172,6 +179,8 @@ class ContinuingTracker(Tracker):
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
         if not self.has_sent or now_s - self._last_s < self._options.silence_s:
+            return False
+        if self._refusal:
             return False
         status = self._state.fleet.status(self._pod)
         self._is_silent = status is None or status.state is not PodState.READY
@@ -236,8 +245,8 @@ class ContinuingTracker(Tracker):
     def _refused_by(self, candidate: Candidate) -> str:
         """Why a stream of this candidate cannot be continued."""
         decision = self.context.decision
-        if self._terms.refusal:
-            return self._terms.refusal
+        if self._terms.refusal or self.context.request.prompts != 1:
+            return self._terms.refusal or "n"
         if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
             return "handoff"
         if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
@@ -268,6 +277,8 @@ class ContinuingTracker(Tracker):
     def _cause_of(self, error: UpstreamError, reader: PodStream) -> str:
         if self._is_silent:
             return "silence"
+        if isinstance(error, UpstreamBroken) and error.status:
+            return "status"
         return reader.fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
 
     def _other_pod(self, now_s: float) -> Candidate | None:
@@ -311,6 +322,12 @@ class ContinuingTracker(Tracker):
             self._refusal = self._refusal or "memory"
         if self._refusal:
             reader.record.forget()
+            self._drop_body()
+
+    def _drop_body(self) -> None:
+        """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
+        if self.has_sent:
+            self._owned_body = self._body = b""
 
 
 def takes_ids(pod: Pod) -> bool:

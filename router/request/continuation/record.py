@@ -36,6 +36,8 @@ class Record(msgspec.Struct):
     """Whether the choice has its finish reason."""
     has_usage: bool = False
     is_done: bool = False
+    is_forgotten: bool = False
+    """Whether nothing is remembered of the answer any more."""
 
     @property
     def size_bytes(self) -> int:
@@ -55,6 +57,8 @@ class Record(msgspec.Struct):
 
     def add(self, choice: StreamChoice) -> None:
         """Remember a piece of the answer. Raises `ValueError` for log probabilities that cannot be read."""
+        if self.is_forgotten:
+            return
         if choice.token_ids:
             self.ids.extend(choice.token_ids)
         if is_given(choice.logprobs):
@@ -78,7 +82,7 @@ class Record(msgspec.Struct):
 
     def forget(self) -> None:
         """Free what is remembered: the stream is not continued any more."""
-        self.prompt, self.ids = b"", array("I")
+        self.is_forgotten, self.prompt, self.ids = True, b"", array("I")
         self.content, self.reasoning, self.calls = bytearray(), bytearray(), []
 
     def from_seam(self, kept: int, held: str = "") -> Record:

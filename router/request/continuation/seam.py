@@ -14,6 +14,8 @@ from router.request.continuation.answer_words import HALF, AnswerWords
 from router.request.continuation.record import Record
 from router.request.continuation.terms import Terms
 
+MAX_HALF_TOKENS = 8
+"""A character of an answer has at most as many tokens."""
 WINDOW_TOKENS = 128
 """The last tokens among which the seam is searched."""
 
@@ -85,7 +87,8 @@ def _search(
     """The last place up to `end` where the text from `begin` on is what was said, and what is held there: with stop
     strings, the end of the text is held back, else nothing may be."""
     base = max(begin, end - WINDOW_TOKENS)
-    while base > begin and words.text(ids, begin, base, special=special).endswith(HALF):
+    least = max(begin, base - MAX_HALF_TOKENS)
+    while base > least and words.text(ids, begin, base, special=special).endswith(HALF):
         base -= 1
     first = words.text(ids, begin, base, special=special)
     for place in range(end, base - 1, -1):

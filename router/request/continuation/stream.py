@@ -74,7 +74,7 @@ class PodStream:
         try:
             read = read_event(event, is_first=not self._has_begun)
             return self._read(event, read)
-        except ValueError:
+        except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
             self.fault = "unreadable event"
             return b""
 

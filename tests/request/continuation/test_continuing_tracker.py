@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
@@ -271,4 +272,53 @@ def test_pod_that_makes_another_text_ends_the_stream() -> None:
         fleet.tracker.ended()
     assert not fleet.fail()
     assert fleet.received == before
+    fleet.close()
+
+
+def test_stream_with_two_calls_passes_when_there_is_no_memory_for_it() -> None:
+    """Nothing is remembered of it, and it stays whole."""
+    fleet = Fleet("tools, thinking", limit=10)
+    fleet.answer(1.0)
+    fleet.end()
+    assert fleet.tracker.body == b"", "the body is not needed any more"
+    fleet.close()
+    assert whole(fleet.received) == uncut("tools, thinking")
+
+
+def test_completion_with_two_prompts_is_not_recorded() -> None:
+    fleet = Fleet("bytes", "ab")
+    fleet.context.request = structs.replace(fleet.context.request, prompts=2)
+    fleet.tracker.release(0.0)
+    fleet.begin(fleet.tracker.first(0.0))
+    assert not fleet.tracker.joins
+    fleet.close()
+
+
+def test_busy_pod_that_refuses_the_rest_has_not_failed() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5)
+    assert fleet.fail()
+    with pytest.raises(UpstreamBroken) as refused:
+        fleet.tracker.head(fleet.pod, 429, 0.0, is_stream=False)
+    doubts: list[str] = []
+    breaker = fleet.core.state.breaker
+    breaker.doubt = lambda pod, *_: doubts.append(pod)  # type: ignore[method-assign]
+    breaker.ended = lambda pod, *_, **__: doubts.append(pod)  # type: ignore[method-assign]
+    assert fleet.fail(refused.value)
+    assert not doubts
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+
+
+def test_connection_that_breaks_behind_the_end_has_lost_nothing() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.9)
+    assert not fleet.tracker.is_whole
+    fleet.close()
+    fleet = Fleet("bytes")
+    fleet.answer(1.0)
+    assert fleet.tracker.is_whole
+    fleet.end()
     fleet.close()
