@@ -52,6 +52,8 @@ class FleetPlan:
     speed_hardware: str = "h100x4"
     time_scale: float = 1.0
     """Factor on all times of the engines: 10 is ten times slower."""
+    continues: bool = False
+    """Whether the router continues broken streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
         "block_size_tokens": plan.block_size_tokens,
         "cost": {"model": plan.speed_model, "hardware": plan.speed_hardware},
     }
-    return {"models": [model], "pods": [{"url": url, "id": f"pod-{n}"} for n, url in enumerate(pods)]}
+    listed = [{"url": url, "id": f"pod-{n}"} for n, url in enumerate(pods)]
+    return {"models": [model], "pods": listed, "continuation": {"enabled": plan.continues}}
 
 
 async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from typing import Annotated
 
 import httpx
@@ -113,6 +114,7 @@ async def _run_demo(
 async def _kill_a_pod(plan: FleetPlan) -> bool:
     """Whether an answer was cut, or is not the one that the same request gets when no pod dies."""
     cancel_on_sigterm()
+    plan = replace(plan, continues=True)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(temporary_folder("warmroute-demo-"))
         pods = await stack.enter_async_context(mock_fleet(plan, folder))
