@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class HitTestFeed:
-    """Tests pods, and says to the index what they do. `publishes_events(pod_id)`: whether it receives their events."""
+    """Tests pods, and reports to the index what they do. `publishes_events(pod_id)`: whether it gets their events."""
 
     def __init__(
         self,

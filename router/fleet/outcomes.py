@@ -18,7 +18,7 @@ from router.types import PodId
 WINDOW_S = 30.0
 """Results are counted anew after this time."""
 MIN_RESULTS = 3
-"""Failures of one client at one pod, for its vote, and its requests that others served."""
+"""Results of one client at one pod before it has a vote, and its requests at others."""
 KEPT_OF_CLIENT, KEPT_OF_POD = 7 / 8, 15 / 16
 """What each result leaves of the earlier ones: 9 failures in a row outweigh all successes of a client, 18 of a pod."""
 MAX_CLIENTS = 32
