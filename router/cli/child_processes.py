@@ -193,7 +193,8 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
         "cost": {"model": plan.speed_model, "hardware": plan.speed_hardware},
     }
     listed = [{"url": url, "id": f"pod-{n}"} for n, url in enumerate(pods)]
-    return {"models": [model], "pods": listed, "continuation": {"enabled": plan.continues}}
+    config = {"models": [model], "pods": listed}
+    return {**config, "continuation": {"enabled": True}} if plan.continues else config
 
 
 async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
