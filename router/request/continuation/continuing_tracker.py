@@ -180,7 +180,7 @@ class ContinuingTracker(Tracker):
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
         if not self.has_sent or now_s - self._last_s < self._options.silence_s:
             return False
-        if self._refusal:
+        if self._reader is None or self._reader.record.forgotten:
             return False
         status = self._state.fleet.status(self._pod)
         self._is_silent = status is None or status.state is not PodState.READY
@@ -254,8 +254,8 @@ class ContinuingTracker(Tracker):
         return "rank" if candidate.pod.dp_rank is not None else ""
 
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
-        if self._refusal or reader.differs:
-            return Refuse(self._refusal or "differs")
+        if reader.record.forgotten or reader.differs:
+            return Refuse(reader.record.forgotten or "differs")
         return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
@@ -314,14 +314,14 @@ class ContinuingTracker(Tracker):
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.record.size_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
-        if size > MAX_REMEMBERED_BYTES and isinstance(reader, Recorder):
-            self._refusal = self._refusal or "too long"
+        is_first = isinstance(reader, Recorder)
+        if size > MAX_REMEMBERED_BYTES and is_first:
+            reader.record.forget("too long")
         elif more > 0 and self._options.memory.take(self._owner, self.context.tenant.weight, more):
             self._taken_bytes += more
-        elif more > 0 and isinstance(reader, Recorder):
-            self._refusal = self._refusal or "memory"
-        if self._refusal:
-            reader.record.forget()
+        elif more > 0 and is_first:
+            reader.record.forget("memory")
+        if reader.record.forgotten:
             self._drop_body()
 
     def _drop_body(self) -> None:

@@ -25,6 +25,13 @@ class Recorder(PodStream):
     def _has_begun(self) -> bool:
         return self.record.has_begun
 
+    def _unread(self, event: bytes) -> bytes:
+        """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
+        if self.asks_ids and self.terms.hides_reasoning:
+            return super()._unread(event)
+        self.record.forget("unreadable")
+        return without_ids(event) if self.asks_ids else event
+
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         record = self.record
         if not record.has_begun:

@@ -61,7 +61,7 @@ class PodStream:
 
     def end(self) -> None:
         """The body has ended: a fault where that was not after `[DONE]`."""
-        if not self.record.is_done and not self.fault:
+        if not self.record.is_done and not self.fault and not self.record.forgotten:
             self.fault = "ended without [DONE]"
 
     def _event(self, event: bytes) -> bytes:
@@ -75,8 +75,12 @@ class PodStream:
             read = read_event(event, is_first=not self._has_begun)
             return self._read(event, read)
         except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
-            self.fault = "unreadable event"
-            return b""
+            return self._unread(event)
+
+    def _unread(self, event: bytes) -> bytes:
+        """What the client gets of an event that cannot be read."""
+        self.fault = "unreadable event"
+        return b""
 
     def _read(self, event: bytes, read: StreamEvent) -> bytes:
         if is_given(read.error) and not read.choices:
@@ -91,7 +95,8 @@ class PodStream:
 
     def _done(self) -> bytes:
         record = self.record
-        if not record.is_finished or (self.terms.wants_usage and not record.has_usage):
+        is_whole = record.is_finished and (record.has_usage or not self.terms.wants_usage)
+        if not is_whole and not record.forgotten:
             self.fault = "[DONE] before the end"
             return b""
         record.is_done = True
