@@ -47,6 +47,8 @@ class PodStream:
 
     def feed(self, piece: bytes) -> bytes:
         """The client's bytes of a piece of the body."""
+        if b"\r" in piece or self._rest.endswith(b"\r"):
+            piece = self._with_line_feeds(piece)
         if not self._rest and piece.endswith(END) and piece.find(END) == len(piece) - len(END):
             return self._event(piece)
         begin = max(len(self._rest) - 1, 0)
@@ -59,6 +61,13 @@ class PodStream:
         self._rest = bytearray(events.pop())
         return b"".join([self._event(event + END) for event in events])
 
+    def _with_line_feeds(self, piece: bytes) -> bytes:
+        """The piece with LF for CRLF, of which it may have a part. Texts in JSON have both escaped."""
+        if self._rest.endswith(b"\r"):
+            del self._rest[-1:]
+            piece = b"\r" + piece
+        return piece.replace(b"\r\n", b"\n")
+
     def end(self) -> None:
         """The body has ended: a fault where that was not after `[DONE]`."""
         if not self.record.is_done and not self.fault and not self.record.forgotten:
@@ -68,8 +77,8 @@ class PodStream:
         if self.fault or self.record.is_done:
             return b""
         if not event.startswith(DATA):
-            return event
-        if event == DONE:
+            return self._unread(event) if DATA in event else event  # comments keep connections open
+        if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
         try:
             read = read_event(event, is_first=not self._has_begun)
