@@ -200,7 +200,12 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                self._reader = Joiner(self._terms, reader.current, found, self._words)
+                has = reader.current
+                self._reader = (
+                    Joiner(self._terms, has, found, self._words)
+                    if has.has_begun
+                    else Recorder(self._terms, asks_ids=self._asks_ids)  # the client has only comments
+                )
                 return following
             found = following
         if isinstance(found, Finish):

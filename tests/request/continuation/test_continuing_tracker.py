@@ -322,3 +322,15 @@ def test_connection_that_breaks_behind_the_end_has_lost_nothing() -> None:
     assert fleet.tracker.is_whole
     fleet.end()
     fleet.close()
+
+
+@pytest.mark.parametrize("name", ["bytes", "sampled, tools", "json schema"])
+def test_pod_that_only_sent_pings_is_replaced_as_if_nothing_was_sent(name: str) -> None:
+    fleet = Fleet(name)
+    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    assert fleet.tracker.piece(b": ping\n\n", 0.0) == b": ping\n\n"
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received.removeprefix(b": ping\n\n")) == uncut(name)
