@@ -187,10 +187,10 @@ class ContinuingTracker(Tracker):
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
-        reader = self._reader
+        candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
+        self._deaths += cause in DEATHS
         if not self.has_sent or reader is None:
             return super().failed(error, now_s)
-        candidate, cause = self.context.candidate, self._cause_of(error, reader)
         assert candidate is not None
         self.release(now_s)
         self._record_failure(candidate, error, now_s)
@@ -265,8 +265,6 @@ class ContinuingTracker(Tracker):
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
-        is_unsent = isinstance(error, ConnectFailed)
-        self._deaths += self._cause in DEATHS and not is_unsent
         if self._deaths >= MAX_DEATHS:
             return Refuse("two pods failed")
         if self._continuations >= MAX_CONTINUATIONS or len(self.context.failures) > 2 * MAX_CONTINUATIONS:
@@ -274,17 +272,18 @@ class ContinuingTracker(Tracker):
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
-        if is_unsent or self._rules.budget.spend(now_s):
+        if isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
 
-    def _cause_of(self, error: UpstreamError, reader: PodStream) -> str:
+    def _cause_of(self, error: UpstreamError) -> str:
         if self._is_silent:
             return "silence"
         if isinstance(error, UpstreamBroken) and error.status:
             return "status"
-        return reader.fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
+        fault = self._reader.fault if self._reader is not None else ""
+        return fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
 
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""

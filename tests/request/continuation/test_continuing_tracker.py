@@ -21,14 +21,14 @@ from tests.request.continuation.recorded import Received, body_of, case_named, e
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.cores import CoreOfPods, pods_at
 
-PODS = {"a": "http://a", "b": "http://b", "c": "http://c"}
+PODS = {one: f"http://{one}" for one in "abcd"}
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
 
 
 class Fleet:
     """Pods that answer as recorded, and one request."""
 
-    def __init__(self, name: str, plans: str = "abc", *, limit: int = 1_000_000, **fields: Any) -> None:
+    def __init__(self, name: str, plans: str = "abcd", *, limit: int = 1_000_000, **fields: Any) -> None:
         self.core = CoreOfPods(pods_at(PODS))
         self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
         self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
@@ -322,6 +322,30 @@ def test_connection_that_breaks_behind_the_end_has_lost_nothing() -> None:
     assert fleet.tracker.is_whole
     fleet.end()
     fleet.close()
+
+
+def test_no_third_pod_gets_a_body_of_which_one_died_before_its_first_byte() -> None:
+    fleet = Fleet("bytes")
+    assert fleet.fail()
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
+def test_pod_that_was_busy_or_out_of_reach_before_the_first_byte_has_not_died() -> None:
+    fleet = Fleet("bytes")
+    with pytest.raises(UpstreamBroken) as busy:
+        fleet.tracker.head("a", 503, 0.0, is_stream=False)
+    assert fleet.fail(busy.value)
+    assert fleet.fail(ConnectFailed("refused", pod="b"))
+    fleet.answer(0.5)
+    assert fleet.fail()
+    assert fleet.pod == "d"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
 
 
 @pytest.mark.parametrize("name", ["bytes", "sampled, tools", "json schema"])
