@@ -234,7 +234,7 @@ class ContinuingTracker(Tracker):
         super().end(now_s)
         self._count("failed")
         if self._taken_bytes:
-            self._options.memory.give_back(self._owner, self._taken_bytes)
+            self._options.memory.give_back(self.context.inbound.owner, self._taken_bytes)
             self._taken_bytes = 0
         self._reader, self._body, self._owned_body = None, b"", b""
 
@@ -303,10 +303,6 @@ class ContinuingTracker(Tracker):
 
     # --- what it counts ---
 
-    @property
-    def _owner(self) -> str:
-        return self.context.request.tenant or self.context.inbound.peer
-
     def _count(self, result: str) -> None:
         """How the continuation in progress ended, if there is one."""
         found, self._continuation = self._continuation, None
@@ -318,10 +314,11 @@ class ContinuingTracker(Tracker):
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.record.size_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
+        owner, weight = self.context.inbound.owner, self.context.tenant.weight
         is_first = isinstance(reader, Recorder)
         if size > MAX_REMEMBERED_BYTES and is_first:
             reader.record.forget("too long")
-        elif more > 0 and self._options.memory.take(self._owner, self.context.tenant.weight, more):
+        elif more > 0 and self._options.memory.take(owner, weight, more):
             self._taken_bytes += more
         elif more > 0 and is_first:
             reader.record.forget("memory")

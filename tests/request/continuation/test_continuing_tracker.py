@@ -358,3 +358,12 @@ def test_pod_that_only_sent_pings_is_replaced_as_if_nothing_was_sent(name: str) 
     fleet.end()
     fleet.close()
     assert whole(fleet.received.removeprefix(b": ping\n\n")) == uncut(name)
+
+
+def test_owner_of_remembered_bytes_is_not_a_name_that_the_client_gives() -> None:
+    fleet = Fleet("bytes")
+    fleet.context.request = structs.replace(fleet.context.request, tenant="anybody")
+    fleet.answer(0.5)
+    assert fleet.memory.part(fleet.context.inbound.owner) > 0
+    assert fleet.memory.part("anybody") == 0
+    fleet.close()
