@@ -219,6 +219,10 @@ class Fleet:
         """Record that the pod passed the parity test with pictures."""
         self._learn(pod_id, reads_pictures=True)
 
+    def trust_continuation(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
+        """Record at which endpoints the pod continued a broken answer exactly."""
+        self._learn(pod_id, continues=endpoints)
+
     # --- changes ----------------------------------------------------------------------------------------------
 
     def _add(self, pods: Iterable[Pod]) -> None:
@@ -241,7 +245,7 @@ class Fleet:
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
         untested: dict[str, Any] = {"trust": PrefixTrust.UNTESTED, "converts": frozenset(), "reads_pictures": False}
-        return replace(pod, epoch=next(self._epochs), **untested)
+        return replace(pod, epoch=next(self._epochs), continues=frozenset(), **untested)
 
     def _learn(self, pod_id: PodId, **facts: Any) -> None:
         known = self._statuses.get(pod_id)
@@ -277,6 +281,7 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
         trust=known.trust,
         converts=known.converts,
         reads_pictures=known.reads_pictures,
+        continues=known.continues,
         ready_since_s=known.ready_since_s,
     )
 

@@ -76,7 +76,6 @@ EXCEPTIONS = {
     "publisher/lmcache_chunks.py:_engine_hash": "hexadecimal digits of a fixed number",
     "publisher/mooncake_source.py:parse_name": "in a thread; names of a store of the configuration",
     "publisher/publisher_app.py:_objects": "a body within `limits`, on a port inside the cluster",
-    "request/continuation/continuing_tracker.py:takes_ids": "a version; at most four digits each",
     "request/continuation/plan.py:_body_from": _CLIENT,
     "request/continuation/plan.py:_number": _CLIENT,
     "request/continuation/terms.py:terms_of": _CLIENT,

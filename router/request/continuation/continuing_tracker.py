@@ -7,7 +7,6 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamEr
 from router.observe.counters import Counters
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
@@ -26,7 +25,7 @@ from router.request.continuation.terms import terms_of
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
-from router.types import Pod, PodId, PodState
+from router.types import PodId, PodState
 
 MAX_CONTINUATIONS = 2
 DEATHS = frozenset({"connection", "error event"})
@@ -36,9 +35,6 @@ MAX_REMEMBERED_BYTES = 1024 * 1024
 """Limit of one stream: planning with more would stop the event loop for too long."""
 COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 """Pieces between two counts of what is remembered, unless they are large."""
-_FIRST_RELEASE = (0, 27)
-"""vLLM takes ids in chats since then."""
-_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,7 @@ class ContinuationRules:
     """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
     nothing."""
 
-    words_of: Callable[[str], AnswerWords | None]
+    words_of: WordsOf
     memory: FairBound
     silence_s: float
 
@@ -116,7 +112,8 @@ class ContinuingTracker(Tracker):
         self._is_silent = False
         if not self.has_sent:
             self._refusal = self._refused_by(candidate)
-            self._asks_ids = not self._refusal and self._words is not None and takes_ids(candidate.pod)
+            is_proven = self.context.request.endpoint in candidate.pod.continues
+            self._asks_ids = is_proven and not self._refusal and self._words is not None
             can_repeat = not self._terms.no_replay
             if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
                 self._refusal = self._terms.no_ids if self._asks_ids else "engine"
@@ -296,7 +293,7 @@ class ContinuingTracker(Tracker):
             return None
         for candidate in decision.candidates:
             pod = candidate.pod
-            alike = (pod.engine, pod.version) == (first.engine, first.version)
+            alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
             if alike and pod.id not in failed and pod.serves_alone and pod.dp_rank is None:
                 return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
         return None
@@ -329,9 +326,3 @@ class ContinuingTracker(Tracker):
         """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
         if self.has_sent:
             self._owned_body = self._body = b""
-
-
-def takes_ids(pod: Pod) -> bool:
-    """Whether the pod takes and gives token ids in streams."""
-    found = _RELEASE.match(pod.version)
-    return pod.engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _FIRST_RELEASE

@@ -30,6 +30,8 @@ class Fleet:
 
     def __init__(self, name: str, plans: str = "abcd", *, limit: int = 1_000_000, **fields: Any) -> None:
         self.core = CoreOfPods(pods_at(PODS))
+        for pod in PODS:
+            self.core.fleet.trust_continuation(pod, frozenset({Endpoint.CHAT}))
         self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
         self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
         context = self.core.context(*(Direct(self.core.pod(one)) for one in plans), prompt=PROMPT, stream=True)
@@ -53,8 +55,9 @@ class Fleet:
 
     def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
         assert context.decision is not None
-        kept = tuple(one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None)
-        return RouteDecision("scripted", "1", kept)
+        known = [one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None]
+        now = (Candidate(Direct(self.core.pod(one.pod.id)), one.cost, one.cached_tokens) for one in known)
+        return RouteDecision("scripted", "1", tuple(now))
 
     def begin(self, candidate: Candidate) -> None:
         self.pod = candidate.pod.id
@@ -248,10 +251,12 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
     fleet.close()
 
 
-@pytest.mark.parametrize(("plans", "version", "said"), [("a", "0.32.0", "one pod"), ("ab", "0.26.1", "engine")])
-def test_response_says_why_its_pods_cannot_continue_it(plans: str, version: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("plans", "proven", "said"), [("a", Endpoint.CHAT, "one pod"), ("ab", Endpoint.COMPLETIONS, "engine")]
+)
+def test_response_says_why_its_pods_cannot_continue_it(plans: str, proven: Endpoint, said: str) -> None:
     fleet = Fleet("sampled", plans=plans)
-    fleet.core.fleet.describe("a", version=version)
+    fleet.core.fleet.trust_continuation("a", frozenset({proven}))
     pod = fleet.core.pod("a")
     fleet.tracker.release(0.0)
     fleet.begin(Candidate(Direct(pod), fleet.context.decision.candidates[0].cost, 0))  # type: ignore[union-attr]
@@ -367,3 +372,16 @@ def test_owner_of_remembered_bytes_is_not_a_name_that_the_client_gives() -> None
     assert fleet.memory.part(fleet.context.inbound.owner) > 0
     assert fleet.memory.part("anybody") == 0
     fleet.close()
+
+
+def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
+    fleet = Fleet("sampled")
+    fleet.answer(0.5)
+    for pod in "bc":
+        fleet.core.fleet.trust_continuation(pod, frozenset())
+    assert fleet.fail()
+    assert fleet.pod == "d"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("sampled")
