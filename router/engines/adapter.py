@@ -173,8 +173,8 @@ class EngineAdapter:
         """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
         return ""
 
-    def continues(self, version: str) -> bool:
-        """Whether pods of this release give the token ids of a stream, and take them back as a prompt."""
+    def continues(self, pod: Pod) -> bool:
+        """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
         return False
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:

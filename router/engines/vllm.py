@@ -21,6 +21,7 @@ from router.engines.adapter import (
     on_pod,
     rank_count,
 )
+from router.engines.handoff.vllm_connectors import takes_prompt_tokens
 from router.engines.prometheus import LoadGauges, Sample, samples
 from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
@@ -29,9 +30,6 @@ from router.prompt.apis.vllm_responses import VllmResponses
 from router.prompt.pictures.vllm_identifier import identify
 from router.types import Endpoint, Pod
 
-_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\.")
-_TAKES_IDS_SINCE = (0, 27)
-"""Chats take `kv_transfer_params.prompt_token_ids` since then."""
 _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
@@ -96,9 +94,8 @@ class Vllm(EngineAdapter):
     def pause_reason(self, said: bytes) -> str:
         return next((reason for text, reason in _PAUSES.items() if text in said), "")
 
-    def continues(self, version: str) -> bool:
-        found = _RELEASE.match(version)
-        return found is not None and (int(found[1]), int(found[2])) >= _TAKES_IDS_SINCE
+    def continues(self, pod: Pod) -> bool:
+        return takes_prompt_tokens(pod)
 
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         if pod.max_model_len_tokens is None:

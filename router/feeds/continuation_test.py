@@ -58,7 +58,7 @@ class ContinuationTestFeed:
     async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
         """Test a pod whose streams may be continued. False if the test should be repeated."""
         words = self._words_of(pod.base_model)
-        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod.version)
+        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
         if words is None or not could:
             return True
         reasons = {one: await self._failure(pod, one, words) for one in _PROBES}

@@ -200,7 +200,7 @@ class FleetParts:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
             self.fleet.trust_pictures(pod.id)
-            if ENGINES[pod.engine].continues(facts.version):
+            if ENGINES[pod.engine].continues(described.pod if described else pod):
                 self.fleet.trust_continuation(pod.id, CONTINUED)
 
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:

@@ -150,5 +150,6 @@ def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
     [("0.27.0", True), ("0.32.0+cpu", True), ("1.0.0", True), ("0.26.9", False), ("", False), ("main", False)],
 )
 def test_streams_go_on_from_their_ids_since_a_release(version: str, continues: bool) -> None:
-    assert VLLM.continues(version) is continues
-    assert not ENGINES["sglang"].continues(version)
+    pod = make_pod(version=version)
+    assert VLLM.continues(pod) is continues
+    assert not ENGINES["sglang"].continues(pod)

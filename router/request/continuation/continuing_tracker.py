@@ -175,9 +175,8 @@ class ContinuingTracker(Tracker):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
-        if not self.has_sent or now_s - self._last_s < self._options.silence_s:
-            return False
-        if self._reader is None or self._reader.record.forgotten:
+        is_continued = self._reader is not None and not self._reader.record.forgotten
+        if not is_continued or now_s - self._last_s < self._options.silence_s:
             return False
         status = self._state.fleet.status(self._pod)
         self._is_silent = status is None or status.state is not PodState.READY

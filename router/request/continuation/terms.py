@@ -13,7 +13,7 @@ import msgspec
 from router.types import Endpoint
 
 MAX_STOP_CHARACTERS = 1024
-"""Of all stop strings: their text is decoded again with each token behind the seam."""
+"""All stop strings together have at most as many: text as long is decoded with each token behind the seam."""
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 

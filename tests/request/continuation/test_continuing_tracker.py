@@ -223,6 +223,21 @@ def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     assert fleet.tracker.is_silent(100.0)
 
 
+def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_ready() -> None:
+    fleet = Fleet("bytes")
+    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    assert not fleet.tracker.is_silent(100.0)
+    fleet.core.fleet.event("a", PodEvent.DRAIN)
+    assert not fleet.tracker.is_silent(1.0)
+    assert fleet.tracker.is_silent(100.0)
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert not fleet.counted
+
+
 def test_without_memory_the_stream_is_not_continued() -> None:
     fleet = Fleet("bytes", limit=100)
     fleet.answer(0.5)
