@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -59,3 +60,17 @@ async def test_stream_of_a_pod_that_fails_is_read_to_its_end(deploy: Deploy, kin
         assert await text_of(deployment) == expected
         counted = "".join(await continued(deployment))
         assert 'method="ids"' in counted and 'method="none"' not in counted
+
+
+async def test_drained_pod_that_is_deleted_before_its_streams_end_cuts_none(deploy: Deploy) -> None:
+    """As a vLLM pod whose grace period is over: it falls silent and leaves its streams open."""
+    async with deploy(continuation=ON, engine={"time_scale": 4.0}) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment)
+        reading = asyncio.create_task(text_of(deployment, messages=opening("tides")))
+        await deployment.until(lambda: any(engine.load.running for engine in deployment.engines))
+        (engine,) = [one for one in deployment.engines if one.load.running]
+        pod = engine.url.removeprefix("http://")
+        assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
+        engine.inject(Fault(kind=FaultKind.TERMINATE, after_chunks=5))
+        assert await reading == expected
