@@ -60,7 +60,6 @@ class LoadedKv:
     """Leading prompt tokens whose KV was loaded; `prefill_cached_tokens` were cached on the prefill engine."""
 
     tokens: int = 0
-    garbled: bool = False
     prefill_cached_tokens: int = 0
 
 
@@ -93,8 +92,6 @@ class MockDialect:
 
     waits_for_prefill = True
     """A decode leg waits for its prefill leg; otherwise missing KV is an error."""
-    reads_stale_kv = False
-    """A decode leg loads any KV at the address, without an error if it is of another prompt."""
     recomputes = False
     """A failed load is recomputed; otherwise the request fails."""
     forbidden_fields: frozenset[str] = frozenset()
@@ -120,11 +117,10 @@ class MockDialect:
 
 
 class MockNixl(MockDialect):
-    """vLLM's NixlConnector. The decode engine reads the prefill engine's memory at the address in its
-    response and does not check which prompt the KV belongs to."""
+    """vLLM's NixlConnector. The decode engine reads the prefill engine's memory at the address in its response. A real
+    one would not notice if that is of another prompt by now, and answer with wrong text; this one fails."""
 
     waits_for_prefill = False
-    reads_stale_kv = True
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """Without a complete address the request is not a decode leg."""

@@ -19,7 +19,6 @@ from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import (
     ENGINE_FAULTS,
-    PREFILL_FAULTS,
     REQUEST_FAULTS,
     STREAM_FAULTS,
     Fault,
@@ -35,7 +34,6 @@ from router.sim.mock.mock_requests import (
     GenerationRequest,
     MockAdapters,
     RequestParser,
-    core_died,
     decode_body,
 )
 from router.sim.mock.mock_responses import encode, error_type
@@ -95,8 +93,6 @@ class _Generation:
     loaded: LoadedKv
     tokens: TokenStream
     fault: Fault | None
-    dies_after: Fault | None = None
-    """Fault to inject after the response."""
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -209,7 +205,6 @@ class EngineApp:
                 adapter=request.adapter,
                 salt=request.salt,
                 loaded_tokens=loaded.tokens,
-                garbled=loaded.garbled,
                 pinned=isinstance(leg, PrefillLeg),
             )
         )
@@ -220,24 +215,14 @@ class EngineApp:
                 await (self._stream if generation.request.stream else self._unary)(exchange, generation)
         finally:
             self._steps.cancel(generation.tokens)
-        if generation.dies_after is not None:
-            self._inject(Fault(kind=FaultKind.DIE, for_s=generation.dies_after.for_s))
 
     async def _finish(self, generation: _Generation) -> HandoffFields:
         """Finish a computed request and return its handoff fields. Raises `StreamLost` if the engine dies first."""
         is_prefill = isinstance(generation.leg, PrefillLeg)
-        fault = self._faults.take(*PREFILL_FAULTS) if is_prefill else None
-        if fault is not None and fault.kind is FaultKind.DIE_BEFORE_ANSWER:
+        if is_prefill and (fault := self._faults.take(FaultKind.DIE_BEFORE_ANSWER)) is not None:
             self._inject(Fault(kind=FaultKind.DIE, for_s=fault.for_s))
             raise StreamLost
-        if fault is not None and fault.kind is FaultKind.DIE_AFTER_ANSWER:
-            generation.dies_after = fault
-        hold = fault is None or fault.kind is not FaultKind.NO_PARAMS
-        return await self._handoffs.finish(generation.request, generation.leg, generation.tokens, hold=hold)
-
-    def _output_request(self, generation: _Generation) -> GenerationRequest:
-        """The request with its actual output. It depends on the loaded KV, so it is known after the first token."""
-        return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
+        return await self._handoffs.finish(generation.request, generation.leg, generation.tokens)
 
     def _cached_tokens(self, generation: _Generation) -> int:
         prompt_tokens, own = len(generation.request.prompt), generation.tokens.cached_tokens
@@ -247,7 +232,7 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body = generation.format.body(self._output_request(generation), generation.created_s, cached_tokens, fields)
+        body = generation.format.body(generation.request, generation.created_s, cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
         if generation.breaks:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -262,12 +247,9 @@ class EngineApp:
         end = total = len(generation.request.output.tokens)
         if fault is not None and generation.breaks:
             end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
-        frames_of, created_s = generation.format.frames, generation.created_s
-        if opening := frames_of(generation.request, created_s).opening():
+        frames, sent = generation.format.frames(generation.request, generation.created_s), 0
+        if opening := frames.opening():
             await exchange.write(opening)
-        await tokens.wait_for(min(end, 1))
-        frames = frames_of(self._output_request(generation), created_s)
-        sent = 0
         while sent < end:
             ready = min(end, await tokens.wait_for(sent + 1))
             if fault is not None and fault.kind is FaultKind.SLOW:
@@ -276,30 +258,22 @@ class EngineApp:
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
         if generation.breaks:
-            await self._break(exchange, generation, frames, sent)
+            await self._break(exchange, generation, sent)
         else:
             await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
-    async def _break(self, exchange: HttpExchange, generation: _Generation, frames: _Frames, sent: int) -> None:
+    async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:
         """Apply the fault of a stream that has sent `sent` tokens."""
         fault, request = generation.fault, generation.request
         assert fault is not None
-        cached_tokens = self._cached_tokens(generation)
         if fault.kind is FaultKind.ABORT:
             aborted = replace(request, output=request.output.cut(sent, "abort"))
             frames = generation.format.frames(aborted, generation.created_s)
-            await exchange.write(frames.closing(cached_tokens), more=False)
+            await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
             return
-        if fault.kind is FaultKind.TEAR:
-            left = frames.tokens(sent, min(sent + 1, len(request.output.tokens)))
-            event = b"".join(left) or frames.closing(cached_tokens)
-            inside = next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)
-            await exchange.write(event[: inside + 1])
         if fault.kind in ENGINE_FAULTS:
             self._inject(msgspec.structs.replace(fault, after_chunks=None))
-        if fault.kind is FaultKind.CORE_DIES:
-            raise core_died()
         if fault.kind in (FaultKind.SILENCE, FaultKind.TERMINATE):
             await exchange.disconnected()
         await exchange.close()

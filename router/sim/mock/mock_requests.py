@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from os.path import commonprefix
 from typing import Any, TypeVar
@@ -54,12 +54,6 @@ _HANDOFF_FIELDS = (
     *("kv_transfer_params", "disaggregated_params"),
     *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
 )
-
-
-def core_died() -> EngineError:
-    """vLLM's error for each request whose engine core has ended."""
-    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +138,6 @@ class RequestParser:
         prompt = self._converted_prompt(self._from_responses, raw, asked)
         request_id = asked.request_id or f"resp_{request_id}"
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
-
-    def garbled(self, request: GenerationRequest) -> GenerationRequest:
-        """The same request with the wrong output that KV of another prompt produces."""
-        return replace(request, output=self._answers.vocabulary.garbled(request.output))
 
     def embedding(self, body: bytes) -> EmbeddingRequest:
         embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)

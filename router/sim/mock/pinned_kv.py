@@ -86,11 +86,6 @@ class PinTable:
         if pinned.key in self._waiting and self._waiting[pinned.key][0] is pinned:
             self._drop(pinned.key)
 
-    def expire_all(self) -> None:
-        """End every lease now. KV in transfer has none."""
-        for key in list(self._waiting):
-            self._expire(key)
-
     def clear(self) -> None:
         """Drop everything: the engine has lost its cache."""
         for key in list(self._waiting):

@@ -177,7 +177,8 @@ def test_metrics_have_vllms_names(make_config: Callable[..., MockEngineConfig]) 
     pod = SimPod(config)
     for name in "ab":
         pod.submit(SimRequest(id=name, prompt=token_array(range(33)), output=[1, 2]))
-        pod.step()
+        pod.start_step()
+        pod.end_step()
     pod.submit(SimRequest(id="c", prompt=token_array(range(100, 133)), output=[1]))
     seen = scraped(config, pod)
     assert seen["vllm:num_requests_running"] == 1 and seen["vllm:num_requests_waiting"] == 1
@@ -205,7 +206,8 @@ def test_transfer_metrics_need_a_connector(make_config: Callable[..., MockEngine
         config = make_config(handoff=HandoffConfig(dialect=dialect))
         pod = SimPod(config)
         pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
-        pod.step()
+        pod.start_step()
+        pod.end_step()
         by_dialect[dialect] = scraped(config, pod, handoff)
     assert [seen["vllm:num_requests_waiting"] for seen in by_dialect.values()] == [2, 2, 2]
     assert "vllm:external_prefix_cache_hits_total" not in by_dialect[""]
