@@ -365,19 +365,10 @@ def test_unknown_traffic_names_what_is_shipped(typed: Typed) -> None:
         assert ended.code == 2 and "shipped traffic: agents" in ended.err
 
 
-def test_the_number_of_runs_and_their_time_are_printed_first(typed: Typed, trace: Path, fleet: Path) -> None:
-    """The time only for many runs."""
-    few = typed("simulate", trace, "--fleet", fleet, "--seeds", 2, "--jobs", 1)
-    many = typed("simulate", trace, "--fleet", fleet, "--seeds", 4, "--jobs", 1)
-    assert "2 runs in 1 processes\n" in few.err
-    assert "4 runs in 1 processes, about 1 s\n" in many.err
-
-
-def test_a_plan_prints_how_many_runs_it_takes_before_it_starts(typed: Typed, mix: Path, fleet: Path) -> None:
-    """Two sizes at most: one pod, then two."""
-    asked = ("--against", "", "--dram-tokens", "0", "--max-pods", "2", "--jobs", "1")
-    ended = typed("plan", mix, "--fleet", fleet, *asked)
-    assert "1 variants of the fleet in 1 processes: 1 to 2 runs, about 1 s" in ended.err
+def test_the_number_of_runs_is_printed_first(typed: Typed, trace: Path, fleet: Path) -> None:
+    """For several runs."""
+    ended = typed("simulate", trace, "--fleet", fleet, "--seeds", 2, "--jobs", 1)
+    assert "2 runs in 1 processes\n" in ended.err
 
 
 def test_a_plan_fits_into_80_columns(typed: Typed, mix: Path, linked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

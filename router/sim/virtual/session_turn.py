@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 
 from router.admission.tenant import Tenant
 from router.decision import Candidate, Split
@@ -45,15 +45,15 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
 class SessionTurn:
     """Drives one request through the core that its router has now; a restart changes nothing for it."""
 
-    router: InitVar[RouterView]
+    router: RouterView
     context: RequestContext
     session: Session
     number: int
     generation: Generation
     outcome: RequestOutcome
 
-    def __post_init__(self, router: RouterView) -> None:
-        self.core, self._streams = router.core, router.streams
+    def __post_init__(self) -> None:
+        self.core, self._streams = self.router.core, self.router.streams
         self._steps = self.core.requests.prepare(self.context)
         self._tracker = self.core.requests.tracker(self.context)
         self.core.requests.endings.begin()
