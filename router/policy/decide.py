@@ -66,16 +66,15 @@ def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
     names = policy.cost_names
     return [
         Candidate(
-            Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
+            Direct(
+                at.pod,
+                Pull(at.pull.sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens) if at.pull else None,
+            ),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,
         )
         for at, parts_ms in zip(placements, prices_ms(placements, policy.costs), strict=True)
     ]
-
-
-def _pull(sender: Pod, at: Placement) -> Pull:
-    return Pull(sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens)
 
 
 def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -32,7 +32,6 @@ from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import (
     EngineError,
     GenerationRequest,
-    MockAdapters,
     RequestParser,
     decode_body,
 )
@@ -118,24 +117,22 @@ class EngineApp:
         self._handoffs = handoffs
         self._inject = inject
         self._parser = RequestParser(config)
-        names = self._parser.adapters
-        adapters = MockAdapters(names)
         self._bearer = f"Bearer {config.api_key}" if config.api_key else ""
         self._serial = count()
-        created_s = int(time.time())
+        adapters, created_s = self._parser.adapters, int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
             **{("POST", endpoint.value): partial(self._generate, form) for endpoint, form in _FORMATS.items()},
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
             ("POST", "/v1/embeddings"): self._embedding,
-            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(names), created_s)),
+            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(adapters), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
             ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
-            ("POST", "/v1/load_lora_adapter"): _text(adapters.load),
-            ("POST", "/v1/unload_lora_adapter"): _text(adapters.unload),
+            ("POST", "/v1/load_lora_adapter"): _text(self._parser.load_adapter),
+            ("POST", "/v1/unload_lora_adapter"): _text(self._parser.unload_adapter),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
             ("POST", "/_kv/lookup"): handoffs.handle_lookup,
@@ -185,7 +182,17 @@ class EngineApp:
             if leg is not None and not isinstance(leg, PrefillLeg):
                 with exchange.cancelled_on_disconnect():
                     loaded = await self._handoffs.load(request, leg)
-            tokens = self._submit(request, leg, loaded, engine_request_id)
+            tokens = self._steps.submit(
+                SimRequest(
+                    id=engine_request_id,
+                    prompt=request.prompt,
+                    output=request.output.tokens,
+                    adapter=request.adapter,
+                    salt=request.salt,
+                    loaded_tokens=loaded.tokens,
+                    pinned=isinstance(leg, PrefillLeg),
+                )
+            )
             await self._respond(exchange, _Generation(request, form, leg, loaded, tokens, fault))
         except EngineError as error:
             if not request.stream:
@@ -193,21 +200,6 @@ class EngineApp:
             await exchange.write(form.error_frames(error), more=False)
         except StreamLost:
             await exchange.close()
-
-    def _submit(
-        self, request: GenerationRequest, leg: HandoffLeg, loaded: LoadedKv, engine_request_id: str
-    ) -> TokenStream:
-        return self._steps.submit(
-            SimRequest(
-                id=engine_request_id,
-                prompt=request.prompt,
-                output=request.output.tokens,
-                adapter=request.adapter,
-                salt=request.salt,
-                loaded_tokens=loaded.tokens,
-                pinned=isinstance(leg, PrefillLeg),
-            )
-        )
 
     async def _respond(self, exchange: HttpExchange, generation: _Generation) -> None:
         try:
@@ -299,9 +291,9 @@ class EngineApp:
         fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
-        request = self._parser.embedding(body)
+        model, inputs = self._parser.embedding(body)
         await _pause_if_slow(exchange, fault)
-        await exchange.respond(HTTPStatus.OK, responses.embedding_body(request, uuid.uuid4().hex, int(time.time())))
+        await exchange.respond(HTTPStatus.OK, responses.embedding_body(model, inputs, int(time.time())))
 
     # --- state ---
 

@@ -77,12 +77,6 @@ class GenerationRequest:
     """Handoff fields of the body, of any dialect."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    model: str
-    inputs: tuple[array[int], ...]
-
-
 class RequestParser:
     """Parses request bodies for one engine. Every method raises `EngineError`."""
 
@@ -139,13 +133,14 @@ class RequestParser:
         request_id = asked.request_id or f"resp_{request_id}"
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
 
-    def embedding(self, body: bytes) -> EmbeddingRequest:
+    def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
+        """The model and the inputs."""
         embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
             self._check_length(len(tokens), 0)
-        return EmbeddingRequest(model, inputs)
+        return model, inputs
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
@@ -274,28 +269,21 @@ class RequestParser:
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-
-class MockAdapters:
-    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def load(self, body: bytes) -> bytes:
+    def load_adapter(self, body: bytes) -> bytes:
         fields = decode_body(body, dict[str, Any])
         name = fields.get("lora_name")
         if not name or not fields.get("lora_path"):
             raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._names and not fields.get("load_inplace"):
+        if name in self.adapters and not fields.get("load_inplace"):
             raise EngineError(f"The lora adapter '{name}' has already been loaded.")
-        self._names.add(name)
+        self.adapters.add(name)
         return f"Success: LoRA adapter '{name}' added successfully.".encode()
 
-    def unload(self, body: bytes) -> bytes:
+    def unload_adapter(self, body: bytes) -> bytes:
         name = decode_body(body, dict[str, Any]).get("lora_name")
-        if name not in self._names:
+        if name not in self.adapters:
             raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
-        self._names.discard(name)
+        self.adapters.discard(name)
         return f"Success: LoRA adapter '{name}' removed successfully.".encode()
 
 

@@ -16,7 +16,7 @@ import xxhash
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
+from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters
 from router.sim.mock.vocabulary import Piece
 from router.sim.pod import SimPod
@@ -74,15 +74,14 @@ def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 
 
-def embedding_body(request: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
+def embedding_body(model: str, inputs: Sequence[array[int]], created_s: int) -> bytes:
     """One vector per input; equal tokens get equal vectors."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(tokens)}
-        for index, tokens in enumerate(request.inputs)
+        {"object": "embedding", "index": index, "embedding": _vector(tokens)} for index, tokens in enumerate(inputs)
     ]
-    count = sum(len(tokens) for tokens in request.inputs)
+    count = sum(map(len, inputs))
     usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
-    head = {"id": f"embd-{embedding_id}", "object": "list", "created": created_s, "model": request.model}
+    head = {"id": f"embd-{uuid.uuid4().hex}", "object": "list", "created": created_s, "model": model}
     return encode(head | {"data": data, "usage": usage})
 
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.hashing import token_array
 from router.sim.mock.handoff_dialects import HandoffFields
 from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
-from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
+from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.mock_responses import (
     DONE,
     EMBEDDING_DIMENSIONS,
@@ -142,7 +142,7 @@ def test_tokenize_returns_the_count() -> None:
 def test_embeddings_depend_on_the_tokens_alone() -> None:
     """Equal inputs get equal vectors."""
     inputs = (token_array([1]), token_array([2]), token_array([1]))
-    one, other, again = json.loads(embedding_body(EmbeddingRequest("tiny", inputs), "7", 100))["data"]
+    one, other, again = json.loads(embedding_body("tiny", inputs, 100))["data"]
     assert one["embedding"] == again["embedding"] != other["embedding"]
     assert len(one["embedding"]) == EMBEDDING_DIMENSIONS
 
