@@ -123,7 +123,6 @@ def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _union(rows: Iterable[Iterable[str]]) -> list[str]:
-    """All names, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -156,7 +155,6 @@ def _parameters(note: TermNote) -> list[str]:
 
 
 def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
-    """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
         ttft = "unknown (known for streams only)" if receipt.ttft_ms is None else f"{receipt.ttft_ms:,.2f} ms"

@@ -125,11 +125,7 @@ class SimulateOptions(TrafficOptions):
         int | None, typer.Option(min=1, help="Runs of each setting, with different arrivals.", show_default="1")
     ] = None
     compare: Annotated[
-        bool,
-        flag(
-            "--compare",
-            "Unless chosen: all policies, loads 0.7, 1 and 1.3, and three seeds.",
-        ),
+        bool, flag("--compare", "Unless chosen: all policies, loads 0.7, 1 and 1.3, and three seeds.")
     ] = False
     report: Annotated[Path | None, typer.Option(hidden=True, callback=_refuse_report)] = None
     csv: Annotated[
@@ -145,7 +141,6 @@ def simulate_command(options: SimulateOptions) -> None:
 
 
 def simulate(options: SimulateOptions, setup: Experiment) -> list[Result]:
-    """Print the table and write the file. Raises `ConfigError`."""
     defaults = ("all", "0.7,1,1.3", 3) if options.compare else ("cost_aware", "1", 1)
     policies, loads, seeds = options.policies or defaults[0], options.loads or defaults[1], options.seeds or defaults[2]
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
@@ -289,12 +284,11 @@ def _plan_table(
 
 def _plan_row(one: PlanResult) -> Sequence[str]:
     figures = one.figures
-    name = f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name
     return (
-        name,
+        f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name,
         str(one.pods),
         str(one.gpus),
-        f"{one.gpu_hours:,.1f}",
+        f"{one.gpus * one.duration_s / 3600:,.1f}",
         f"{figures.slo_share:.1%}",
         f"{figures.goodput_per_s:.1f}",
         f"{figures.ttft_p99_ms:,.0f}",

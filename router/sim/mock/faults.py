@@ -60,10 +60,7 @@ ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.T
 STREAM_FAULTS = (FaultKind.CUT, FaultKind.SILENCE, FaultKind.ABORT, *ENGINE_FAULTS)
 """Faults that break a stream after `after_chunks` tokens."""
 
-REQUEST_FAULTS = (
-    *(FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.RAW, FaultKind.SLOW),
-    *STREAM_FAULTS,
-)
+REQUEST_FAULTS = (FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.RAW, FaultKind.SLOW, *STREAM_FAULTS)
 """Faults of generation and embedding requests."""
 
 

@@ -99,7 +99,6 @@ class HandoffService:
         self._new_epoch()
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
-        """The leg that a request is, or None. Raises `EngineError`."""
         forbidden = self.dialect.forbidden_fields.intersection(request.handoff)
         if forbidden:
             raise EngineError(f"Extra inputs are not permitted: {', '.join(sorted(forbidden))}")
@@ -232,16 +231,12 @@ class HandoffService:
         """`GET /query`: Mooncake's bootstrap address by data-parallel rank; there is one rank."""
         address = self.address
         worker = {"0": {"0": f"tcp://{address.host}:{address.port}"}}
-        await exchange.respond(
-            HTTPStatus.OK, msgspec.json.encode({"0": {"engine_id": address.engine_id, "worker_addr": worker}})
-        )
+        rank = {"engine_id": address.engine_id, "worker_addr": worker}
+        await exchange.respond(HTTPStatus.OK, msgspec.json.encode({"0": rank}))
 
     def _transfer_s(self, tokens: int) -> float:
-        return (
-            self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token)
-            * self._scale_s_per_ms
-            * self.slowdown
-        )
+        kv_bytes = tokens * self._config.kv_bytes_per_token
+        return self._config.link.transfer_ms(kv_bytes) * self._scale_s_per_ms * self.slowdown
 
 
 def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:

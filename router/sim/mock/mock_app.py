@@ -142,7 +142,6 @@ class EngineApp:
         }
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """ASGI entry point, HTTP only."""
         exchange = HttpExchange(scope, receive, send)
         try:
             if self._bearer and exchange.header(b"authorization") != self._bearer:
@@ -256,7 +255,6 @@ class EngineApp:
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
     async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:
-        """Apply the fault of a stream that has sent `sent` tokens."""
         fault, request = generation.fault, generation.request
         assert fault is not None
         if fault.kind is FaultKind.ABORT:

@@ -50,10 +50,7 @@ class EngineError(Exception):
         self.param = param
 
 
-_HANDOFF_FIELDS = (
-    *("kv_transfer_params", "disaggregated_params"),
-    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
-)
+_HANDOFF_FIELDS = ("kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +251,10 @@ class RequestParser:
         )
 
     def _checked_ids(self, value: object, param: str) -> array[int]:
-        tokens = _token_ids(value, param)
+        try:
+            tokens = token_array(value)  # type: ignore[arg-type]  # rejects what is not a list of u32
+        except (TypeError, OverflowError) as error:
+            raise EngineError(f"not a list of token ids: {error}", param=param) from error
         if not tokens:
             raise EngineError(f"`{param}` must be a non-empty list of non-negative integers.", param=param)
         if (highest := max(tokens)) >= self._config.tokenizer.vocabulary_size:
@@ -322,10 +322,3 @@ def _has_media(chat: Mapping[str, Any]) -> bool:
     contents = [message.get("content") for message in chat["messages"]]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, dict) and part.get("type") not in ("text", "input_text") for part in parts)
-
-
-def _token_ids(value: object, param: str) -> array[int]:
-    try:
-        return token_array(value)  # type: ignore[arg-type]  # rejects what is not a list of u32
-    except (TypeError, OverflowError) as error:
-        raise EngineError(f"not a list of token ids: {error}", param=param) from error

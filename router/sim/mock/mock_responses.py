@@ -105,7 +105,6 @@ def usage(request: GenerationRequest, completion_tokens: int, cached_tokens: int
 def unary_body(
     request: GenerationRequest, created_s: int, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS
 ) -> bytes:
-    """The complete response body, with the fields of a prefill leg."""
     output = request.output
     chat = request.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
@@ -206,7 +205,8 @@ class _Deltas:
         for kind, text in pieces:
             if kind == "name":
                 self._calls += 1
-                calls[self._calls] = {**_call_id(), "index": self._calls, "function": {"name": text}}
+                head = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function"}
+                calls[self._calls] = {**head, "index": self._calls, "function": {"name": text}}
             elif text and kind == "arguments":
                 function = calls.setdefault(self._calls, {"index": self._calls, "function": {}})["function"]
                 function["arguments"] = function.get("arguments", "") + text
@@ -223,10 +223,6 @@ def _chat_message(request: GenerationRequest) -> dict[str, Any]:
         del call["index"]
         call["function"].setdefault("arguments", "")
     return {"role": "assistant", "content": None if "tool_calls" in delta else "", **delta}
-
-
-def _call_id() -> dict[str, Any]:
-    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function"}
 
 
 def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:

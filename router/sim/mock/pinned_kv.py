@@ -37,7 +37,6 @@ class PinnedKv:
     """True once a decode leg has the KV, False once no decode leg can get it."""
 
     def end(self, *, delivered: bool) -> None:
-        """Release the blocks and resolve `delivered`."""
         self.release()
         if not self.delivered.done():
             self.delivered.set_result(delivered)

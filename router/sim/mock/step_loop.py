@@ -90,9 +90,8 @@ class StepLoop:
 
     def restart(self) -> None:
         """Replace the pod with an empty one and end all streams."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.halt()
+        self._timer = None
         lost, self._streams = self._streams, {}
         self.pod = SimPod(self._config)
         for stream in lost.values():

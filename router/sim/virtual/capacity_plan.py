@@ -41,10 +41,6 @@ class PlanResult:
     layout: str = ""
 
     @property
-    def gpu_hours(self) -> float:
-        return self.gpus * self.duration_s / 3600
-
-    @property
     def computed_tokens(self) -> int:
         return self.figures.prompt_tokens - self.figures.cached_tokens
 

@@ -64,7 +64,6 @@ class SessionTurn:
 
     @property
     def ttft_limit_ms(self) -> float:
-        """The latest first token that meets the SLO."""
         return self.context.tenant.slo.ttft_limit_ms(self.outcome.idle_prefill_ms)
 
     def prepare(self, error: RouterError | None = None) -> Ticket | None:
@@ -97,7 +96,6 @@ class SessionTurn:
         self._tracker.handed_over(self.core.clock.now_s())
 
     def first_token(self, pod: PodId) -> None:
-        """The response has begun."""
         self._streams[pod] += 1
         now_s = self.core.clock.now_s()
         self._tracker.head(pod, 200, now_s, is_stream=True)
@@ -121,7 +119,6 @@ class SessionTurn:
         return None
 
     def complete(self, pod: PodId, cached_tokens: int) -> None:
-        """The response is complete."""
         self._streams[pod] -= 1
         now_s, request = self.core.clock.now_s(), self.request
         self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)

@@ -94,7 +94,6 @@ class World:
         self._on_progress: OnEnded = ignore_progress
 
     def run(self, traffic: Traffic, on_progress: OnEnded = ignore_progress) -> Run:
-        """Simulate from the first arrival to the last token."""
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()
         self._updates.start()
@@ -155,7 +154,6 @@ class World:
         self._prepare(SessionTurn(next(self._next_router), context, session, number, self._generation, outcome))
 
     def _prepare(self, turn: SessionTurn) -> None:
-        """Prepare a new request."""
         self._updates.refresh(turn.router)
         self._proceed(turn, None)
 
@@ -231,7 +229,6 @@ class World:
     def _transfer(
         self, turn: SessionTurn, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int
     ) -> None:
-        """Move KV between pods, then submit the request to the receiver."""
         assert self._link is not None
         on_arrival = partial(self._submit, turn, receiver, arrived_tokens)
         places = (("send", sender), ("receive", receiver))
@@ -317,7 +314,6 @@ class World:
         self._end(turn)
 
     def _hand_off(self, turn: SessionTurn, prefill: PodId) -> None:
-        """Move the KV of the computed prompt to the decode pod."""
         turn.computed(turn.outcome.cached_tokens)
         decode = turn.outcome.pod
         self._uses[decode] += 1

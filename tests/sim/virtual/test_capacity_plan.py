@@ -65,7 +65,6 @@ def test_a_plan_is_enough_and_one_pod_less_is_not(setup: Experiment) -> None:
     assert found.figures.slo_share == share(setup, "cost_aware", found.pods) >= 0.95
     assert share(setup, "cost_aware", found.pods - 1) < 0.95
     assert (found.gpus, found.layout) == (2 * found.pods, "")
-    assert found.gpu_hours == pytest.approx(found.gpus * found.duration_s / 3600)
     assert found.computed_tokens == found.figures.prompt_tokens - found.figures.cached_tokens
 
 
