@@ -1,4 +1,4 @@
-"""A lock that tenants take in turn, and who begins so many requests at once that they take it."""
+"""A lock that tenants take in turn, and the count of requests that decides who takes it."""
 
 from __future__ import annotations
 
