@@ -14,7 +14,7 @@ MAX_AT_ONCE = 8
 """Requests of one owner that begin in one pass of the event loop; each takes up to a millisecond of it."""
 
 
-class Arrivals:
+class BurstCounter:
     """Counts the requests of each owner (a tenant or an address; "" for unknown ones) in one pass of the event loop."""
 
     def __init__(self) -> None:
