@@ -142,16 +142,13 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for note in terms:
-        table.add_row(note.name, Group(*map(printable, (*note.formula.splitlines(), *_parameters(note)))))
+        values = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in note.parameters.items()
+        ]
+        lines = [*note.formula.splitlines(), *([", ".join(values)] if values else [])]
+        table.add_row(note.name, Group(*map(printable, lines)))
     return Padding(table, (1, 0, 0, 0))
-
-
-def _parameters(note: TermNote) -> list[str]:
-    values = (
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in note.parameters.items()
-    )
-    return [", ".join(values)] if note.parameters else []
 
 
 def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:

@@ -92,8 +92,7 @@ class RequestParser:
 
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
-        raw = decode_body(body, dict[str, Any])
-        chat = _convert(raw, AskedChat)
+        raw, chat = _read(body, AskedChat)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
         prompt = self._chat_prompt(raw, chat, None if chat.echo else self._given_tokens(chat))
@@ -101,7 +100,7 @@ class RequestParser:
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
-        completion = _convert(decode_body(body, dict[str, Any]), AskedCompletion)
+        _, completion = _read(body, AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
@@ -109,20 +108,18 @@ class RequestParser:
         return self._generation(f"cmpl-{request_id}", Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
-        raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, AskedMessage)
+        raw, asked = _read(body, AskedMessage)
         prompt = self._converted_prompt(self._from_messages, raw, asked)
         return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
 
     def count_tokens(self, body: bytes) -> int:
-        raw = decode_body(body, dict[str, Any])
-        self._model(_convert(raw, AskedTokens).model)
+        raw, asked = _read(body, AskedTokens)
+        self._model(asked.model)
         return len(self._converted_prompt(self._from_messages, raw, AskedGeneration()).tokens)
 
     def response(self, body: bytes, request_id: str) -> GenerationRequest:
         """A request of the Responses API. Responses are not stored."""
-        raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, AskedResponse)
+        raw, asked = _read(body, AskedResponse)
         if asked.previous_response_id is not None:
             message = f"Response with id '{asked.previous_response_id}' not found."
             raise EngineError(message, status=HTTPStatus.NOT_FOUND, param="response_id")
@@ -132,7 +129,7 @@ class RequestParser:
 
     def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
         """The model and the inputs."""
-        embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)
+        _, embedding = _read(body, AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
@@ -141,8 +138,7 @@ class RequestParser:
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
-        raw = decode_body(body, dict[str, Any])
-        given = _convert(raw, AskedTokens)
+        raw, given = _read(body, AskedTokens)
         self._model(given.model)
         if given.messages is not None:
             return self._encode(self._render(raw), bool(given.add_special_tokens))
@@ -295,9 +291,11 @@ def decode_body(body: bytes, body_type: type[_T]) -> _T:
         raise EngineError(f"invalid JSON body: {error}") from error
 
 
-def _convert(raw: Mapping[str, Any], body_type: type[_T]) -> _T:
+def _read(body: bytes, body_type: type[_T]) -> tuple[dict[str, Any], _T]:
+    """All fields of a body, and those that the engine reads."""
+    raw = decode_body(body, dict[str, Any])
     try:
-        return msgspec.convert(raw, body_type)
+        return raw, msgspec.convert(raw, body_type)
     except msgspec.ValidationError as error:
         raise EngineError(str(error)) from error
 

@@ -255,7 +255,16 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
         lines += (f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}")
     for name, value in _counters(config.handoff.dialect, pod, handoff).items():
         lines += (f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}")
-    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_cache_config(config)}}} 1.0")
+    cache = {
+        "block_size": config.block_size_tokens,
+        "hash_block_size": config.block_size_tokens,
+        "num_gpu_blocks": config.num_blocks,
+        "kv_cache_size_tokens": config.num_blocks * config.block_size_tokens,
+        "prefix_caching_hash_algo": "xxhash",
+        "enable_prefix_caching": True,
+        "engine": "0",
+    }
+    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -276,20 +285,6 @@ def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, 
     if dialect == "nixl":
         values |= {"nixl_num_kv_expired_reqs": handoff.expired, "nixl_num_failed_transfers": handoff.failed}
     return values
-
-
-def _cache_config(config: MockEngineConfig) -> str:
-    return _labels(
-        {
-            "block_size": config.block_size_tokens,
-            "hash_block_size": config.block_size_tokens,
-            "num_gpu_blocks": config.num_blocks,
-            "kv_cache_size_tokens": config.num_blocks * config.block_size_tokens,
-            "prefix_caching_hash_algo": "xxhash",
-            "enable_prefix_caching": True,
-            "engine": "0",
-        }
-    )
 
 
 def _labels(values: Mapping[str, object]) -> str:
