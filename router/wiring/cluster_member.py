@@ -16,7 +16,7 @@ import structlog
 
 from router.config.index_schema import RedisIndex
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, ReceiptStream, SharedResponses
+from router.feeds.cluster_feeds import FactFeed, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.index.cluster import ClusterIndex
@@ -112,9 +112,6 @@ class ClusterMember:
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
-
-    def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
-        return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
     def other_routers(self) -> int:
