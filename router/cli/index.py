@@ -26,6 +26,7 @@ from router.wiring.cluster_member import redis_address
 
 ConfigOption = Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")]
 RedisOption = Annotated[str | None, typer.Option(help="URL of the Redis.", show_default="index.redis.url in --config")]
+ModelOption = Annotated[str | None, typer.Option(help="Only this model.", show_default="all models")]
 
 index_app = typer.Typer(no_args_is_help=True, help="Inspect the cluster index.")
 
@@ -35,13 +36,7 @@ def _only_groups_commands() -> None: ...
 
 
 @index_app.command("holders")
-def holders_command(
-    config: Annotated[Path, typer.Option(help="The routers' configuration, with index.redis.")],
-    redis: Annotated[
-        str | None, typer.Option(help="URL of the Redis.", show_default="index.redis.url in --config")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Only this model.", show_default="all models")] = None,
-) -> None:
+def holders_command(config: ConfigOption, redis: RedisOption = None, model: ModelOption = None) -> None:
     """List holders (pods and stores) with their blocks and state. Exit code 1 if there are none."""
     given = with_redis_url(load(config, RouterConfig), redis).index.redis
     if given is None:
