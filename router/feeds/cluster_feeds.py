@@ -16,10 +16,10 @@ from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
 from router.guards import Bound
 from router.index.stored_responses import StoredResponse
+from router.stores.logged_once import LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import RowT, SharedFact, SharedRows
-from router.stores.skipped import Skipped
 
 RESPONSES_INTERVAL_S = 0.02
 BATCH, MAX_WAITING_RESPONSES = 500, 8192
@@ -67,7 +67,7 @@ class SharedResponses:
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
         self._waiting: deque[StoredResponse] = deque(maxlen=MAX_WAITING_RESPONSES)
 
     def add(self, stored: StoredResponse) -> None:

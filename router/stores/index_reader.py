@@ -15,6 +15,7 @@ from router.guards import Bound
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
 from router.index.layers import MAX_TYPES
+from router.stores.logged_once import TOO_LARGE, LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import (
     HOLDERS,
@@ -30,7 +31,6 @@ from router.stores.redis_schema import (
     unpack_blocks,
 )
 from router.stores.scripts import BLOCKS, ENTRIES, FIELDS, LAST_ENTRY, MEMBERS
-from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import BlockHash, Generation, Tier
 
 SCAN_BLOCKS = 2048
@@ -59,7 +59,7 @@ class IndexReader:
         self._connection = connection
         self._redis = connection.client
         self._keys = keys
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
 
     async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
         """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
