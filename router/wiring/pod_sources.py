@@ -51,7 +51,7 @@ class PodSources:
             self._add_cluster(entry)
 
     def _add_cluster(self, entry: KubernetesPods) -> None:
-        name = f"kubernetes {entry.selector or entry.service}"
+        name = f"kubernetes {entry.selector}"
         namespaces = entry.namespaces or (own_namespace(),)
         statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
         api = KubeApi(entry.api, api_server)

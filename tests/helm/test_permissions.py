@@ -60,8 +60,6 @@ def called(rendered: Rendered) -> set[Permission]:
                 for namespace in namespaces:
                     own = "llm" if namespace == "*" else namespace
                     cluster.put_pod("a", namespace=own)
-                    endpoint = {"addresses": ["10.0.0.1"], "nodeName": "node-1", "conditions": {"ready": True}}
-                    cluster.put_slice("a", [endpoint], namespace=own)
                 local = entry.model_copy(
                     update={"namespaces": namespaces, "api": entry.api.model_copy(update={"url": "http://kube"})}
                 )
@@ -110,8 +108,6 @@ def test_an_example_grants_what_its_discovery_calls(name: str) -> None:
         {"selector": "app=vllm", "namespaces": ["*"]},
         {"selector": "app=vllm", "deletion_cost": True},
         {"selector": "app=vllm", "deletion_cost": True, "namespaces": ["b", "a"]},
-        {"service": "vllm"},
-        {"service": "vllm", "node_labels": False},
     ],
     ids=str,
 )

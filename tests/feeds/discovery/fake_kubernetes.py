@@ -1,4 +1,4 @@
-"""A Kubernetes API server in memory: lists, pages and watches pods and EndpointSlices, and misbehaves on request.
+"""A Kubernetes API server in memory: lists, pages and watches pods, and misbehaves on request.
 
 Pods can be patched, and leases created and patched. It follows the API in what a client can see: resource versions that
 grow, watches that continue from one, 410 for old ones in both forms, bookmarks, watches that end after
@@ -20,7 +20,7 @@ from router.errors import ConnectFailed
 from router.types import PodTls
 
 Object = dict[str, Any]
-PODS, SLICES, LEASES = "pods", "endpointslices", "leases"
+PODS, LEASES = "pods", "leases"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
 BOOKMARK_S = 20.0
 PRECONDITIONS = ("uid", "resourceVersion")
@@ -99,14 +99,6 @@ class FakeKubernetes:
             },
         }
         return self._put(PODS, pod)
-
-    def put_slice(self, name: str, endpoints: list[Object], port: int = 8000, namespace: str = "ns") -> None:
-        """Add or change an EndpointSlice."""
-        known = self.objects.get((SLICES, namespace, name))
-        self._uids += known is None
-        uid = known["metadata"]["uid"] if known else f"uid-{self._uids}"
-        metadata = {"name": name, "namespace": namespace, "uid": uid}
-        self._put(SLICES, {"metadata": metadata, "ports": [{"name": "http", "port": port}], "endpoints": endpoints})
 
     def terminate(self, name: str, namespace: str = "ns") -> None:
         """The begin of a deletion with a grace period."""
@@ -313,9 +305,3 @@ class _Lines(httpx.AsyncByteStream):
 
 def _line(kind: str, found: Object) -> bytes:
     return json.dumps({"type": kind, "object": found}).encode() + b"\n"
-
-
-def endpoint(address: str, *, ready: bool | None = True, terminating: bool = False, **more: Any) -> Object:
-    """An endpoint of an EndpointSlice."""
-    conditions = {"ready": ready, "serving": True, "terminating": terminating}
-    return {"addresses": [address], "conditions": conditions, "targetRef": {"uid": f"pod-{address}"}, **more}
