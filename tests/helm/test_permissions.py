@@ -12,7 +12,7 @@ import pytest
 
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import WARM_UP_S, DeletionCosts
-from router.feeds.discovery.inference_pool import PoolPods
+from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.source_status import SourceStatus
@@ -69,10 +69,8 @@ def called(rendered: Rendered) -> set[Permission]:
                 source = KubernetesSource(local, api, statuses)
                 if entry.inference_pool:
                     cluster.put_pool(entry.inference_pool, 8000, namespace="llm", app="vllm")
-                    status = SourceStatus("pool")
-                    group.create_task(
-                        run(PoolPods(entry.inference_pool, "llm", api, status, lambda _, one=source: one))
-                    )
+                    pool = PoolPods(entry.inference_pool, "llm", api, SourceStatus("pool"), partial(followed, source))
+                    group.create_task(run(pool))
                 else:
                     group.create_task(run(source))
                 if entry.deletion_cost:
@@ -81,6 +79,10 @@ def called(rendered: Rendered) -> set[Permission]:
 
     run_virtually(follow())
     return {needed(request) for request in cluster.requests}
+
+
+def followed(source: KubernetesSource, _target: PoolTarget) -> KubernetesSource:
+    return source
 
 
 async def nothing(source: KubernetesSource) -> dict[str, int]:

@@ -27,7 +27,7 @@ MAX_PORTS, MAX_LABELS = 8, 64
 """The API server allows no more of either."""
 
 
-class _Port(msgspec.Struct):
+class _TargetPort(msgspec.Struct):
     number: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
@@ -37,11 +37,14 @@ class _Selector(msgspec.Struct, rename="camel"):
 
 class _Spec(msgspec.Struct, rename="camel"):
     selector: _Selector
-    target_ports: Annotated[list[_Port], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
+    target_ports: Annotated[list[_TargetPort], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
 
 
 class _Pool(msgspec.Struct):
     spec: _Spec
+
+
+_decode_pool = msgspec.json.Decoder(_Pool).decode
 
 
 class PoolTarget(msgspec.Struct, frozen=True):
@@ -53,7 +56,7 @@ class PoolTarget(msgspec.Struct, frozen=True):
 
 def read_pool(body: bytes) -> PoolTarget:
     """Raises `msgspec.DecodeError`."""
-    spec = msgspec.json.decode(body, type=_Pool).spec
+    spec = _decode_pool(body).spec
     selector = ",".join(f"{name}={value}" for name, value in sorted(spec.selector.match_labels.items()))
     return PoolTarget(selector, tuple(port.number for port in spec.target_ports))
 
