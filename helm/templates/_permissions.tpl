@@ -2,13 +2,14 @@
 {{- define "warmroute.permissions" -}}
 {{- $pods := dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "list" "watch") -}}
 {{- $nodes := dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "get") -}}
+{{- $inference := dict "apiGroups" (list "inference.networking.k8s.io") "resources" (list "inferencepools") "verbs" (list "get") -}}
 {{- $rules := dict -}}
 {{- range fromYamlArray (include "warmroute.sources" .) -}}
 {{- $source := . -}}
 {{- if not (dig "api" "url" "" $source) -}}
 {{- range default (list $.Release.Namespace) $source.namespaces -}}
-{{- $known := get $rules . | default list -}}
-{{- if not (has $pods $known) }}{{ $_ := set $rules . (append $known $pods) }}{{ end -}}
+{{- $needed := ternary (list $pods $inference) (list $pods) (not (empty $source.inference_pool)) -}}
+{{- $_ := set $rules . (concat (get $rules . | default list) $needed | uniq) -}}
 {{- end -}}
 {{- if dig "node_labels" true $source -}}
 {{- $known := get $rules "*" | default list -}}

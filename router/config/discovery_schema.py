@@ -130,11 +130,14 @@ class KubernetesApi(Strict):
 
 
 class KubernetesPods(Strict):
-    """Pods of a Kubernetes cluster, by label selector."""
+    """Pods of a Kubernetes cluster, by label selector or by InferencePool."""
 
-    selector: Annotated[str, Field(min_length=1)]
+    selector: str = ""
     """Label selector of the pods, such as `app=vllm`. Needs get, list and watch on pods. Where those must not be read,
     `dns` finds them by a headless Service, without any permission."""
+    inference_pool: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
+    """Name of an InferencePool of Gateway API, instead of `selector`: its pods, each at its `targetPorts`. Needs, in
+    addition, get on inferencepools of inference.networking.k8s.io."""
     namespaces: tuple[Namespace, ...] = ()
     """Default: the router's own. `["*"]`: all."""
     port: Port | None = None
@@ -156,6 +159,16 @@ class KubernetesPods(Strict):
     and patch on leases of coordination.k8s.io. One router writes, each pod at most once a minute."""
     api: KubernetesApi = KubernetesApi()
     pod: DiscoveredPods = DiscoveredPods()
+
+    @model_validator(mode="after")
+    def _one_way_to_find_pods(self) -> Self:
+        if bool(self.selector) == bool(self.inference_pool):
+            raise ValueError("needs either `selector`, such as `selector: app=vllm`, or `inference_pool`")
+        if self.inference_pool and (
+            self.deletion_cost or len(self.namespaces) > 1 or ALL_NAMESPACES in self.namespaces
+        ):
+            raise ValueError("an `inference_pool` is in one of `namespaces`, and has no `deletion_cost`")
+        return self
 
 
 class Discovery(Strict):

@@ -12,6 +12,7 @@ import pytest
 
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import WARM_UP_S, DeletionCosts
+from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.source_status import SourceStatus
@@ -66,13 +67,22 @@ def called(rendered: Rendered) -> set[Permission]:
                 statuses = {one: SourceStatus(one) for one in namespaces}
                 api = KubeApi(local.api, cluster.connect)
                 source = KubernetesSource(local, api, statuses)
-                group.create_task(run(source))
+                if entry.inference_pool:
+                    cluster.put_pool(entry.inference_pool, 8000, namespace="llm", app="vllm")
+                    pool = PoolPods(entry.inference_pool, "llm", api, SourceStatus("pool"), partial(followed, source))
+                    group.create_task(run(pool))
+                else:
+                    group.create_task(run(source))
                 if entry.deletion_cost:
                     lease = lease_of(entry, api, "llm" if "*" in namespaces else namespaces[0])
                     group.create_task(write(DeletionCosts(api, lease, source.living_pods, partial(nothing, source))))
 
     run_virtually(follow())
     return {needed(request) for request in cluster.requests}
+
+
+def followed(source: KubernetesSource, _target: PoolTarget) -> KubernetesSource:
+    return source
 
 
 async def nothing(source: KubernetesSource) -> dict[str, int]:
@@ -85,7 +95,7 @@ async def write(costs: DeletionCosts) -> None:
         await asyncio.wait_for(costs.run(), timeout=2 * WARM_UP_S)
 
 
-async def run(source: KubernetesSource) -> None:
+async def run(source: KubernetesSource | PoolPods) -> None:
     async def pods() -> None:
         async for _ in source:
             pass

@@ -95,9 +95,12 @@ class NodePlaces:
 class PodReader:
     """Maps pods to what the router uses. Builds the definitions of a pod only when it or its node has changed."""
 
-    def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
+    def __init__(
+        self, entry: KubernetesPods, nodes: NodePlaces, ports: Sequence[int], *, many_namespaces: bool
+    ) -> None:
         self._entry = entry
         self._nodes = nodes
+        self._ports = ports
         self._many_namespaces = many_namespaces
         self._built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = {}
 
@@ -129,7 +132,7 @@ class PodReader:
         if is_new and (unknown := unknown_annotations(pod)):
             log.warning("unknown annotations of a pod", pod=pod_id, annotations=unknown)
         try:
-            return pod_configs(pod, self._entry, place, pod_id)
+            return pod_configs(pod, self._entry, place, pod_id, self._ports)
         except ConfigError as error:
             if is_new:
                 log.error("annotations of a pod are wrong; the pod is not used", pod=pod_id, error=str(error))
@@ -137,15 +140,17 @@ class PodReader:
 
 
 class KubernetesSource:
-    """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace."""
+    """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace; `ports`: of an InferencePool."""
 
-    def __init__(self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus]) -> None:
+    def __init__(
+        self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus], ports: Sequence[int] = ()
+    ) -> None:
         self._api = api
         self._changed = asyncio.Event()
         self._nodes = NodePlaces(api, entry, self._changed.set)
         many = len(statuses) > 1 or "*" in statuses
         self._presence = Presence(entry.not_ready_grace_s)
-        self._reader = PodReader(entry, self._nodes, many_namespaces=many)
+        self._reader = PodReader(entry, self._nodes, ports, many_namespaces=many)
         read = pod_reader(read_keys(entry))
         self._watches = [
             KubeWatch(api, Collection(namespace, entry.selector, read), status, entry.resync_s, self._changed.set)

@@ -21,6 +21,7 @@ from router.types import PodTls
 
 Object = dict[str, Any]
 PODS, LEASES = "pods", "leases"
+POOLS = "inferencepools"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
 BOOKMARK_S = 20.0
 PRECONDITIONS = ("uid", "resourceVersion")
@@ -99,6 +100,11 @@ class FakeKubernetes:
             },
         }
         return self._put(PODS, pod)
+
+    def put_pool(self, name: str, *ports: int, namespace: str = "ns", **labels: str) -> Object:
+        """Add or change an InferencePool."""
+        spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
+        return self._put(POOLS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 
     def terminate(self, name: str, namespace: str = "ns") -> None:
         """The begin of a deletion with a grace period."""
@@ -180,7 +186,7 @@ class FakeKubernetes:
             meta = {"metadata": {"name": path[-1], "labels": labels}}
             return httpx.Response(200, json=meta) if labels is not None else httpx.Response(404, json={})
         namespace = path[path.index("namespaces") + 1] if "namespaces" in path else "*"
-        if request.method != "GET" or LEASES in path:
+        if request.method != "GET" or LEASES in path or POOLS in path:
             return self._one(request, namespace, path[path.index("namespaces") + 2 :])
         if not query.get("watch"):
             return self._list(path[-1], namespace, query)
