@@ -126,7 +126,7 @@ class Program:
         self._continuation = continuation_rules(config, self.prompts.readers)
         words_of = self._continuation.words_of if self._continuation else None
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
-        self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
+        self.records = DecisionRecords(config.receipts, self.metrics)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -298,7 +298,6 @@ class Program:
     def _feeds(self) -> Feeds:
         feeds = {
             **self.pods.feeds,
-            **self.records.feeds,
             **self.quotas.feeds,
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,

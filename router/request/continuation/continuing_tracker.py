@@ -196,12 +196,10 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                has = reader.current
-                self._reader = (
-                    Joiner(self._terms, has, found, self._words)
-                    if has.has_begun
-                    else Recorder(self._terms, asks_ids=self._asks_ids)  # the client has only comments
-                )
+                if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
+                    self._reader = Recorder(self._terms, asks_ids=self._asks_ids)
+                else:
+                    self._reader = Joiner(self._terms, reader.current, found, self._words)
                 return following
             found = following
         if isinstance(found, Finish):

@@ -21,10 +21,6 @@ class Recorder(PodStream):
         super().__init__(terms, Record())
         self.asks_ids = asks_ids
 
-    @property
-    def _has_begun(self) -> bool:
-        return self.record.has_begun
-
     def _unread(self, event: bytes) -> bytes:
         """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
         if self.asks_ids and self.terms.hides_reasoning:
@@ -34,7 +30,8 @@ class Recorder(PodStream):
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         record = self.record
-        if not record.has_begun:
+        if not self.has_begun:
+            self.has_begun = True
             record.began(read)
         if not read.choices:
             return event
