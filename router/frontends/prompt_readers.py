@@ -252,7 +252,6 @@ class LocalPromptReader:
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
         context_tokens = self._lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
-            await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
         return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
 

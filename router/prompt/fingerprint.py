@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import inf
 from typing import Any
 
 import msgspec
@@ -19,7 +18,7 @@ import msgspec
 from router.errors import ContextTooLong, MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
-from router.prompt.completion import CompletionPrompts, least_length
+from router.prompt.completion import CompletionPrompts
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
 from router.prompt.incremental.reader import IncrementalReader
@@ -316,33 +315,17 @@ class Fingerprinter:
     def _made(self, kind: type[Conversion]) -> Conversion:
         return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
 
-    def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
-        """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is
-        unknown: templates may drop text. Safe in a worker thread."""
-        if request.endpoint.api.prompt is PromptKind.COMPLETION:
-            try:
-                length, is_text = least_length(request.prompt.get("prompt"))
-            except (ValueError, RecursionError):
-                return
-            self._check_fits(length, is_text, context_tokens or self._max_prompt_tokens, request.endpoint)
-
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
-        """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
-        `Unrenderable` if it is too long to be encoded."""
+        """Raises `ContextTooLong` if the prompt has more token ids than the context, and `Unrenderable` if it is too
+        long to be encoded."""
         limit = context_tokens or self._max_prompt_tokens
-        if len(prompt) <= limit:
-            return
-        is_text = isinstance(prompt, str)
-        self._check_fits(len(prompt), is_text, limit, endpoint)
-        if is_text and len(prompt) > limit * CHARACTERS_PER_TOKEN:
-            raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
-
-    def _check_fits(self, length: int, is_text: bool, limit: int, endpoint: Endpoint) -> None:
-        longest = (self._tokenizer.longest_token or inf) if is_text else 1
-        if length > limit * longest:
+        if isinstance(prompt, str):
+            if len(prompt) > limit * CHARACTERS_PER_TOKEN:
+                raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
+        elif len(prompt) > limit:
             raise ContextTooLong(
-                f"This model's maximum context length is {limit} tokens, but the prompt has at least "
-                f"{length // int(longest)}. Please shorten it.",
+                f"This model's maximum context length is {limit} tokens, but the prompt has {len(prompt)}. "
+                "Please shorten it.",
                 param=endpoint.api.length_field,
             )
 
