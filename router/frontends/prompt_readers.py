@@ -28,7 +28,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, IncrementalPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, OpenedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -180,14 +180,14 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            pending: AnyPendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
-                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
-            if rendered is None:
+                pending = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
+            if pending is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
-                rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
-            pending = fingerprinter.look_up(rendered)
+                pending = fingerprinter.render(opened) if is_short else await self._render_long(opened)
+            fingerprinter.look_up(pending)
             if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
                 prefix = fingerprinter.finish(pending)
                 if pending.cold_characters > YIELD_CHARACTERS:
@@ -246,7 +246,7 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
+    async def _render_long(self, opened: OpenedPrompt) -> AnyPendingPrompt:
         request = opened.request
         found = opened.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)

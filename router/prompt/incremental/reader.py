@@ -168,13 +168,6 @@ class IncrementalReader:
         short = render_samples(_renderer(text_of, fields, found.key), samples)
         return None if short is None else _entry(found, samples, head_of(short, text), rest)
 
-    def look_up(self, rendered: IncrementalPrompt, segments: SegmentCache) -> None:
-        """Look up the segments of a whole prompt. What follows a cached prefix is new."""
-        if rendered.prefix is EMPTY_PREFIX:
-            rendered.lookup = segments.look_up(
-                rendered.text, pieces=rendered.lookup.cold, salt=rendered.generation.salt
-            )
-
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
         """Encode the new text and hash the new blocks."""
         prefix, seed, block = pending.prefix, pending.seed, pending.generation.block_size_tokens
