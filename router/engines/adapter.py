@@ -45,7 +45,6 @@ _Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _TOKEN_IDS = TokenIds(1 << 32)
 
 Responses: TypeAlias = Mapping[str, bytes]
-"""Response bodies of a pod by path; only those with status 200."""
 
 
 class KvEventSource(msgspec.Struct, frozen=True):
@@ -66,7 +65,6 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
-    """The engine's release; empty where it is not reported."""
     weights: str = ""
     """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None
@@ -133,7 +131,6 @@ class EngineAdapter:
     chart_names: tuple[str, ...] = ()
     """Its names in labels and annotations of charts, besides its name here."""
     image_names: tuple[str, ...] = ()
-    """Parts of the names of its images."""
     salted: frozenset[Endpoint] = frozenset(Endpoint) - {Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS}
     """Endpoints that may receive a `cache_salt`, which keeps the prefixes of tenants apart."""
     health_path: str = "/health"

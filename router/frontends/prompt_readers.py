@@ -82,11 +82,8 @@ class FleetLookups:
     """What the pods of a request's model have in common. Each returns None if it is unknown."""
 
     context_tokens: ContextLookup = lambda _: None
-    """The longest context."""
     conversion: ConversionLookup = lambda _: None
-    """How they make a chat of the body."""
     identities: Callable[[InferenceRequest], PictureIdentities | None] = lambda _: None
-    """How they identify pictures."""
 
 
 class PodFetch(Protocol):
@@ -154,7 +151,6 @@ class LocalPromptReader:
         self._lookups = lookups or FleetLookups()
         self.pictures = fingerprinter.pictures
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
-        """The comparison with the reference; public for tests."""
 
     def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
@@ -201,7 +197,6 @@ class LocalPromptReader:
         return prefix
 
     def _is_soon_encoded(self, pending: AnyPendingPrompt) -> bool:
-        """Whether a prompt can be encoded inline."""
         characters, is_fast = pending.cold_characters, self.tokenizer.backend != REFERENCE
         if characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
             return True
@@ -273,7 +268,6 @@ def generating_request(request: InferenceRequest) -> InferenceRequest | None:
 
 
 def _is_short(opened: OpenedPrompt) -> bool:
-    """Whether a prompt can be rendered inline."""
     request, found = opened.request, opened.found
     if found is not None and not found.key:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
@@ -350,7 +344,6 @@ class EnginePromptReader:
         return await self._run(len(answer), self._prefix, request, answer)
 
     async def _run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`, inline where it is small."""
         if size <= INLINE_BYTES:
             return work(*arguments)
         return await self._threads.run(size, work, *arguments)

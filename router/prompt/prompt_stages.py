@@ -48,13 +48,10 @@ class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def new_bytes(self) -> int:
-        """Size of the messages behind the prefix."""
         return sum(map(len, self.messages[self.prefix.messages :]))
 
 
 class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `open` and `render`."""
-
     request: InferenceRequest
     generation: Generation
     seed: BlockHash
@@ -76,11 +73,9 @@ class PendingPrompt(msgspec.Struct, gc=False):
     exact_pieces: int = 0
     """Number of pieces in front of the first picture whose tokens are unknown."""
     entry: PendingEntry | None = None
-    """The prefix to store."""
 
     @property
     def cold(self) -> tuple[str, ...]:
-        """The text that must still be encoded."""
         return self.prompt.cold if isinstance(self.prompt, Lookup) else ()
 
     @property

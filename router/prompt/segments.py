@@ -90,7 +90,6 @@ class SegmentCache:
         self._next_id = _FIRST_ID
         self._short: dict[tuple[int, str], bytes] = {}
         self.cuts = find_cuts(tokenizer)
-        """Where text is cut, and why there."""
         self._frame = _frame(tokenizer)
         self.bytes = 0
         """Bytes held, estimated; never above `cache_bytes` after a `look_up`."""

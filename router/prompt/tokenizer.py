@@ -17,7 +17,6 @@ from router.hashing import token_array
 from router.prompt.samples import samples
 
 REFERENCE = "transformers"
-"""The backend that is always right."""
 
 
 class Tokenizer:
@@ -40,7 +39,6 @@ class Tokenizer:
         self.backend = REFERENCE
         """`fastokens` or `transformers`."""
         self.reason = "fast_tokenizer is off"
-        """Why this backend."""
         self.fingerprint = fingerprint
         """Hex digest of tokenizer.json, its configuration and the chat template."""
         self.chat_template = chat_template
@@ -55,7 +53,6 @@ class Tokenizer:
         """Whether words are encoded one by one: long texts of short words then take little time."""
         decoder: dict[int, Any] = self._reference.get_added_tokens_decoder()
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
-        """Every `tokenizers.AddedToken`, in order of id."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Tokens of `text`; with `add_special_tokens`, also those that the tokenizer puts around it."""

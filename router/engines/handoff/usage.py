@@ -53,7 +53,6 @@ class UsageCorrection:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes that can be sent now."""
         if self._cached_tokens is None:
             return chunk
         end = chunk.rfind(b"\n") + 1 if self._stream else 0
@@ -68,7 +67,6 @@ class UsageCorrection:
         return _corrected_lines(lines, self._cached_tokens)
 
     def end(self) -> bytes:
-        """The remaining bytes, after the last chunk."""
         rest, self._held = bytes(self._held), bytearray()
         if self._cached_tokens is None:
             return rest

@@ -71,11 +71,8 @@ class Present:
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Times of prefills relative to the class, of pods that differ from it."""
     lateness: Mapping[str, float] = field(default_factory=dict)
-    """See `lateness_of`."""
     tenant_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Prompt tokens being served, by tenant."""
     waiting: int = 0
-    """Requests that wait in engines."""
     index_age_s: float | None = None
     policy_error: str = ""
     reload_age_s: float | None = None

@@ -154,7 +154,6 @@ class PageSource:
         return shown
 
     async def _hot_prefixes(self) -> list[HotPrefix]:
-        """Those of all decisions in memory."""
         tally = PrefixTally()
         for number, kept in enumerate(self.recent.latest(MAX_GROUPED)):
             tally.add(kept)

@@ -35,7 +35,6 @@ class CoarseTimers:
     def __init__(self) -> None:
         self._numbers = count()
         self._waiting: list[tuple[float, int, Call]] = []
-        """A heap by time."""
         self._is_running = False
 
     def call_later(self, delay_s: float, call: Call) -> None:

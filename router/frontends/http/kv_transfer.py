@@ -69,7 +69,6 @@ class SplitAttempt:
     began_s: float = field(default_factory=time.monotonic)
     """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
     sent_handoff: bool = False
-    """Whether a decode request that names the KV was sent."""
     reply: Reply | None = None
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
@@ -118,19 +117,16 @@ class SplitAttempt:
             raise HandoffFailed(why, pod=caused_by, doubtful=doubtful)
 
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
-        """Take the cached tokens from the prefill response, if it has arrived."""
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
             reader = ResponseReader()
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
 
     def close_reply(self) -> None:
-        """Close the decode pod's response, if it has begun."""
         if self.reply is not None:
             self.reply.close()
 
     def failed_by(self, error: BaseException) -> str:
-        """The metric label of a failure."""
         if isinstance(error, asyncio.CancelledError):
             return CLIENT_GONE
         if self.result != "ok" or not isinstance(error, UpstreamError):
@@ -187,7 +183,6 @@ class SplitExecutor:
         return response
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
-        """The decode request follows the prefill response."""
         response = await prefill
         if response.status != 200:
             return _refusal(attempt, response)

@@ -22,7 +22,6 @@ class SilenceWatch:
 
     @contextmanager
     def watched(self, tracker: ContinuingTracker, reply: AnyReply) -> Iterator[None]:
-        """Watch one stream while it is relayed."""
         self._streams[tracker] = reply
         if not self._is_running:
             self._is_running = True

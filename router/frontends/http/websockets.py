@@ -42,7 +42,6 @@ class TunnelEnd:
     writer: asyncio.StreamWriter
 
     async def close(self) -> None:
-        """Close the connection when all is sent, within `CLOSE_S`."""
         self.writer.close()
         try:
             async with asyncio.timeout(CLOSE_S):

@@ -42,8 +42,6 @@ class ToolResult(msgspec.Struct, tag="tool_result", tag_field="type"):
 
 
 class ToolReference(msgspec.Struct, tag="tool_reference", tag_field="type"):
-    """A tool by its name."""
-
     name: str | None = None
 
 

@@ -22,8 +22,6 @@ _ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 class Part(msgspec.Struct):
-    """A part of a message, a reasoning item or the output of a tool."""
-
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -39,8 +37,6 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """An item of the input: a message, or what its type says."""
-
     type: str | None = None
     role: str | None = None
     id: str | None = None
@@ -196,7 +192,6 @@ class VllmResponses(Conversion):
 
 
 def _is_partial(last: Item) -> bool:
-    """Whether the model continues the last item."""
     if last.type not in (None, "message", "reasoning") or last.status not in ("in_progress", "incomplete"):
         return False
     if last.type != "reasoning" and isinstance(last.content, str):

@@ -62,7 +62,6 @@ class IncrementalReader:
         self.cache = PrefixCache(seed, cache_bytes)
 
     def disable(self) -> None:
-        """Return None from now on."""
         self.enabled = self._continues = False
         self.clear()
 
@@ -169,7 +168,6 @@ class IncrementalReader:
         return None if short is None else _entry(found, samples, head_of(short, text), rest)
 
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
-        """Encode the new text and hash the new blocks."""
         prefix, seed, block = pending.prefix, pending.seed, pending.generation.block_size_tokens
         encoded = segments.complete(pending.lookup)
         if prefix is EMPTY_PREFIX:
@@ -191,7 +189,6 @@ class IncrementalReader:
 def _incremental(
     opened: OpenedPrompt, prefix: CachedPrefix, text: str, entry: PendingEntry | None
 ) -> IncrementalPrompt:
-    """A prompt that continues `prefix` with `text`."""
     lookup = all_cold(text, opened.segments.pieces(text), opened.generation.salt)
     return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry, opened.conversion)
 
