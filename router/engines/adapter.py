@@ -109,18 +109,24 @@ class _Details(msgspec.Struct):
     cached_tokens: _Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
+    """The `usage` of a response; engines omit the details unless they are configured to report them."""
+
     prompt_tokens: _Count | None = None
     input_tokens: _Count | None = None
     cache_creation_input_tokens: _Count | None = None
     cache_read_input_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
 
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
 
 class _Generated(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
 
 
 class EngineAdapter:
@@ -258,8 +264,7 @@ def prompt_token_count(response: bytes) -> int | None:
 def cached_token_count(response: bytes) -> int | None:
     """Cached tokens in the usage of the response to a probe; None where the engine does not report them."""
     found = decode(response, _Generated, PROBE_ANSWER)
-    details = found.usage.prompt_tokens_details if found and found.usage else None
-    return details.cached_tokens if details else None
+    return found.usage.cached_tokens if found and found.usage else None
 
 
 def rank_headers(pod: Pod) -> Mapping[str, str]:

@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from router.decision import Candidate, Split
 from router.errors import UpstreamError
-from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
 from router.frontends.http.silence import SilenceWatch
@@ -57,9 +56,8 @@ class CoarseTimers:
 
 
 class Attempts:
-    def __init__(self, sender: UpstreamSender, rules: HeaderRules, splits: SplitExecutor, pulls: PullExecutor) -> None:
+    def __init__(self, sender: UpstreamSender, splits: SplitExecutor, pulls: PullExecutor) -> None:
         self._sender = sender
-        self._rules = rules
         self._splits = splits
         self._pulls = pulls
         self._timers = CoarseTimers()
@@ -95,7 +93,7 @@ class Attempts:
             try:
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
-                headers = [*self._rules.downstream(reply.headers), *tracker.headers()]
+                headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
                     with self._silence.watched(tracker, reply):
                         await relay_joined(reply, client, tracker, headers)

@@ -78,10 +78,6 @@ class SplitAttempt:
     def context(self) -> RequestContext:
         return self.tracker.context
 
-    def prefill_body(self) -> bytes:
-        request = self.context.request
-        return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
-
     def read(self, response: bytes) -> Handoff | None:
         """The handoff that the prefill pod offers."""
         handoff = self.dialect.read_handoff(response)
@@ -168,7 +164,9 @@ class SplitExecutor:
     async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
-        body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
+        request = attempt.context.request
+        prefill_body = partial(attempt.dialect.prefill_body, request.endpoint, request.body, attempt.pair)
+        body = await self._edits.run(request.body, prefill_body)
         inbound = attempt.context.inbound
         reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))

@@ -89,6 +89,14 @@ def _read_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _read_items(body: Mapping[str, Any]) -> list[Item]:
+    """The items of `input`; a text is one message of the user. Raises `Unrenderable`."""
+    given = body.get("input")
+    if isinstance(given, list):
+        return [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)]
+    return [Item(role="user", content=_TEXT.read(given, "input"))]
+
+
 _ENGINE_TOOLS = ("web_search_preview", "code_interpreter", "container")
 """Without a server for them, they are ignored."""
 
@@ -98,14 +106,9 @@ class HarmonyResponses(Conversion):
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = _read_fields(body)
-        given = body.get("input")
-        instructions = fields.get("instructions")
+        items, instructions = _read_items(body), fields.get("instructions")
         messages: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
-        if isinstance(given, list):
-            items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)]
-            messages += _harmony_messages(items, bool(messages))
-        else:
-            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
+        messages += _harmony_messages(items, bool(messages))
         chat: dict[str, Any] = {"messages": messages}
         if tools := list(_functions(fields.get("tools") or ())):
             chat["tools"] = tools
@@ -170,14 +173,9 @@ class VllmResponses(Conversion):
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = _read_fields(body)
-        given = body.get("input")
-        items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
-        instructions = fields.get("instructions")
+        items, instructions = _read_items(body), fields.get("instructions")
         messages: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
-        if items is None:
-            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
-        else:
-            messages += _messages(items)
+        messages += _messages(items)
         chat: dict[str, Any] = {"messages": messages}
         if items and _is_partial(items[-1]):
             chat |= {"add_generation_prompt": False, "continue_final_message": True}
