@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
@@ -14,12 +15,12 @@ from router.decision import Candidate, Split
 from router.errors import UpstreamError
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
-from router.frontends.http.silence import SilenceWatch
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.tracker import Tracker
 
 RESOLUTION_S = 0.01
+CHECK_S = 0.5
 
 Call: TypeAlias = Callable[[float], object]
 """Receives the time in seconds of `monotonic`."""
@@ -53,6 +54,35 @@ class CoarseTimers:
             self._is_running = bool(waiting)
             if waiting:
                 loop.call_later(RESOLUTION_S, self._run, loop)
+
+
+class SilenceWatch:
+    """Closes the connections to pods that have fallen silent within a stream, so that another pod continues it. One
+    timer serves all streams."""
+
+    def __init__(self) -> None:
+        self._streams: dict[ContinuingTracker, AnyReply] = {}
+        self._is_running = False
+
+    @contextmanager
+    def watched(self, tracker: ContinuingTracker, reply: AnyReply) -> Iterator[None]:
+        self._streams[tracker] = reply
+        if not self._is_running:
+            self._is_running = True
+            asyncio.get_running_loop().call_later(CHECK_S, self._check)
+        try:
+            yield
+        finally:
+            del self._streams[tracker]
+
+    def _check(self) -> None:
+        now_s = monotonic()
+        for tracker, reply in list(self._streams.items()):
+            if tracker.is_silent(now_s):
+                reply.close()
+        self._is_running = bool(self._streams)
+        if self._is_running:
+            asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
 
 class Attempts:
