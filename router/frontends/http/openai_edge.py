@@ -30,6 +30,7 @@ from router.errors import (
 )
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.fair_starts import FairStarts
 from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
@@ -54,6 +55,9 @@ _IDENTITY = frozenset({b"", b"identity"})
 """Content encodings of an unencoded body."""
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
+
+READ_ALONE_BYTES = 64 * 1024
+"""A larger body is read in one turn of the event loop and decided in another: each takes up to 3 ms."""
 
 log = structlog.get_logger()
 
@@ -83,6 +87,7 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
+        self._starts = FairStarts()
         turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
@@ -147,6 +152,8 @@ class OpenAiEdge(HttpEdge):
             trace = self._tracing.begin(received.headers, received.named)
         request_id, counted = checked_id(received.named, trace), self._begin(received)
         try:
+            if not self._starts.may_begin(received.owner, len(received.body)):
+                await self._starts.wait(received.owner, len(received.body))
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
@@ -154,6 +161,8 @@ class OpenAiEdge(HttpEdge):
                 context.concerns(stored)
             if received.arriving is not None:
                 self._endings.has_arrived(received.arriving)
+            if len(received.body) > READ_ALONE_BYTES:
+                await asyncio.sleep(0)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -264,6 +273,7 @@ class OpenAiEdge(HttpEdge):
             phases,
             reader=reader_of(endpoint),
             tenant=received.tenant,
+            voter=received.owner,
             pods_allowed=received.pods_allowed,
         )
 
