@@ -22,7 +22,7 @@ MIN_RESULTS = 3
 KEPT_OF_CLIENT, KEPT_OF_POD = 7 / 8, 15 / 16
 """What each result leaves of the earlier ones: 9 failures in a row outweigh all successes of a client, 18 of a pod."""
 MAX_CLIENTS = 32
-"""More clients of one pod in one window have no vote, and the latest windows of so many other pods are compared."""
+"""More clients of one pod in one window have no vote, and the latest windows of this number of pods are compared."""
 Models: TypeAlias = tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""Who has a vote against a pod: a tenant or an address, whatever names it makes up."""
+"""Who has a vote against a pod: a tenant or an address, under any names that it makes up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets nobody begin so many requests in one turn of the event loop that those of others wait.
+"""Bounds what one client begins in a turn of the event loop, so that requests of others do not wait for all of it.
 
 To read and decide a request takes a quarter of a millisecond. Who sends many at once begins a few in each turn, and all
 other work comes in between.

@@ -28,10 +28,10 @@ from router.errors import (
     Stopping,
     UpstreamError,
 )
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.fair_starts import FairStarts
-from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error, whole_error
