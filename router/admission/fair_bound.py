@@ -74,7 +74,6 @@ class FairBound:
             self._weight += weight
 
     def give_back(self, owner: str, amount: int) -> None:
-        """Give back what was taken."""
         self.used -= amount
         holding = self._holdings[owner]
         holding.amount -= amount
