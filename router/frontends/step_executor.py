@@ -126,4 +126,4 @@ class StepExecutor:
         if isinstance(step, QuotaSync):
             assert self.next_exchange is not None
             return self.next_exchange()
-        return self.uuids.removed(step.body)
+        return self.uuids.removed(step.body, step.tenant)

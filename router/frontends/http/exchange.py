@@ -19,7 +19,7 @@ from router.admission.fair_bound import FairBound
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.relay import LARGE_PIECE_BYTES, is_stream
 from router.request.inbound import HeaderList
 

@@ -15,7 +15,7 @@ from itertools import count
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest, shortened
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MAX_PARTS = 1000

@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
+import structlog
+
 from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.addresses import foreign_address
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
@@ -46,9 +49,11 @@ PREFILL_GRACE_S = 0.5
 MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
+MAX_WARNED, MAX_SHOWN = 1024, 200
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
+log = structlog.get_logger()
 
 
 def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
@@ -139,6 +144,7 @@ class SplitExecutor:
         self._metrics = metrics
         self._calibrator = state.calibrator
         self._edits = BodyEdits()
+        self._warned: set[PodId] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -186,6 +192,9 @@ class SplitExecutor:
             return _refusal(attempt, response)
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
+        if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
+            self._warn(attempt.pair.prefill, address)
+            handoff = None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
         return await self._decode(attempt, handoff, prefill)
@@ -211,6 +220,13 @@ class SplitExecutor:
             if not decode.done() and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
+
+    def _warn(self, prefill: Pod, address: str) -> None:
+        """Say once that handoffs of the pod are not used."""
+        if prefill.id not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add(prefill.id)
+            hint = "if its peers may connect there, add the host to the pod's `handoff_hosts`"
+            log.warning("a handoff names another host", pod=prefill.id, address=address[:MAX_SHOWN], hint=hint)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
         """The client's response, which the one token of the prefill response completed."""

@@ -21,7 +21,7 @@ import xxhash
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.types import Endpoint
 
 SLICE_BYTES = 128 * 1024
