@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from router.hashing import hashes_ahead
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
@@ -83,7 +84,7 @@ class LocalStore:
         return self._announced.rule(pod)
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks of `prefix` that full attention of `pod` has."""
+        """Leading blocks of `prefix` that full attention of `pod` has announced."""
         return self._announced.full_run(pod, prefix)
 
     @property
@@ -180,10 +181,6 @@ class LocalStore:
         if model := self._models.get(pod):
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks that `pod` has announced, without predictions."""
-        return sum(self._announced.match(prefix).get(pod, (0,)))
-
     def is_published(self, pod: PodId, now_s: float) -> bool:
         """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
@@ -250,7 +247,8 @@ class ReplicaStore(LocalStore):
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
         known = self.index.holders.publisher_of(pod)
-        published = self.index.masks.full_run(known.name, prefix.hashes) if known else 0
+        hashes = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens) if known else ()
+        published = self.index.masks.full_run(known.name, hashes) if known else 0
         return max(published, super().full_run(pod, prefix))
 
     def hits(self, pod: PodId) -> str:
@@ -258,10 +256,6 @@ class ReplicaStore(LocalStore):
         if known is None or self.announced_rule(pod) is not None:
             return super().hits(pod)
         return described(known.rule)
-
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        announced = sum(self.index.match(prefix).get(pod, (0,)))
-        return max(announced, super().known_blocks(pod, prefix))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         """False while the replica is stale."""
