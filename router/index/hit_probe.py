@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from router.index.layers import HitRule, hit_tokens
+from router.index.layers import HeldEnds, HitRule, hit_tokens
 from router.kv_events import AttentionKind, LayerType
 
 MAX_TEST_TOKENS = 40_000
@@ -120,29 +120,32 @@ class _Engine:
             return end + self._ahead_tokens <= length and block(end) in held
 
         hit = hit_tokens(self._rule, [partial(has, held) for held in self._held], length)
-        ends = self._checkpoints(hit, length, partial(has, self._held[0]))
+        ends = checkpoints(self._rule, hit, length, partial(has, self._held[0]))
         for one, held in zip(self._rule.types, self._held, strict=True):
             size = one.block_tokens
             for end in range(size, length - self._ahead_tokens + 1, size):
-                if self._keeps(one, end, ends):
+                if is_kept(self._rule, one, end, ends):
                     held.add(block(end))
         return hit
 
-    def _checkpoints(self, hit: int, length: int, has_full: partial[bool]) -> list[int]:
-        """Where a later hit may end: the prompt's last token, and what only full attention had."""
-        step = self._rule.step_tokens
-        ends = [(length - 1) // step * step]
-        if self._rule.types[0].kind is AttentionKind.FULL:
-            run = 0
-            while run + step <= ends[0] and has_full(run + step):
-                run += step
-            ends += [run] if run > hit else []
-        return ends
 
-    def _keeps(self, one: LayerType, end: int, checkpoints: Sequence[int]) -> bool:
-        if self._rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
-            return True
-        if one.kind is AttentionKind.STATE:
-            return end + one.drops_block * self._rule.step_tokens in checkpoints
-        needed = one.needed_blocks + one.drops_block
-        return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)
+def checkpoints(rule: HitRule, hit: int, prompt_tokens: int, has_full: HeldEnds) -> list[int]:
+    """Where a later hit may end: the prompt's last token, and what only full attention had."""
+    step = rule.step_tokens
+    ends = [(prompt_tokens - 1) // step * step]
+    if rule.has_full:
+        run = 0
+        while run + step <= ends[0] and has_full(run + step):
+            run += step
+        ends += [run] if run > hit else []
+    return ends
+
+
+def is_kept(rule: HitRule, one: LayerType, end: int, checkpoints: Sequence[int]) -> bool:
+    """Whether groups of a type keep the block that ends here."""
+    if rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
+        return True
+    if one.kind is AttentionKind.STATE:
+        return end + one.drops_block * rule.step_tokens in checkpoints
+    needed = one.needed_blocks + one.drops_block
+    return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)
