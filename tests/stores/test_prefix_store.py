@@ -69,7 +69,7 @@ def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -
     """The self-test counts what was announced."""
     store.apply("a", [stored(3)])
     store.learn("a", CacheHabits(drops_block=True))
-    assert store.match(prompt(), 0.0).held_blocks("a") == 2
+    assert store.match(prompt(), 0.0).held_blocks("a") == 1
     assert store.full_run("a", prompt()) == 3
 
 
