@@ -163,9 +163,9 @@ class LocalStore:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
-        for pod in self.estimated & kept.keys():
+        for pod in self.estimated & kept.keys() if kept else ():
             kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
-        for pod in ruled & predicted.keys():
+        for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
@@ -239,7 +239,8 @@ class ReplicaStore(LocalStore):
 
     @property
     def ruled(self) -> Collection[PodId]:
-        return self.index.holders.ruled | self._announced.ruled
+        own, published = self._announced.ruled, self.index.holders.ruled
+        return own | published if own and published else own or published
 
     def rule(self, pod: PodId) -> HitRule | None:
         known = self.index.holders.publisher_of(pod)
