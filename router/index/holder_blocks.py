@@ -123,7 +123,7 @@ class HolderBlocks:
         if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
-        if event.tokens and event.block_size_tokens != self._full_tokens:
+        if event.tokens and event.block_size_tokens > self._full_tokens:  # the part of a block has a smaller size
             self._full_tokens = event.block_size_tokens
             self._learn_rule()
         added: list[BlockHash] = []
