@@ -32,7 +32,7 @@ class BlockMap:
         self._tested: dict[PodId, CacheHabits | None] = {}
         """What a test has shown of a pod; None where no known rule explained its hits."""
         self._ahead_tokens: dict[PodId, int] = {}
-        """Of pods whose hashes include the tokens behind a block, how many."""
+        """How many tokens behind a block the hashes of a pod include, if any."""
         self.estimated: set[PodId] = set()
         """Those of them that do not announce which blocks they have."""
 

@@ -8,13 +8,13 @@ it compute the last block of a hit again (vLLM up to 0.32), or whether a block's
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
-from router.index.layers import HeldEnds, HitRule, hit_tokens
+from router.index.layers import HeldEnds, HitRule, hit_tokens, kept_ends
 from router.kv_events import AttentionKind, LayerType
 
 MAX_TEST_TOKENS = 40_000
@@ -120,7 +120,7 @@ class _Engine:
             return end + self._ahead_tokens <= length and block(end) in held
 
         hit = hit_tokens(self._rule, [partial(has, held) for held in self._held], length)
-        ends = checkpoints(self._rule, hit, length, partial(has, self._held[0]))
+        ends = checkpoints(self._rule, length, partial(has, self._held[0]))
         for one, held in zip(self._rule.types, self._held, strict=True):
             size = one.block_tokens
             for end in range(size, length - self._ahead_tokens + 1, size):
@@ -129,19 +129,15 @@ class _Engine:
         return hit
 
 
-def checkpoints(rule: HitRule, hit: int, prompt_tokens: int, has_full: HeldEnds) -> list[int]:
-    """Where a later hit may end: the prompt's last token, and what only full attention had."""
-    step = rule.step_tokens
-    ends = [(prompt_tokens - 1) // step * step]
-    if rule.has_full:
-        run = 0
-        while run + step <= ends[0] and has_full(run + step):
-            run += step
-        ends += [run] if run > hit else []
-    return ends
+def checkpoints(rule: HitRule, prompt_tokens: int, has_full: HeldEnds) -> set[int]:
+    """Where windows and states keep what a hit needs, once a prompt is computed of which full attention has these."""
+    full, step = 0, rule.step_tokens
+    while has_full(full + step):
+        full += step
+    return {end + rule.dropped_tokens for end in kept_ends(rule, full, prompt_tokens)}
 
 
-def is_kept(rule: HitRule, one: LayerType, end: int, checkpoints: Sequence[int]) -> bool:
+def is_kept(rule: HitRule, one: LayerType, end: int, checkpoints: Collection[int]) -> bool:
     """Whether groups of a type keep the block that ends here."""
     if rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
         return True

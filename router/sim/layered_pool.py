@@ -52,7 +52,7 @@ class LayeredPool(BlockPool):
         table.hash_up_to(self._hashable_blocks(table, tokens), self.block_size_tokens, self._ahead_tokens)
         held: list[HeldEnds] = [partial(self._hold, groups, table.hashes) for groups in self._groups_of]
         hit = hit_tokens(self._rule, held, tokens)
-        table.checkpoints = checkpoints(self._rule, hit, tokens, held[0])
+        table.checkpoints = checkpoints(self._rule, tokens, held[0])
         return found[: hit // self.block_size_tokens]
 
     def admit(self, table: PodBlockTable, found: list[int], new_tokens: int) -> bool:

@@ -132,8 +132,8 @@ def by_the_mock_engine(history: History) -> list[int]:
     pod = SimPod(config)
     for prompt, output in history.requests:
         pod.submit(SimRequest(id="one", prompt=token_array(prompt), output=output))
-        while step := pod.step():
-            found += step.started.values()
+        while pod.start_step() is not None:
+            found += pod.end_step().started.values()
     return found
 
 

@@ -42,7 +42,8 @@ def served(pod: SimPod, prompt: Sequence[int], output: Sequence[int], salt: str 
     """The cached tokens of a request that runs alone, and its events."""
     pod.submit(SimRequest(id="one", prompt=token_array(prompt), output=output, salt=salt))
     cached, events = 0, list[KvEvent]()
-    while step := pod.step():
+    while pod.start_step() is not None:
+        step = pod.end_step()
         cached = step.started.get("one", cached)
         events += step.events
     return cached, events
