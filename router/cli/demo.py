@@ -49,7 +49,7 @@ STREAMS_PER_POD = 8
 KILL_AT_S = 2.0
 """All answers have begun, and none has ended."""
 PORT, ADMIN_PORT = 8080, 9480
-"""Of the router that is kept, if they are free: those of `warmroute serve`, where other commands look for it."""
+"""Ports of the router that is kept, where they are free: those of `warmroute serve`, where other commands look."""
 NUMBERS = 800
 """A prompt of as many has 1,600 tokens: its prefill decides, and not the hash of its first blocks."""
 
