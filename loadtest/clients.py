@@ -30,11 +30,11 @@ from rich.console import Console
 
 from loadtest.checked_files import writable_report
 from loadtest.html_page import PlotsUnavailable
+from loadtest.load_figures import Objective
 from loadtest.record import Row, Run, record_of
 from loadtest.run import command, finish
 from loadtest.runs import first_model
 from router.cli.child_processes import ChildError
-from router.cli.figures import Objective
 from router.cli.mock_engine_command import TOKENIZER_PACKAGE
 from router.cli.options import writable
 

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import router.sim.virtual.router_view as views
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from loadtest.simulated_stats import OURS
 from router.cli.simulate_setup import shipped_prior
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
-from router.sim.virtual.compare import OURS, Experiment, Setting
+from router.sim.virtual.compare import Experiment, Setting
 from router.sim.virtual.router_view import HashStore
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import Traffic, mooncake_traffic, read_mooncake

@@ -27,13 +27,13 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.simulated_peers.peer_pickers import library_with_peers, policies_with_peers
+from loadtest.simulated_stats import MEASURES, best_policies, is_tied, spread_of
 from router.cli.simulate import run_all
-from router.cli.simulate_report import MEASURES
 from router.cli.simulate_setup import DEFAULT_FLEET, Source, shipped_prior
 from router.config.load import load, shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.virtual.compare import Experiment, Measure, Result, Setting, best_policies, grid, is_tied, spread_of
+from router.sim.virtual.compare import Experiment, Measure, Result, Setting, grid
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.outcome import RunFigures
 from router.sim.virtual.scenario import FleetSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from router.cli.figures import Figures, Objective, figures
+from loadtest.load_figures import LoadFigures, Objective, load_figures
 from router.cli.load_driver import DriveResults, RequestResult
 
 
@@ -56,10 +56,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """The requests, without their texts."""
         return DriveResults(tuple(map(_served, self.requests)), self.wall_s)
 
-    def judged(self, objective: Objective) -> Figures:
+    def judged(self, objective: Objective) -> LoadFigures:
         """The figures of this run."""
         ideal = math.nan if self.ideal_cached_tokens is None else self.ideal_cached_tokens
-        return figures(self.name, self.results(), ideal, self.pods, objective)
+        return load_figures(self.name, self.results(), ideal, self.pods, objective)
 
 
 class Bounds(msgspec.Struct, frozen=True):

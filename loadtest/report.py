@@ -33,12 +33,13 @@ from loadtest.html_page import (
     table,
     warning,
 )
+from loadtest.load_figures import LoadFigures, Objective
 from loadtest.record import Record, RecordError, Run, read_record
 from loadtest.summary import cells, judged, objective, warnings
-from router.cli.figures import ONE_RUN, Figures, Objective
+from router.cli.figures import ONE_RUN
 from router.sim.virtual.outcome import cached_share
 
-Judged: TypeAlias = Sequence[tuple[Run, Figures]]
+Judged: TypeAlias = Sequence[tuple[Run, LoadFigures]]
 
 
 def report(records: Sequence[Record]) -> str:
@@ -123,7 +124,7 @@ def _rates(rows: Judged) -> list[float]:
     return sorted({run.rate_per_s for run, _ in rows})
 
 
-def _by_policy(rows: Judged, value: Callable[[Figures], float]) -> list[Series]:
+def _by_policy(rows: Judged, value: Callable[[LoadFigures], float]) -> list[Series]:
     """One line per policy, over the rate."""
     ordered = sorted(rows, key=lambda row: row[0].rate_per_s)
     series = []

@@ -15,8 +15,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from loadtest.load_figures import Objective
 from router.cli.child_processes import FleetPlan
-from router.cli.figures import Objective
 from router.config.load import Strict, load
 from router.errors import ConfigError
 from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson

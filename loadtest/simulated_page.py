@@ -8,19 +8,18 @@ from pathlib import Path
 
 from loadtest.html_page import Section, definitions, page, paragraph, table
 from loadtest.simulated_plots import plots_of
-from router.cli.simulate_report import (
-    FIGURE_COLUMNS,
+from loadtest.simulated_stats import (
     MEASURES,
     REGRET_TITLE,
-    FigureColumn,
-    groups_of,
+    best_policies,
     regrets_of,
     seeds_note,
-    slo_note,
+    spread_of,
     verdict_of,
 )
+from router.cli.simulate_report import FIGURE_COLUMNS, FigureColumn, groups_of, slo_note
 from router.report import GLOSSARY
-from router.sim.virtual.compare import Result, best_policies, in_order_of_mean, spread_of, ttft_mean_ms
+from router.sim.virtual.compare import Result, in_order_of_mean, ttft_mean_ms
 from router.sim.virtual.scenario import FleetSpec
 
 RANGED = ("cached", "mean ms", "p99 ms", "SLO")
@@ -84,7 +83,9 @@ def _cell(column: FigureColumn, runs: Sequence[Result]) -> str:
 
 def _regret_section(results: Sequence[Result]) -> list[Section]:
     regrets = regrets_of(results)
-    note = paragraph(f"{REGRET_TITLE} policy of each load and size: {GLOSSARY['behind']}.")
+    note = paragraph(
+        f"{REGRET_TITLE} policy of each load and size: {GLOSSARY['behind']}, in parentheses if that may be chance."
+    )
     return [Section("Regret", [note, table(*regrets)])] if regrets else []
 
 
@@ -97,7 +98,7 @@ def _robustness(results: Sequence[Result]) -> list[Section]:
         name: [best_policies(by_policy, measure) for by_policy in groups.values()] for name, measure in MEASURES.items()
     }
     rows = []
-    for policy, _ in in_order_of_mean(results):
+    for policy in in_order_of_mean(results):
         counts = (sum(policy in one for one in found) for found in best.values())
         rows.append([policy, *(f"{count} of {len(groups)}" for count in counts)])
     note = paragraph(

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from loadtest.html_page import PlotAxes, Section, Series, bars, cdf, lines
+from loadtest.simulated_stats import OURS
 from router.admission.tenant import Slo
-from router.sim.virtual.compare import OURS, Result, grouped, in_order_of_mean, runs_by_policy, spread_of
+from router.sim.virtual.compare import Result, grouped, in_order_of_mean, mean_of
 
 MAX_LINES = 8
 """Lines in one plot that a reader can distinguish: the best policies, and ours."""
@@ -20,7 +21,9 @@ def plots_of(results: Sequence[Result], pods: int, slo: Slo) -> Section:
     loads = sorted({result.setting.load for result in here})
     middle = loads[len(loads) // 2]
     chosen = _chosen([result for result in here if result.setting.load == middle])
-    by_policy = {policy: runs for policy, runs in runs_by_policy(here).items() if policy in chosen}
+    by_policy = {
+        policy: runs for policy, runs in grouped(here, lambda setting: setting.policy).items() if policy in chosen
+    }
     at_middle = {policy: [run for run in runs if run.setting.load == middle] for policy, runs in by_policy.items()}
     blocks = [_goodput(by_policy, slo)] if len(loads) > 1 else []
     blocks += [_ttft(at_middle, middle, slo), _hits(at_middle), _work(at_middle), _regret(at_middle)]
@@ -28,7 +31,7 @@ def plots_of(results: Sequence[Result], pods: int, slo: Slo) -> Section:
 
 
 def _chosen(results: Sequence[Result]) -> list[str]:
-    best = [policy for policy, _ in in_order_of_mean(results)]
+    best = list(in_order_of_mean(results))
     return best[:MAX_LINES] if OURS not in best[MAX_LINES:] else [*best[: MAX_LINES - 1], OURS]
 
 
@@ -37,7 +40,7 @@ def _goodput(by_policy: dict[str, list[Result]], slo: Slo) -> str:
     for policy, runs in by_policy.items():
         loads = sorted({run.setting.load for run in runs})
         at_load = grouped(runs, lambda setting: setting.load)
-        goodput = [spread_of(at_load[load], lambda f: f.goodput_per_s).mean for load in loads]
+        goodput = [mean_of(at_load[load], lambda f: f.goodput_per_s) for load in loads]
         series.append(Series(policy, loads, goodput))
     caption = f"Requests per second within {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token."
     axes = PlotAxes(

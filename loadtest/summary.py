@@ -8,15 +8,16 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
+from loadtest.load_figures import LoadFigures
 from loadtest.record import Record, Run
-from router.cli.figures import ONE_RUN, Figures
+from router.cli.figures import ONE_RUN
 from router.report import legend, text_table
 
 _NARROW = ("policy", "rate/s", "cached", "of ideal", "p50 ms", "p99 ms", "good", "good/s", "errors")
 """Columns that fit into 80 columns of text."""
 
 
-def cells(run: Run, figures: Figures) -> dict[str, str]:
+def cells(run: Run, figures: LoadFigures) -> dict[str, str]:
     """One row, by column."""
     return {
         "policy": run.name,
@@ -49,7 +50,7 @@ def table(record: Record) -> Table:
     )
 
 
-def judged(record: Record) -> list[tuple[Run, Figures]]:
+def judged(record: Record) -> list[tuple[Run, LoadFigures]]:
     """Each run with its figures, computed from the rows."""
     return [(run, run.judged(record.objective.objective())) for run in record.runs]
 
@@ -63,7 +64,7 @@ def objective(record: Record) -> str:
     return "a good response has " + " and ".join(parts) if parts else "every response is good"
 
 
-def warnings(rows: Sequence[tuple[Run, Figures]]) -> Iterator[str]:
+def warnings(rows: Sequence[tuple[Run, LoadFigures]]) -> Iterator[str]:
     """Reasons not to trust the figures, and failures."""
     for run, figures in rows:
         name = f"{run.name} at {run.rate_per_s:g}/s"

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.cli.index import _open
+from router.config.load import load
 from router.config.pod_schema import PodConfig
+from router.config.schema import RouterConfig
 from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
@@ -22,8 +23,10 @@ from router.index.events import UndecodableBatch, decode_batch, parse_frames
 from router.index.holders import HolderId
 from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.stores.redis_schema import BlockPlace
+from router.stores.redis_connection import RedisConnection
+from router.stores.redis_schema import BlockPlace, Keys
 from router.types import BlockHash, BlocksCleared, Generation, Pod
+from router.wiring.cluster_member import redis_address
 from tests.policy.scenes import make_pod
 
 TIMEOUT_S = 5.0
@@ -50,23 +53,28 @@ class VerifyResult:
 
 async def verify_index(path: Path) -> list[VerifyResult]:
     """Compare all holders of the index that a router's configuration names."""
-    async with _open(path, None) as index:
-        configured = {pod.advertised_url or pod.url: pod for pod in index.config.pods}
-        pools = upstream_pools(index.config.limits)
-        try:
-            return [
-                await verify_holder(
-                    index.reader,
-                    pools.fetch,
-                    generation,
-                    holder,
-                    row.facts.source if row.facts.source in ENGINES else "vllm",
-                    configured,
-                )
-                for generation, holder, row in await index.rows(None)
-            ]
-        finally:
-            pools.close()
+    config = load(path, RouterConfig)
+    redis = config.index.redis
+    assert redis is not None
+    configured = {pod.advertised_url or pod.url: pod for pod in config.pods}
+    connection, pools = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), upstream_pools(config.limits)
+    reader = IndexReader(connection, Keys(redis.namespace))
+    try:
+        return [
+            await verify_holder(
+                reader,
+                pools.fetch,
+                generation,
+                holder,
+                row.facts.source if row.facts.source in ENGINES else "vllm",
+                configured,
+            )
+            for generation in await reader.generations()
+            for holder, row in sorted((await reader.rows(generation)).items())
+        ]
+    finally:
+        pools.close()
+        await connection.close()
 
 
 async def verify_holder(

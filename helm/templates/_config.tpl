@@ -25,6 +25,7 @@
 {{- if .existingSecret }}{{ $config = mergeOverwrite (dict "tenants" (printf "/run/secrets/warmroute/tenants/%s" .existingSecretKey)) $config }}{{ end -}}
 {{- end -}}
 {{- if $redis }}{{ $config = mergeOverwrite (dict "index" (dict "redis" $redis)) $config }}{{ end -}}
+{{- if .Values.picker.enabled }}{{ $config = mergeOverwrite (dict "picker" (dict "host" "0.0.0.0" "port" .Values.picker.port)) $config }}{{ end -}}
 {{- with fromYamlArray (include "warmroute.sources" .) -}}
 {{- $_ := set $config "discovery" (merge (dict "kubernetes" .) (get $config "discovery" | default dict)) -}}
 {{- end -}}
@@ -36,11 +37,18 @@ the chart's own engines. */}}
 {{- define "warmroute.sources" -}}
 {{- $sources := get (get .Values.config "discovery" | default dict) "kubernetes" | default list -}}
 {{- if kindIs "map" $sources }}{{ $sources = list $sources }}{{ end -}}
-{{- if .Values.engines.pools -}}
+{{- if .Values.picker.enabled -}}
+{{- $sources = append $sources (dict "inference_pool" (include "warmroute.inferencePool" .)) -}}
+{{- else if .Values.engines.pools -}}
 {{- $own := printf "app.kubernetes.io/instance=%s,app.kubernetes.io/component=engine" .Release.Name -}}
 {{- $sources = append $sources (dict "selector" $own) -}}
 {{- end -}}
 {{- toYaml $sources -}}
+{{- end -}}
+
+{{/* The name of the InferencePool that the picker follows. */}}
+{{- define "warmroute.inferencePool" -}}
+{{- default (include "warmroute.fullname" .) .Values.picker.inferencePool.name -}}
 {{- end -}}
 
 {{/* Resources of a router, with a memory limit that follows from its configuration, in MiB: the program, a tokenizer and

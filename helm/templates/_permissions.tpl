@@ -1,16 +1,15 @@
 {{/* Rules by namespace, `*` for the whole cluster: what the sources of `config.discovery.kubernetes` read. */}}
 {{- define "warmroute.permissions" -}}
 {{- $pods := dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "list" "watch") -}}
-{{- $slices := dict "apiGroups" (list "discovery.k8s.io") "resources" (list "endpointslices") "verbs" (list "list" "watch") -}}
 {{- $nodes := dict "apiGroups" (list "") "resources" (list "nodes") "verbs" (list "get") -}}
+{{- $inference := dict "apiGroups" (list "inference.networking.k8s.io") "resources" (list "inferencepools") "verbs" (list "get") -}}
 {{- $rules := dict -}}
 {{- range fromYamlArray (include "warmroute.sources" .) -}}
 {{- $source := . -}}
 {{- if not (dig "api" "url" "" $source) -}}
 {{- range default (list $.Release.Namespace) $source.namespaces -}}
-{{- $rule := ternary $slices $pods (not (empty $source.service)) -}}
-{{- $known := get $rules . | default list -}}
-{{- if not (has $rule $known) }}{{ $_ := set $rules . (append $known $rule) }}{{ end -}}
+{{- $needed := ternary (list $pods $inference) (list $pods) (not (empty $source.inference_pool)) -}}
+{{- $_ := set $rules . (concat (get $rules . | default list) $needed | uniq) -}}
 {{- end -}}
 {{- if dig "node_labels" true $source -}}
 {{- $known := get $rules "*" | default list -}}

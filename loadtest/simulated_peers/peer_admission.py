@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from typing import Any
 
 from router.admission.queue_candidates import queue_candidate
 from router.errors import Overloaded
 from router.policy.decide import expected_ttft_ms
-from router.sim.virtual.admission_rules import AdmitAll, FleetActions
+from router.sim.virtual.router_view import RouterView
 from router.sim.virtual.session_turn import SessionTurn
 from router.sim.virtual.world import World
 
+LATE = "The request would be late."
 
-class EarlyRejection(AdmitAll):
-    """Mooncake's rule (2407.00079), with the predicted load of the decoding pod."""
 
-    def _prepared(self, turn: SessionTurn) -> None:
+class EarlyRejectionWorld(World):
+    """A request is refused if its prefill or its decoding is predicted to miss the SLO: Mooncake's rule (2407.00079),
+    with the predicted load of the decoding pod."""
+
+    def _dispatch(self, turn: SessionTurn) -> None:
         context, core = turn.context, turn.core
         assert context.decision is not None
         best, inflight = context.decision.candidates[0], core.state.ledger.inflight()
@@ -23,53 +27,42 @@ class EarlyRejection(AdmitAll):
             best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost)
         )
         if candidate.ttft_ms > turn.ttft_limit_ms or candidate.step_ms > context.tenant.slo.tpot_ms:
-            self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
+            self._refuse(turn, Overloaded(LATE, 0.0))
         else:
-            self._fleet.dispatch(turn)
+            super()._dispatch(turn)
 
 
-class SaturationRule(AdmitAll):
-    """llm-d's saturation rule with its defaults, and a queue in order of arrival. Requests are dropped when their
-    deadline has passed. Loads are current: its scrapes are faster than ours."""
+class SaturationWorld(World):
+    """All wait in order of arrival while every pod is saturated, and are dropped when their deadline has passed:
+    llm-d's saturation rule with its defaults. Loads are current: its scrapes are faster than ours."""
 
     max_waiting = 5
     max_kv_usage = 0.8
     recheck_ms = 10.0
 
-    def __init__(self, fleet: FleetActions) -> None:
-        super().__init__(fleet)
-        self._waiting: deque[tuple[float, SessionTurn]] = deque()
+    def __init__(self, *values: Any, **settings: Any) -> None:
+        super().__init__(*values, **settings)
+        self._waiting: defaultdict[RouterView, deque[tuple[float, SessionTurn]]] = defaultdict(deque)
 
-    def arrive(self, turn: SessionTurn) -> None:
-        self._waiting.append((self._fleet.clock.now_ms + turn.ttft_limit_ms, turn))
-        if len(self._waiting) == 1:
-            self._send()
+    def _prepare(self, turn: SessionTurn) -> None:
+        waiting = self._waiting[turn.router]
+        waiting.append((self._clock.now_ms + turn.ttft_limit_ms, turn))
+        if len(waiting) == 1:
+            self._send_in_order(waiting)
 
-    def _send(self) -> None:
-        while self._waiting:
-            until_ms, turn = self._waiting[0]
-            if self._fleet.clock.now_ms > until_ms:
-                self._waiting.popleft()
-                self._fleet.refuse(turn, Overloaded("The request would be late.", 0.0))
+    def _send_in_order(self, waiting: deque[tuple[float, SessionTurn]]) -> None:
+        while waiting:
+            until_ms, turn = waiting[0]
+            if self._clock.now_ms > until_ms:
+                waiting.popleft()
+                self._refuse(turn, Overloaded(LATE, 0.0))
             elif self._is_saturated():
-                self._fleet.clock.call_in(self.recheck_ms, self._send)
+                self._clock.call_in(self.recheck_ms, self._send_in_order, waiting)
                 return
             else:
-                self._waiting.popleft()
-                super().arrive(turn)
+                waiting.popleft()
+                super()._prepare(turn)
 
     def _is_saturated(self) -> bool:
-        loads = (pod.load for pod in self._fleet.pods)
+        loads = [pod.load for pod in self._pods.values()]
         return all(one.waiting > self.max_waiting or one.kv_usage > self.max_kv_usage for one in loads)
-
-
-class EarlyRejectionWorld(World):
-    """A request is refused if its prefill or its decoding is predicted to miss the SLO."""
-
-    rule_class = EarlyRejection
-
-
-class SaturationWorld(World):
-    """All wait in order of arrival while every pod is saturated."""
-
-    rule_class = SaturationRule

@@ -55,7 +55,6 @@ class TenantMargins:
         self.for_all = first.value
 
     def of(self, tenant: str) -> float:
-        """That of a tenant."""
         return self._own.get(tenant, self._first).value
 
     def observe(self, tenant: str, has_missed: bool) -> None:
@@ -281,7 +280,6 @@ class AdmissionQueue:
             self.rest_ms.observe(tenant, tpot_ms > self._tpot_ms)
 
     def _sent(self, tenant: Tenant, candidate: QueueCandidate, now_s: float, pods: int) -> None:
-        """Count a prompt for its pod and for its tenant."""
         if candidate.decode_pod:
             self._handoffs.sent(candidate.decode_pod, now_s + candidate.ttft_ms / 1000, now_s)
         rest_ms = self.rest_ms.for_all * self._senders() if candidate.decodes else 0.0

@@ -74,7 +74,6 @@ class FairBound:
             self._weight += weight
 
     def give_back(self, owner: str, amount: int) -> None:
-        """Give back what was taken."""
         self.used -= amount
         holding = self._holdings[owner]
         holding.amount -= amount
@@ -86,6 +85,11 @@ class FairBound:
         """How much an owner holds for its weight: the more, the sooner it loses some of it. 0 for unknown ones."""
         holding = self._holdings.get(owner)
         return holding.amount / holding.weight if holding is not None and owner else 0.0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several owners hold some of it."""
+        return len(self._holdings) > 1
 
     @property
     def is_full(self) -> bool:

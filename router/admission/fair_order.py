@@ -32,7 +32,6 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
 
     @property
     def order(self) -> tuple[float, int]:
-        """Its order among the requests of its tenant."""
         return self.start_by_s, self.number
 
 
@@ -90,12 +89,10 @@ class FairOrder:
         return self._count
 
     def add(self, one: Waiting) -> None:
-        band = self._bands.setdefault(one.tenant.band, _Band())
-        name = one.tenant.name
+        band, name = self._bands.setdefault(one.tenant.band, _Band()), one.tenant.name
         backlog = band.tenants.get(name)
         if backlog is None or not backlog.waiting:
-            backlog = _Backlog(band.virtual_of(name))
-            band.tenants[name] = backlog
+            backlog = band.tenants[name] = _Backlog(band.virtual_of(name))
         backlog.tenant = one.tenant
         insort(backlog.waiting, one, key=_order)
         backlog.prefill_ms += one.prefill_ms

@@ -29,10 +29,9 @@ def queue_candidates(
 def queue_candidate(
     candidate: Candidate, inflight: Mapping[PodId, InFlight], now_s: float, prompt_tokens: int, ttft_ms: float
 ) -> QueueCandidate:
-    """The decode step counts all requests that are on the pod now, since those without a
-    first token will decode when this prompt is computed (Mooncake, 2407.00079). It does not count this request: in an
-    overload waits are close to the limit, and a difference of a few percent would refuse most of the long prompts. What
-    is handed over waits for the prompts that the decode pod computes itself, and for room for its KV."""
+    """The decode step counts all requests on the pod, since those without a first token will decode when this prompt is
+    computed (Mooncake, 2407.00079), but not this one: in an overload, a few percent would refuse most long prompts.
+    What is handed over waits for the prompts that the decode pod computes itself, and for room for its KV."""
     plan, answering = candidate.plan, candidate.plan.pod
     computing = plan.prefill if isinstance(plan, Split) else answering
     there = inflight.get(answering.id, _IDLE)

@@ -33,7 +33,6 @@ class Quota:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     def limits(self) -> dict[Dimension, int]:
-        """Its limits that are set."""
         found = {
             Dimension.REQUESTS: self.requests_per_minute,
             Dimension.PROMPT: self.uncached_prompt_tokens_per_minute,
@@ -58,7 +57,6 @@ class Short(msgspec.Struct, frozen=True):
 
     @property
     def is_tokens(self) -> bool:
-        """Whether it is a limit of tokens."""
         return self.dimension in (Dimension.PROMPT, Dimension.OUTPUT)
 
 
@@ -102,13 +100,9 @@ class Quotas:
     def begin(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str, now_s: float) -> Hold | Short:
         """Count a request of a tenant with these quotas, to this base model and adapter, unless a limit is reached."""
         applied, second = self._applied_to(tenant, quotas, model, adapter), int(now_s)
-        for meter in applied.counted:
+        for meter in applied.counted + applied.tokens if applied.is_short else applied.counted:
             if not self._admits(meter, second, 1):
                 return self._short(applied, meter, now_s, 1)
-        if applied.is_short:
-            for meter in applied.tokens:
-                if not self._admits(meter, second, 1):
-                    return self._short(applied, meter, now_s, 1)
         for meter in applied.counted:
             meter.own.add(second, 1)
         if self.sharing is not None:

@@ -48,7 +48,6 @@ class AllowedNames:
 
 
 def allowed_names(patterns: Iterable[str]) -> AllowedNames:
-    """The names that these allow."""
     listed = tuple(patterns)
     exact = frozenset(name for name in listed if not name.endswith("*"))
     return AllowedNames(exact, tuple(name[:-1] for name in listed if name.endswith("*")))

@@ -32,6 +32,8 @@ GROUPS = {
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 REMOVED = {
+    "index lookup": "`warmroute preview` shows how many tokens of a prompt each pod has",
+    "index stats": "use `warmroute index holders`, and `INFO memory` of the Redis",
     "index verify": "`warmroute index holders` lists holders whose events were lost",
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }

@@ -18,7 +18,6 @@ from router.cli.options import PoliciesOption, flag
 from router.config.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
 from router.config.load import shipped
 from router.config.priors import SpeedPrior, estimated_row, load_gpus, load_priors, without_cost
-from router.config.schema import RouterConfig
 from router.errors import ConfigError
 
 config_app = typer.Typer(no_args_is_help=True)
@@ -41,7 +40,8 @@ def check_command(
 
     parsed, found = check_router(config, policies or shipped("policies"), offline=offline, files=not no_files)
     names = ", ".join(policy.name for policy in found.active)
-    counts = ", ".join(f"{len(of)} {what}{'' if len(of) == 1 else 's'}" for what, of in _listed(parsed))
+    listed: dict[str, Sequence[object]] = {"model": parsed.models, "pod": parsed.pods}
+    counts = ", ".join(f"{len(of)} {what}{'' if len(of) == 1 else 's'}" for what, of in listed.items())
     print(f"{config}: valid. {counts}, policies {names}.")
     for model, hint in without_cost(parsed.models).items():
         print(f"note: model {model} has no `cost`: it {hint}.")
@@ -49,11 +49,6 @@ def check_command(
         print("note: the pods of `discovery` are looked up by `serve` only: see its log and `warmroute pods`.")
     if probe and not print_probes(parsed):
         raise typer.Exit(1)
-
-
-def _listed(config: RouterConfig) -> Iterator[tuple[str, Sequence[object]]]:
-    yield "model", config.models
-    yield "pod", config.pods
 
 
 @config_app.command("show", help="Print the annotated defaults.")

@@ -18,6 +18,7 @@ import httpx
 import typer
 import uvloop
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from router.cli.child_processes import (
     ChildError,
@@ -32,7 +33,7 @@ from router.cli.child_processes import (
     running_router,
     temporary_folder,
 )
-from router.cli.figures import Figures, figures, ideal_cached_tokens, show_progress, table
+from router.cli.figures import Figures, figures, ideal_cached_tokens, table
 from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
 from router.cli.options import flag
@@ -95,14 +96,11 @@ async def _run_demo(
         folder = stack.enter_context(temporary_folder("warmroute-demo-"))
         _print_setup(console, mix, plan)
         pods = await stack.enter_async_context(mock_fleet(plan, folder))
-        results, requests = {}, sum(len(session.turns) for session in mix)
+        results = {}
         for policy in policies:  # each with a new router and empty caches
             await clear_caches(pods)
-            async with (
-                show_progress(console, policy, requests) as on_progress,
-                running_router(policy, pods, plan, folder) as router,
-            ):
-                results[policy] = await drive(router.public, plan.model, mix, on_progress)
+            async with running_router(policy, pods, plan, folder) as router:
+                results[policy] = await _drive(console, policy, router, plan, mix)
         rows = await asyncio.to_thread(_figures, results, len(pods))
         console.print(
             table(rows, f"{rows[0].requests} requests, {len(pods)} pods, the same sessions under each policy")
@@ -118,6 +116,16 @@ async def _keep(pods: Sequence[str], plan: FleetPlan, folder: Path) -> None:
     async with configured_router("router-kept", router_config(pods, plan), folder, *ports) as router:
         print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
         await asyncio.Event().wait()
+
+
+async def _drive(
+    console: Console, policy: str, router: RouterUrls, plan: FleetPlan, mix: Sequence[ChatSession]
+) -> DriveResults:
+    """Send the sessions, with a bar. It refreshes at an interval and not per request."""
+    columns = TextColumn("{task.description:<17}"), BarColumn(12), MofNCompleteColumn()
+    with Progress(*columns, console=console, refresh_per_second=2) as progress:
+        bar = progress.add_task(policy, total=sum(len(session.turns) for session in mix))
+        return await drive(router.public, plan.model, mix, lambda _: progress.advance(bar))
 
 
 async def _kill_a_pod(plan: FleetPlan) -> bool:

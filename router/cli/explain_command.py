@@ -123,7 +123,6 @@ def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _union(rows: Iterable[Iterable[str]]) -> list[str]:
-    """All names, in order of first occurrence."""
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
@@ -143,20 +142,16 @@ def _formulas(terms: Sequence[TermNote]) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for note in terms:
-        table.add_row(note.name, Group(*map(printable, (*note.formula.splitlines(), *_parameters(note)))))
+        values = [
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in note.parameters.items()
+        ]
+        lines = [*note.formula.splitlines(), *([", ".join(values)] if values else [])]
+        table.add_row(note.name, Group(*map(printable, lines)))
     return Padding(table, (1, 0, 0, 0))
 
 
-def _parameters(note: TermNote) -> list[str]:
-    values = (
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in note.parameters.items()
-    )
-    return [", ".join(values)] if note.parameters else []
-
-
 def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
-    """Failed attempts, expected and actual values, and times."""
     yield from (f"failed: {one.pod or 'no pod'}: {one.error}: {one.message}" for one in receipt.failures)
     if receipt.predicted_ms is not None:
         ttft = "unknown (known for streams only)" if receipt.ttft_ms is None else f"{receipt.ttft_ms:,.2f} ms"

@@ -79,7 +79,6 @@ class RecordedChoices:
 
 
 def page(found: Review) -> RenderableType:
-    """A summary and up to three tables."""
     parts: list[RenderableType] = [printable(found), Padding(_times(found), (1, 0))]
     if found.moves:
         parts.append(_moves(found))

@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,13 +32,11 @@ from router.config.policy_files import unknown
 from router.errors import ConfigError
 from router.report import legend, text_table
 from router.sim.virtual.admission_rules import Rule
-from router.sim.virtual.capacity_plan import PlanResult, PlanSearch, Variant, variants
+from router.sim.virtual.capacity_plan import PlanResult, Variant, plan, variants
 from router.sim.virtual.compare import Experiment, Result, Setting, grid
 from router.sim.virtual.world import OnEnded, ignore_progress
 
 _PR_SET_PDEATHSIG = 1
-MANY_RUNS = 4
-"""Runs per process from which the time of all is estimated."""
 
 
 @dataclass(frozen=True)
@@ -128,11 +125,7 @@ class SimulateOptions(TrafficOptions):
         int | None, typer.Option(min=1, help="Runs of each setting, with different arrivals.", show_default="1")
     ] = None
     compare: Annotated[
-        bool,
-        flag(
-            "--compare",
-            "Unless chosen: all policies, loads 0.7, 1 and 1.3, and three seeds.",
-        ),
+        bool, flag("--compare", "Unless chosen: all policies, loads 0.7, 1 and 1.3, and three seeds.")
     ] = False
     report: Annotated[Path | None, typer.Option(hidden=True, callback=_refuse_report)] = None
     csv: Annotated[
@@ -148,7 +141,6 @@ def simulate_command(options: SimulateOptions) -> None:
 
 
 def simulate(options: SimulateOptions, setup: Experiment) -> list[Result]:
-    """Print the table and write the file. Raises `ConfigError`."""
     defaults = ("all", "0.7,1,1.3", 3) if options.compare else ("cost_aware", "1", 1)
     policies, loads, seeds = options.policies or defaults[0], options.loads or defaults[1], options.seeds or defaults[2]
     names = sorted(setup.policies) if policies == "all" else [name.strip() for name in policies.split(",")]
@@ -196,8 +188,8 @@ def _positive(kind: type[_Number], text: str, option: str) -> list[_Number]:
 def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
     """All runs, with a progress bar: of requests for a single run, of runs otherwise."""
     if len(settings) > 1:
-        done = _run_first(setup, settings, jobs)
-        results = done + map_in_processes(partial(_run, setup), settings[len(done) :], jobs, "runs")
+        print(f"{len(settings)} runs in {jobs} processes", file=sys.stderr)
+        results = map_in_processes(partial(_run, setup), settings, jobs, "runs")
         return sorted(results, key=lambda result: result.setting)
     with _progress_bar() as progress:
         task = progress.add_task(settings[0].policy, total=setup.traffic(1.0, 0).request_count or None)
@@ -207,22 +199,6 @@ def run_all(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[R
                 progress.update(task, completed=done)
 
         return [_run(setup, settings[0], on_progress)]
-
-
-def _run_first(setup: Experiment, settings: Sequence[Setting], jobs: int) -> list[Result]:
-    """Print the number of runs. Of many, runs the first alone, and prints how long the others will take."""
-    if len(settings) < MANY_RUNS * jobs:
-        print(f"{len(settings)} runs in {jobs} processes", file=sys.stderr)
-        return []
-    started_s = time.monotonic()
-    first = _run(setup, settings[0])
-    shown = _about((time.monotonic() - started_s) * len(settings) / jobs)
-    print(f"{len(settings)} runs in {jobs} processes, about {shown}", file=sys.stderr)
-    return [first]
-
-
-def _about(seconds: float) -> str:
-    return f"{seconds / 60:.0f} minutes" if seconds > 90 else f"{max(seconds, 1):.0f} s"
 
 
 def map_in_processes(
@@ -285,25 +261,10 @@ def plan_command(options: PlanOptions) -> None:
     for name in (*names, options.policy):
         _check_policy(setup, name)
     chosen = variants(options.policy, names, options.dram_tokens, has_link=setup.fleet.link is not None)
-    search = PlanSearch.of(setup, options.target, options.max_pods)
-    plan = partial(search.plan, known=_run_first_size(search, chosen, options.jobs))
-    results = map_in_processes(plan, chosen, options.jobs, "variants of the fleet")
+    search = partial(plan, setup, options.target, options.max_pods)
+    results = map_in_processes(search, chosen, options.jobs, "variants of the fleet")
     Console().print(_plan_table(setup, chosen, results, options))
     raise SystemExit(0 if any(results) else 1)
-
-
-def _run_first_size(search: PlanSearch, chosen: Sequence[Variant], jobs: int) -> PlanResult:
-    """Run the first variant alone, on the smallest fleet, and print how many runs all take, and how long."""
-    started_s = time.monotonic()
-    first = search.run(chosen[0], search.first_size(chosen[0]))
-    fewest, most = search.run_bounds(chosen)
-    shortest, longest = (_about((time.monotonic() - started_s) * runs / jobs) for runs in (fewest, most))
-    print(
-        f"{len(chosen)} variants of the fleet in {jobs} processes: {fewest} to {most} runs, about {shortest}"
-        + (f" to {longest}" if longest != shortest else ""),
-        file=sys.stderr,
-    )
-    return first
 
 
 def _plan_table(
@@ -323,12 +284,11 @@ def _plan_table(
 
 def _plan_row(one: PlanResult) -> Sequence[str]:
     figures = one.figures
-    name = f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name
     return (
-        name,
+        f"{one.variant.name} ({one.layout})" if one.layout else one.variant.name,
         str(one.pods),
         str(one.gpus),
-        f"{one.gpu_hours:,.1f}",
+        f"{one.gpus * one.duration_s / 3600:,.1f}",
         f"{figures.slo_share:.1%}",
         f"{figures.goodput_per_s:.1f}",
         f"{figures.ttft_p99_ms:,.0f}",

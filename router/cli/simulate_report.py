@@ -13,26 +13,8 @@ from rich.text import Text
 
 from router.admission.tenant import Slo
 from router.report import legend, text_table
-from router.sim.virtual.compare import (
-    OURS,
-    Measure,
-    Result,
-    Spread,
-    best_policies,
-    grouped,
-    in_order_of_mean,
-    spread_of,
-    ttft_mean_ms,
-)
+from router.sim.virtual.compare import Measure, Result, grouped, in_order_of_mean, mean_of, ttft_mean_ms
 from router.sim.virtual.outcome import RunFigures
-
-MEASURES: dict[str, Measure] = {
-    "TTFT mean": ttft_mean_ms,
-    "TTFT p99": lambda f: math.inf if math.isnan(f.ttft_p99_ms) else f.ttft_p99_ms,
-    "share of SLO misses": lambda f: 1 - f.slo_share,
-}
-MAX_NAMES = 3
-"""Tied policies that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +27,7 @@ class FigureColumn:
 
     def cell(self, runs: Sequence[Result]) -> str:
         """The mean over seeds; empty if a run has no such figure."""
-        mean = spread_of(runs, self.value).mean
+        mean = mean_of(runs, self.value)
         return "" if math.isnan(mean) else self.shown(mean)
 
 
@@ -57,11 +39,10 @@ def _whole(number: float) -> str:
     return f"{number:,.0f}"
 
 
-_MEAN = FigureColumn("mean ms", lambda f: f.ttft_mean_ms, _whole)
 FIGURE_COLUMNS = (
     FigureColumn("cached", lambda f: f.cached_share, _percent),
     FigureColumn("of ideal", lambda f: f.of_ideal, "{:.0%}".format),
-    _MEAN,
+    FigureColumn("mean ms", lambda f: f.ttft_mean_ms, _whole),
     FigureColumn("p50 ms", lambda f: f.ttft_p50_ms, _whole),
     FigureColumn("p99 ms", lambda f: f.ttft_p99_ms, _whole),
     FigureColumn("SLO", lambda f: f.slo_share, _percent),
@@ -71,81 +52,42 @@ FIGURE_COLUMNS = (
 
 
 def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
-    """A table for each load and pod count: means over seeds.
-
-    With several seeds, the interval of the mean takes the place of the median, so that 80 columns suffice."""
-    several = len({result.setting.seed for result in results}) > 1
+    """A table for each load and pod count: means over seeds. Without the peak, so that 80 columns suffice."""
     figures = [result.figures for result in results]
-    left_out = ("peak", "p50 ms") if several else ("peak",)
     shown = [
         column
         for column in FIGURE_COLUMNS
-        if column.title not in left_out and not all(math.isnan(column.value(one)) for one in figures)
+        if column.title != "peak" and not all(math.isnan(column.value(one)) for one in figures)
     ]
     titles = ["policy", *(column.title for column in shown)]
     at = titles.index("mean ms") + 1
-    titles[at:at] = ["± ms"] * several + ["behind"]
+    titles.insert(at, "behind")
     parts: list[RenderableType] = []
     for (load, pods), by_policy in groups_of(results).items():
-        rows = []
-        behind = _behind(by_policy)
-        for policy, runs in by_policy.items():
-            row = [policy, *(column.cell(runs) for column in shown)]
-            row[at:at] = [_margin(spread_of(runs, _MEAN.value))] * several + [behind[policy]]
-            rows.append(row)
+        rows = [[policy, *(column.cell(runs) for column in shown)] for policy, runs in by_policy.items()]
+        for row, behind in zip(rows, _behind(by_policy), strict=True):
+            row.insert(at, behind)
         parts.append(text_table(titles, rows, title=f"load {load:g}; {pods} pods"))
-        if len(by_policy) > 1:
-            parts.append(Text(f"{verdict_of(by_policy, 'TTFT mean')}.\n"))
-    if (regrets := regrets_of(results)) is not None:
-        parts.append(text_table(regrets[0], regrets[1], title=REGRET_TITLE))
-    return Group(*parts, Text(legend(titles, f"{slo_note(slo)} {seeds_note(results)}".strip())))
+    return Group(*parts, Text(legend(titles, f"{slo_note(slo)} {_seeds_note(results)}".strip())))
 
 
-def _margin(spread: Spread) -> str:
-    return _whole(spread.margin) if math.isfinite(spread.margin) else ""
+def _behind(by_policy: Mapping[str, Sequence[Result]]) -> list[str]:
+    """How far the mean TTFT of each policy is above the first."""
+    means = [mean_of(runs, ttft_mean_ms) for runs in by_policy.values()]
+    return [f"{mean / means[0] - 1:+.1%}" if math.isfinite(mean) and means[0] else "" for mean in means]
 
 
-def _behind(by_policy: Mapping[str, Sequence[Result]]) -> dict[str, str]:
-    """How far the mean TTFT of each policy is above the lowest of the table, in parentheses if that may be chance."""
-    best = best_policies(by_policy, ttft_mean_ms)
-    lowest = next(iter(best.values())).mean
-    shown = {}
-    for policy, runs in by_policy.items():
-        mean = spread_of(runs, ttft_mean_ms).mean
-        by = f"{mean / lowest - 1:+.1%}" if math.isfinite(mean) and lowest else ""
-        shown[policy] = f"({by})" if by and policy in best and len(best) > 1 else by
-    return shown
-
-
-REGRET_TITLE = "mean TTFT behind the best"
-
-
-def regrets_of(results: Sequence[Result]) -> tuple[list[str], list[list[str]]] | None:
-    """Columns and rows of the table of all policies over all loads and sizes; None for one load or one policy."""
-    groups = groups_of(results)
-    if len(groups) < 2 or len({policy for by_policy in groups.values() for policy in by_policy}) < 2:
-        return None
-    sizes = len({pods for _, pods in groups}) > 1
-    behind = [_behind(by_policy) for by_policy in groups.values()]
-    rows = [[policy, *(one.get(policy, "") for one in behind)] for policy, _ in in_order_of_mean(results)]
-    return ["policy", *(f"{load:g}, {pods} pods" if sizes else f"load {load:g}" for load, pods in groups)], rows
-
-
-def slo_note(slo: Slo) -> str:
-    return f"The SLO: {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token after it."
-
-
-def seeds_note(results: Sequence[Result]) -> str:
+def _seeds_note(results: Sequence[Result]) -> str:
     """How far to trust a difference between policies."""
     if len({result.setting.policy for result in results}) < 2:
         return ""
     seeds = len({result.setting.seed for result in results})
-    if seeds == 1:
-        return "One run each: a small difference may be chance; --seeds 3 shows the spread."
-    return (
-        f"Means over {seeds} seeds, ± half of the 95 % confidence interval. Policies are tied if the interval of their "
-        "difference, seed by seed, reaches 0, or if it is less than 1 %."
-    )
+    runs = f"Means over {seeds} seeds" if seeds > 1 else "One run each"
+    return f"{runs}: a small difference may be chance."
+
+
+def slo_note(slo: Slo) -> str:
+    return f"The SLO: {slo.ttft_ms:g} ms to the first token and {slo.tpot_ms:g} ms per token after it."
 
 
 def write_csv(path: Path, results: Sequence[Result]) -> None:
@@ -163,29 +105,7 @@ def _flat(of: RunFigures) -> dict[str, object]:
     return values | {f"cached_share_{kind}": share for kind, share in by_kind.items()}
 
 
-def verdict_of(by_policy: Mapping[str, Sequence[Result]], name: str) -> str:
-    """Which policies are best by a measure, with its range, and where `OURS` is if it is not among them."""
-    best = best_policies(by_policy, MEASURES[name])
-    low, high = min(one.low for one in best.values()), max(one.high for one in best.values())
-    shown = _shown(name, Spread(low, low, high))
-    if len(best) == 1:
-        verdict = f"{name}: {next(iter(best))} is best, {shown}"
-    else:
-        named = sorted(best, key=lambda policy: policy != OURS)[:MAX_NAMES]
-        others = f" and {more} more" if (more := len(best) - len(named)) else ""
-        verdict = f"{name}: {', '.join(named)}{others} are tied, {shown}"
-    if OURS in by_policy and OURS not in best:
-        verdict += f"; {OURS} is behind with {_shown(name, spread_of(by_policy[OURS], MEASURES[name]))}"
-    return verdict
-
-
-def _shown(measure: str, spread: Spread) -> str:
-    percent = measure == "share of SLO misses"
-    low, high = ((f"{value:.1%}" if percent else f"{value:,.0f}") for value in (spread.low, spread.high))
-    return (low if low == high else f"{low} to {high}") + ("" if percent else " ms")
-
-
 def groups_of(results: Sequence[Result]) -> dict[tuple[float, int], dict[str, list[Result]]]:
     """The runs of each policy, the lowest mean first, by load and number of pods."""
     groups = grouped(results, lambda setting: (setting.load, setting.pods))
-    return {where: dict(in_order_of_mean(group)) for where, group in sorted(groups.items())}
+    return {where: in_order_of_mean(group) for where, group in sorted(groups.items())}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from router.config.load import load, shipped
 from router.config.policy_files import PolicyLibrary, load_policies
-from router.config.priors import ModelPrior, load_priors, prior_speed
+from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
@@ -73,13 +73,9 @@ def _read(read: Callable[[Path], list[LineT]], path: Path) -> list[LineT]:
 
 
 @cache
-def _shipped_priors() -> dict[str, ModelPrior]:
-    return load_priors(shipped("config") / "models")
-
-
 def shipped_prior(model: str, hardware: str) -> tuple[PodSpeed, int]:
     """Coefficients and KV bytes per token of `config/models`. Raises `ConfigError`."""
-    priors = _shipped_priors()
+    priors = load_priors(shipped("config") / "models")
     speed = prior_speed(priors, CostPrior(model=model, hardware=hardware))
     return speed, priors[model].kv_bytes_per_token
 

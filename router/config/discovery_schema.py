@@ -130,41 +130,44 @@ class KubernetesApi(Strict):
 
 
 class KubernetesPods(Strict):
-    """Pods of a Kubernetes cluster, by label selector or by Service."""
+    """Pods of a Kubernetes cluster, by label selector or by InferencePool."""
 
     selector: str = ""
-    """Label selector of the pods, such as `app=vllm`. Needs get, list and watch on pods."""
-    service: str = ""
-    """Name of a Service, instead of `selector`: its EndpointSlices are read, for clusters that forbid reading pods.
-    Needs list and watch on endpointslices of discovery.k8s.io; labels and annotations of pods are not seen."""
+    """Label selector of the pods, such as `app=vllm`. Needs get, list and watch on pods. Where those must not be read,
+    `dns` finds them by a headless Service, without any permission."""
+    inference_pool: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
+    """Name of an InferencePool of Gateway API, instead of `selector`: its pods, each at its `targetPorts`. Needs, in
+    addition, get on inferencepools of inference.networking.k8s.io."""
     namespaces: tuple[Namespace, ...] = ()
     """Default: the router's own. `["*"]`: all."""
     port: Port | None = None
     """The port of the engines. Default: from annotations and labels, else the container port named http, else the first
-    one. With `service`: its first port."""
+    one."""
     not_ready_grace_s: NonNegativeFloat = 300.0
     """A pod that is not ready gets no new requests, but keeps its streams and its index entries for this long."""
     resync_s: Annotated[float, Field(ge=10)] = 300.0
     """Time between two full lists, which find what a watch has lost."""
     node_labels: bool = True
-    """Read zone and rack from labels of nodes. Needs get on nodes (a ClusterRole); without it, zones of EndpointSlices
-    and labels of pods remain."""
+    """Read zone and rack from labels of nodes. Needs get on nodes (a ClusterRole); without it, the
+    labels of pods remain."""
     rack_label: str = ""
     """Label of pods or nodes that names the rack."""
     deletion_cost: bool = False
     """Keep the annotation controller.kubernetes.io/pod-deletion-cost of the pods up to date: the milliseconds of
     prefill that would be lost with a pod's cache and its work in flight. A ReplicaSet (of a Deployment) that is scaled
-    down removes the pods with the lowest cost first; other owners ignore it. Needs `selector`, patch on pods, and get,
-    create and patch on leases of coordination.k8s.io. One router writes, each pod at most once a minute."""
+    down removes the pods with the lowest cost first; other owners ignore it. Needs patch on pods, and get, create
+    and patch on leases of coordination.k8s.io. One router writes, each pod at most once a minute."""
     api: KubernetesApi = KubernetesApi()
     pod: DiscoveredPods = DiscoveredPods()
 
     @model_validator(mode="after")
     def _one_way_to_find_pods(self) -> Self:
-        if bool(self.selector) == bool(self.service):
-            raise ValueError("needs either `selector`, such as `selector: app=vllm`, or `service`")
-        if self.deletion_cost and self.service:
-            raise wrong_at(("deletion_cost",), "needs `selector`: a `service` does not show which pods exist")
+        if bool(self.selector) == bool(self.inference_pool):
+            raise ValueError("needs either `selector`, such as `selector: app=vllm`, or `inference_pool`")
+        if self.inference_pool and (
+            self.deletion_cost or len(self.namespaces) > 1 or ALL_NAMESPACES in self.namespaces
+        ):
+            raise ValueError("an `inference_pool` is in one of `namespaces`, and has no `deletion_cost`")
         return self
 
 

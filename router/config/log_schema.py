@@ -20,9 +20,6 @@ class Receipts(Strict):
     """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
     rotated_files: PositiveInt = 4
     """Number of renamed files to keep."""
-    redis_maxlen: NonNegativeInt = 0
-    """Above 0, add the same lines to a stream of `index.redis` with about this many entries. Lines above 1 MiB, with a
-    long prompt, are left out and counted in `warmroute_receipts_lost_total`."""
     replay_data: bool = True
     """Add to each line what `warmroute replay` needs."""
     prompts: bool = False

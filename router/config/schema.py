@@ -341,12 +341,6 @@ class RouterConfig(Strict):
         return self
 
     @model_validator(mode="after")
-    def _receipt_stream_needs_redis(self) -> RouterConfig:
-        if self.receipts.redis_maxlen and self.index.redis is None:
-            raise wrong_at(("receipts", "redis_maxlen"), "needs index.redis, whose stream it limits")
-        return self
-
-    @model_validator(mode="after")
     def _moving_kv_needs_a_link(self) -> RouterConfig:
         moving = [pod.id or pod.url for pod in self.pods if pod.handoff or pod.pulls]
         for (source, _), group in self.discovery.groups.items():

@@ -1,11 +1,10 @@
-"""Exchanges data with Redis: facts and ids of stored responses with other replicas, receipts into a stream."""
+"""Exchanges data with Redis: facts and ids of stored responses with other replicas."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Generic
@@ -17,22 +16,15 @@ from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
 from router.guards import Bound
 from router.index.stored_responses import StoredResponse
+from router.stores.logged_once import LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import RowT, SharedFact, SharedRows
-from router.stores.skipped import Skipped
 
-RECEIPTS_INTERVAL_S = 0.2
 RESPONSES_INTERVAL_S = 0.02
-MAX_WAITING_RESPONSES = 8192
+BATCH, MAX_WAITING_RESPONSES = 500, 8192
 RESPONSE_TTL_S = 3600.0
 """Routers find the pod of each other's stored responses for this long."""
-BATCH_LINES = 500
-MAX_WAITING_LINES = 2000
-MAX_WAITING_BYTES = 64 * 1024 * 1024
-MAX_LINE_BYTES = 1024 * 1024
-"""Longer lines, which contain long prompts (`receipts.prompts`), are dropped: Redis keeps `maxlen` lines in memory."""
-
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 _BOUND = Bound("stored response", 4096, 3)
 SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
@@ -68,50 +60,6 @@ class FactFeed(Generic[RowT]):
         self._fact.merge(others.values())
 
 
-class ReceiptStream:
-    """Appends receipts to a Redis stream of about `maxlen` lines. Writing never waits: lines that cannot be sent are
-    dropped, and `on_drop` is called with their number."""
-
-    def __init__(self, connection: RedisConnection, key: str, maxlen: int, on_drop: Callable[[int], None]) -> None:
-        self._connection = connection
-        self._key = key
-        self._maxlen = maxlen
-        self._on_drop = on_drop
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-
-    def write(self, line: bytes) -> None:
-        """Send the line with the next batch; drop it if it is too long, or if too many lines or bytes wait."""
-        size_bytes = len(line)
-        full = len(self._waiting) >= MAX_WAITING_LINES or self._waiting_bytes + size_bytes > MAX_WAITING_BYTES
-        if full or size_bytes > MAX_LINE_BYTES:
-            self._on_drop(1)
-        else:
-            self._waiting.append(line)
-            self._waiting_bytes += size_bytes
-
-    async def run(self) -> None:
-        backoff = Backoff("receipt stream", self._connection.nodes)
-        while True:
-            if len(self._waiting) < BATCH_LINES:
-                await asyncio.sleep(RECEIPTS_INTERVAL_S)
-            if self._waiting:
-                await backoff.attempt(self.send)
-
-    async def send(self) -> None:
-        """Send one batch. Raises `redis.RedisError`; its lines are dropped then."""
-        lines = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_LINES))]
-        self._waiting_bytes -= sum(map(len, lines))
-        try:
-            async with self._connection.client.pipeline(transaction=False) as pipeline:
-                for line in lines:
-                    pipeline.xadd(self._key, {"line": line}, maxlen=self._maxlen, approximate=True)
-                await pipeline.execute()
-        except BaseException:
-            self._on_drop(len(lines))
-            raise
-
-
 class SharedResponses:
     """The pods of stored responses in Redis. While it is away, each router knows those of its own; at most
     `MAX_WAITING_RESPONSES` wait, and older ones are dropped."""
@@ -119,7 +67,7 @@ class SharedResponses:
     def __init__(self, connection: RedisConnection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
         self._waiting: deque[StoredResponse] = deque(maxlen=MAX_WAITING_RESPONSES)
 
     def add(self, stored: StoredResponse) -> None:
@@ -149,7 +97,7 @@ class SharedResponses:
 
     async def send(self) -> None:
         """Write one batch, which stays after a failure. Raises `redis.RedisError`."""
-        batch = list(islice(self._waiting, BATCH_LINES))
+        batch = list(islice(self._waiting, BATCH))
         async with self._connection.client.pipeline(transaction=False) as pipeline:
             for stored in batch:
                 value = msgspec.msgpack.encode((stored.pod, stored.model, stored.owner))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import structlog
@@ -34,47 +35,40 @@ _Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[byte
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
 class HitTestFeed:
     """Tests pods, and reports to the index what they do. `publishes_events(pod_id)`: whether it gets their events."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        store: LocalStore,
-        post: _Post,
-        publishes_events: Callable[[PodId], bool],
-        timing: SelfTestTiming,
-    ) -> None:
-        self._fleet = fleet
-        self._store = store
-        self._post = post
-        self._publishes_events = publishes_events
-        self._timing = timing
+    fleet: Fleet
+    store: LocalStore
+    post: _Post
+    publishes_events: Callable[[PodId], bool]
+    timing: SelfTestTiming
 
     async def run(self) -> None:
-        await each_pod("hit test", self._fleet, self._watch)
+        await each_pod("hit test", self.fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         tested = failed = 0
         while True:
-            status = self._fleet.status(pod_id)
+            status = self.fleet.status(pod_id)
             if status is not None and status.pod.epoch != tested and self.may_test(status):
                 failed += 1
                 if await self.test(status.pod, is_last=failed == MAX_TESTS):
                     tested, failed = status.pod.epoch, 0
-            await pause(changed, self._timing.retest_s)
+            await pause(changed, self.timing.retest_s)
 
     def may_test(self, status: PodStatus) -> bool:
         """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
-        if self._store.announced_rule(status.pod.id) is None:
+        if self.store.announced_rule(status.pod.id) is None:
             return False
         is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
         is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
-        return is_trusted and is_idle and self._publishes_events(status.pod.id)
+        return is_trusted and is_idle and self.publishes_events(status.pod.id)
 
     async def test(self, pod: Pod, *, is_last: bool = True) -> bool:
         """Test a pod whose rule is announced. False if the test should be repeated."""
-        rule = self._store.announced_rule(pod.id)
+        rule = self.store.announced_rule(pod.id)
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
@@ -82,7 +76,7 @@ class HitTestFeed:
             answers = await self._answers(pod, prompts)
         except UpstreamError:
             return is_last
-        if answers is None or self._fleet.same_epoch(pod) is None:
+        if answers is None or self.fleet.same_epoch(pod) is None:
             return True
         habits = habits_of(rule, prompts, answers)
         if habits is not None or is_last:
@@ -90,18 +84,18 @@ class HitTestFeed:
         return habits is not None or is_last
 
     def _learn(self, pod: Pod, habits: CacheHabits | None, answers: Sequence[int]) -> None:
-        self._store.learn(pod.id, habits)
+        self.store.learn(pod.id, habits)
         if habits is None:
             log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
         else:
-            log.info("hit test passed", pod=pod.id, hits=self._store.hits(pod.id))
+            log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
 
     async def _answers(self, pod: Pod, prompts: Sequence[ProbePrompt]) -> Sequence[int] | None:
         """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
         answers = []
         for tokens in _tokens_of(prompts):
             body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
-            answer = await self._post(pod, Endpoint.COMPLETIONS.value, body, self._timing.answer_timeout_s)
+            answer = await self.post(pod, Endpoint.COMPLETIONS.value, body, self.timing.answer_timeout_s)
             if (cached := cached_token_count(answer)) is None:
                 return None
             answers.append(cached)

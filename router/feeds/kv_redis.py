@@ -16,8 +16,8 @@ from router.feeds.backoff import Backoff
 from router.feeds.supervise import cancel_all, supervise
 from router.index.holders import HolderId, KnownHolder, holder_name
 from router.stores.index_reader import IndexReader
+from router.stores.logged_once import TOO_LARGE, LoggedOnce
 from router.stores.prefix_store import ReplicaStore
-from router.stores.skipped import TOO_LARGE, Skipped
 from router.types import Generation
 
 WAIT_S, MAX_WAIT_S = 0.02, 0.1
@@ -45,7 +45,7 @@ class IndexFeed:
         self._refresh_s = refresh_s
         self._logs: dict[Generation, _Log] = {}
         self._refreshed_s: float | None = None
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
         self.loaded = asyncio.Event()
         """Set once all holders present at the start have been read."""
         self._backoff = Backoff("generations", reader.nodes)
@@ -113,7 +113,7 @@ class _Log:
         self._on_read = on_read
         self._position: bytes | None = None
         self._wait_s = WAIT_S
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
         self._backoff = Backoff(f"blocks of {generation.model}", reader.nodes)
         self.read_s: float | None = None
         self.holders_read = 0

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import structlog
-
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
@@ -23,6 +21,7 @@ from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
+from router.stores.logged_once import LoggedOnce
 from router.types import Pod, PodId, PodState
 
 JOINING_INTERVAL_S = 0.1
@@ -30,12 +29,9 @@ JOINING_INTERVAL_S = 0.1
 
 ADAPTERS_INTERVAL_S = 10.0
 """Interval at which a READY pod is asked for its adapters, which others may load and unload."""
-MAX_LOGGED_REASONS = 8
 """Reasons that are logged of a pod until it is READY: an engine could word each of its errors differently."""
 
 OnDescribed: TypeAlias = Callable[[Pod, PodFacts], None]
-
-log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -45,7 +41,7 @@ class _Seen:
 
     described_epoch: int = 0
     refused: bool = False
-    reasons: set[str] = field(default_factory=set)
+    reasons: LoggedOnce = field(default_factory=LoggedOnce)
     listed_at_s: float = 0.0
     """When its adapters were last read."""
 
@@ -156,6 +152,4 @@ class ProbeFeed:
             return
         reason = unusable_reason(pod, error)
         self._fleet.explain_state(pod.id, reason)
-        if reason not in seen.reasons and len(seen.reasons) < MAX_LOGGED_REASONS:
-            seen.reasons.add(reason)
-            log.warning("pod cannot be used", pod=pod.id, reason=reason)
+        seen.reasons.warn("pod cannot be used", pod=pod.id, reason=reason)

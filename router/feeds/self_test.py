@@ -30,6 +30,7 @@ from router.feeds.probe_bodies import (
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
+from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
@@ -163,60 +164,50 @@ class SelfTestTiming:
     """How long after the answer the pod's KV events may announce the blocks of the probe."""
 
 
+@dataclass(frozen=True, slots=True)
 class ParityFeed:
     """Tests pods and updates their trust in the fleet. `publishes_events(pod_id)`: whether the index receives the pod's
     KV events; if so, they must announce the probe's blocks."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        store: LocalStore,
-        post: _Post,
-        reader: ProbeReader,
-        publishes_events: Callable[[PodId], bool],
-        timing: SelfTestTiming,
-    ) -> None:
-        self._fleet = fleet
-        self._store = store
-        self._post = post
-        self._reader = reader
-        self._publishes_events = publishes_events
-        self._timing = timing
+    fleet: Fleet
+    store: LocalStore
+    post: _Post
+    reader: ProbeReader
+    publishes_events: Callable[[PodId], bool]
+    timing: SelfTestTiming
 
     async def run(self) -> None:
-        await each_pod("parity", self._fleet, self._watch)
+        await each_pod("parity", self.fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         failed = pictures_tested = 0
-        logged = set[Endpoint]()
+        logged = LoggedOnce()
         while True:
-            status = self._fleet.status(pod_id)
+            status = self.fleet.status(pod_id)
             if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
-                failed, logged = 0, set()
+                failed, logged = 0, LoggedOnce()
                 self._record(status.pod, await self.test(status.pod))
-                status = self._fleet.status(pod_id)
+                status = self.fleet.status(pod_id)
             if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
                 failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
             if status and status.pod.trust is PrefixTrust.TRUSTED and status.pod.epoch != pictures_tested:
                 pictures_tested = status.pod.epoch if await self._test_pictures(status.pod) else 0
-            retest_s = self._timing.retest_s
+            retest_s = self.timing.retest_s
             await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
 
-    async def _test_conversions(self, pod: Pod, logged: set[Endpoint]) -> bool:
+    async def _test_conversions(self, pod: Pod, logged: LoggedOnce) -> bool:
         """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch
-        is logged once for each endpoint, which is then in `logged`; that a pod has no such endpoint is not."""
+        is logged once; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
             report = await self._test_conversion(pod, conversion_probes(endpoint))
             if report is None:
                 passed |= {one for one in Endpoint if endpoint in (one, one.api.proven_with)}
-            elif endpoint not in logged and report.trust is PrefixTrust.MISMATCH:
-                logged.add(endpoint)
-                log.warning(
-                    _WARNINGS.get(endpoint, _NOT_TRUSTED), pod=pod.id, endpoint=endpoint.value, reason=report.reason
-                )
-        if self._fleet.same_epoch(pod):
-            self._fleet.trust_conversions(pod.id, frozenset(passed))
+            elif report.trust is PrefixTrust.MISMATCH:
+                event = _WARNINGS.get(endpoint, _NOT_TRUSTED)
+                logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+        if self.fleet.same_epoch(pod):
+            self.fleet.trust_conversions(pod.id, frozenset(passed))
         return passed.issuperset(_untested(pod))
 
     async def _test_pictures(self, pod: Pod) -> bool:
@@ -225,14 +216,14 @@ class ParityFeed:
         report = await self._test_conversion(
             pod, picture_probes, lambda prompt: bool(prompt.pictures) and not prompt.media_tokens
         )
-        if self._fleet.same_epoch(pod) is None:
+        if self.fleet.same_epoch(pod) is None:
             return False
         if report is None:
-            self._fleet.trust_pictures(pod.id)
+            self.fleet.trust_pictures(pod.id)
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self._reader.learns_pictures(pod.models[0]):
+        if report is _NONE_READ and self.reader.learns_pictures(pod.models[0]):
             return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
@@ -252,11 +243,11 @@ class ParityFeed:
         return None if read else _NONE_READ
 
     def _record(self, pod: Pod, report: ParityReport) -> None:
-        now = self._fleet.same_epoch(pod)
+        now = self.fleet.same_epoch(pod)
         if now is None:
             return
-        is_new = (report.trust, report.reason) != (now.pod.trust, self._fleet.trust_reason(pod.id))
-        self._fleet.trust(pod.id, report.trust, report.reason)
+        is_new = (report.trust, report.reason) != (now.pod.trust, self.fleet.trust_reason(pod.id))
+        self.fleet.trust(pod.id, report.trust, report.reason)
         if is_new:
             log_line = log.info if report.trust is PrefixTrust.TRUSTED else log.warning
             log_line(
@@ -269,7 +260,7 @@ class ParityFeed:
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
-        if report.tokens is Parity.UNKNOWN and self._publishes_events(pod.id):
+        if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
             embedded = await self._test_embeddings(pod)
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
@@ -277,7 +268,7 @@ class ParityFeed:
     async def _test_embeddings(self, pod: Pod) -> ParityReport:
         """Test a pod that generates nothing. The events also show whether its model caches prefixes at all."""
         probe = embeddings_probe(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
-        prompt = await self._reader.fingerprint(*probe)
+        prompt = await self.reader.fingerprint(*probe)
         return _NONE_READ if prompt is None else await self._compare(pod, probe, prompt)
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
@@ -289,13 +280,13 @@ class ParityFeed:
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = compare_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
         if report.tokens is Parity.MISMATCH:
-            advice = self._reader.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
+            advice = self.reader.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
             return replace(report, reason=advice) if advice else report
-        if not self._publishes_events(pod.id):
+        if not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)
         known_blocks = await self._announced(pod.id, prompt, expected)
-        return compare_hashes(report, known_blocks, expected, self._store.rejected_reason(pod.id))
+        return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id))
 
     async def _readable_probe(self, pod: Pod) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize, for any model of the pod."""
@@ -307,7 +298,7 @@ class ParityFeed:
 
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         for endpoint, body in group:
-            if (prompt := await self._reader.fingerprint(endpoint, body)) is not None:
+            if (prompt := await self.reader.fingerprint(endpoint, body)) is not None:
                 return (endpoint, body), prompt
         return None
 
@@ -315,7 +306,7 @@ class ParityFeed:
         endpoint, body = probe
         if not endpoint.api.is_converted and ENGINES[pod.engine].returns_token_ids:
             body = {**body, "return_token_ids": True}
-        return await self._post(pod, endpoint.value, body, self._timing.answer_timeout_s)
+        return await self.post(pod, endpoint.value, body, self.timing.answer_timeout_s)
 
     async def _tokenized_by(self, pod: Pod, probe: Probe) -> list[int] | None:
         """The probe's tokens from the engine's /tokenize; None if the engine has none or it fails."""
@@ -327,7 +318,7 @@ class ParityFeed:
         if asked is None:
             return None
         try:
-            found = parse_tokens(await self._post(pod, TOKENIZE_PATH, asked, self._timing.answer_timeout_s))
+            found = parse_tokens(await self.post(pod, TOKENIZE_PATH, asked, self.timing.answer_timeout_s))
         except UpstreamError:
             return None
         return found.tolist() if found is not None else None
@@ -335,12 +326,12 @@ class ParityFeed:
     async def _announced(self, pod_id: PodId, prompt: PromptPrefix, expected: int) -> int:
         """Number of announced blocks of the prompt. Waits until all have arrived or the timeout has passed."""
         try:
-            async with asyncio.timeout(self._timing.events_timeout_s):
+            async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
-                while not self._store.rejected_reason(pod_id):
-                    if self._store.known_blocks(pod_id, prompt) >= expected:
+                while not self.store.rejected_reason(pod_id):
+                    if self.store.known_blocks(pod_id, prompt) >= expected:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return self._store.known_blocks(pod_id, prompt)
+        return self.store.known_blocks(pod_id, prompt)

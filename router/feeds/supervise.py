@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
@@ -71,7 +71,7 @@ async def running(feeds: Feeds) -> AsyncIterator[None]:
         await cancel_all(tasks)
 
 
-async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel these tasks and wait until they have ended."""
     waited = list(tasks)
     for task in waited:

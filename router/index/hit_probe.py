@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from router.index.layers import HitRule, hit_tokens
+from router.index.layers import HitRule, hit_tokens, kept_ends
 from router.kv_events import AttentionKind, LayerType
 
 MAX_TEST_TOKENS = 40_000
@@ -120,7 +120,10 @@ class _Engine:
             return end + self._ahead_tokens <= length and block(end) in held
 
         hit = hit_tokens(self._rule, [partial(has, held) for held in self._held], length)
-        ends = self._checkpoints(hit, length, partial(has, self._held[0]))
+        full, step = 0, self._rule.step_tokens
+        while has(self._held[0], full + step):
+            full += step
+        ends = {end + self._rule.dropped_tokens for end in kept_ends(self._rule, full, length)}
         for one, held in zip(self._rule.types, self._held, strict=True):
             size = one.block_tokens
             for end in range(size, length - self._ahead_tokens + 1, size):
@@ -128,18 +131,7 @@ class _Engine:
                     held.add(block(end))
         return hit
 
-    def _checkpoints(self, hit: int, length: int, has_full: partial[bool]) -> list[int]:
-        """Where a later hit may end: the prompt's last token, and what only full attention had."""
-        step = self._rule.step_tokens
-        ends = [(length - 1) // step * step]
-        if self._rule.types[0].kind is AttentionKind.FULL:
-            run = 0
-            while run + step <= ends[0] and has_full(run + step):
-                run += step
-            ends += [run] if run > hit else []
-        return ends
-
-    def _keeps(self, one: LayerType, end: int, checkpoints: Sequence[int]) -> bool:
+    def _keeps(self, one: LayerType, end: int, checkpoints: set[int]) -> bool:
         if self._rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
             return True
         if one.kind is AttentionKind.STATE:

@@ -6,7 +6,7 @@ error disables the file and fails no request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from errno import ENOSPC
 from fcntl import LOCK_EX, flock
 from io import FileIO
@@ -33,10 +33,8 @@ from router.types import FleetSnapshot, PromptPrefix
 FLUSH_INTERVAL_S = 1.0
 MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
-"""The fleet is written again because files are rotated, and streams drop their oldest entries."""
+"""The fleet is written again because files are rotated."""
 
-LineSink = Callable[[bytes], None]
-"""Receives one line without a newline; does not wait, does not raise."""
 _Later = Callable[[float, Callable[[], None]], object]
 """Calls once, after a delay in seconds."""
 
@@ -44,10 +42,11 @@ log = structlog.get_logger()
 
 
 class ReceiptWriter:
-    """Writes the lines of requests to all sinks. `scenes`: include the input of the decision, for a replay."""
+    """Writes the lines of requests, without newlines, to `sink`, which does not wait or raise. `scenes`: include the
+    input of the decision, for a replay."""
 
-    def __init__(self, sinks: Sequence[LineSink], *, scenes: bool = True) -> None:
-        self._sinks = sinks
+    def __init__(self, sink: Callable[[bytes], None], *, scenes: bool = True) -> None:
+        self._sink = sink
         self._scenes = scenes
         self._encode = msgspec.json.Encoder().encode
         self._fleet: FleetSnapshot | None = None
@@ -82,9 +81,7 @@ class ReceiptWriter:
         return scene_line(scene, self._digest)
 
     def _put(self, line: Line) -> None:
-        text = self._encode(line)
-        for sink in self._sinks:
-            sink(text)
+        self._sink(self._encode(line))
 
 
 def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
@@ -102,7 +99,7 @@ class ReceiptLog:
 
     Above `max_bytes` (0: no limit) the file is renamed to FILE.1, FILE.1 to FILE.2 and so on; `kept` of them remain.
     After a disk error up to `retried_bytes` are written again until that succeeds, and `on_lost` is called for each
-    line beyond; with 0 the file is disabled."""
+    line beyond; with 0 the file is disabled, and `on_lost` is called for each further line."""
 
     def __init__(
         self,
@@ -130,6 +127,7 @@ class ReceiptLog:
     def write(self, line: bytes) -> None:
         """Buffer a line."""
         if self._file is None:
+            self._on_lost()
             return
         if self._retried_bytes and len(self._buffer) + len(line) > self._retried_bytes:
             self._on_lost()

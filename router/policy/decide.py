@@ -14,9 +14,9 @@ from router.decision import Candidate, Cost, Direct, Pull, RouteDecision, Split
 from router.errors import NoReadyPod
 from router.policy.catalog import DELAYS
 from router.policy.eligible import Eligible, eligible, filtered
-from router.policy.plans import Planner, most_promising, prompt_token_count
+from router.policy.plans import Planner, prompt_token_count
 from router.policy.spec import Policy
-from router.policy.term import Costs, Placement, Side, prices_ms
+from router.policy.term import Placement, Side, prices_ms
 from router.types import Pod, PodId, PodStatus, Role, Scene
 
 
@@ -29,7 +29,9 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     planner = Planner(scene, prompt_tokens)
     pods = filtered(scene, eligible(scene, len(scene.prompt.tokens) if scene.prompt else 0), policy)
     splitting = policy.splits and bool(pods.prefill)
-    direct = planner.placements(_shortlisted(planner, pods.direct, policy, splitting))
+    # The most promising pods alone are priced in full; a third as many if splits are priced as well.
+    limit = policy.shortlist // 3 if splitting else policy.shortlist
+    direct = planner.placements(planner.most_promising(pods.direct, policy.costs, limit))
     candidates = _priced(direct, policy)
     if policy.pulls and (pulling := planner.pulling(direct)):
         candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
@@ -51,31 +53,19 @@ def _delaying(names: tuple[str, ...]) -> tuple[bool, ...]:
     return tuple(name in DELAYS for name in names)
 
 
-def _shortlisted(
-    planner: Planner, statuses: Sequence[PodStatus], policy: Policy, splitting: bool
-) -> Sequence[PodStatus]:
-    """The most promising pods, which alone are priced in full; a third as many if splits are priced as well."""
-    limit = policy.shortlist // 3 if splitting else policy.shortlist
-    if not 0 < limit < len(statuses):
-        return statuses
-    weight = planner.missing_weight(statuses[0].pod, policy.costs)
-    return most_promising(planner.scene, statuses, planner.prompt_tokens, limit, weight)
-
-
 def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
     names = policy.cost_names
     return [
         Candidate(
-            Direct(at.pod, _pull(at.pull.sender, at) if at.pull else None),
+            Direct(
+                at.pod,
+                Pull(at.pull.sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens) if at.pull else None,
+            ),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,
         )
         for at, parts_ms in zip(placements, prices_ms(placements, policy.costs), strict=True)
     ]
-
-
-def _pull(sender: Pod, at: Placement) -> Pull:
-    return Pull(sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens)
 
 
 def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -107,9 +97,8 @@ def _split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[
 
 
 def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
-    """The compatible pairs of the best pods of each side."""
     prefill_costs, decode_costs = policy.costs_of(Side.PREFILL), policy.costs_of(Side.DECODE)
-    first = planner.placements(_cheapest_prefills(planner, pods.prefill, policy.costs))
+    first = planner.placements(planner.most_promising(pods.prefill, policy.costs, MAX_PODS_PER_SIDE))
     second = planner.placements(_least_decoding(planner.scene, pods.decode))
     pairs = [
         (one, parts_ms, receiving)
@@ -144,12 +133,6 @@ def _kind(pod: Pod) -> tuple[str, str, str]:
 def compatible(prefill: Pod, decode: Pod) -> bool:
     """Whether one pod can use the other's KV: same engine, version and dialect."""
     return prefill.id != decode.id and _kind(prefill) == _kind(decode)
-
-
-def _cheapest_prefills(planner: Planner, statuses: Sequence[PodStatus], costs: Costs) -> Sequence[PodStatus]:
-    """By queue and uncached prompt, with the weight that these terms give to it."""
-    weight = planner.missing_weight(statuses[0].pod, costs)
-    return most_promising(planner.scene, statuses, planner.prompt_tokens, MAX_PODS_PER_SIDE, weight)
 
 
 def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:

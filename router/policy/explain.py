@@ -177,9 +177,8 @@ def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:
     that of the prefill pod is marked."""
     shown: dict[str, Input] = {}
     for side, at in placed(scene, choice):
-        terms = policy.costs if side is None else policy.costs_of(side)
         prompt = () if side is Side.DECODE else prompt_inputs(at)
-        for each in chain(prompt, *(term.inputs(at) for _, term in terms)):
+        for each in chain(prompt, *(term.inputs(at) for _, term in policy.costs_of(side))):
             if side is Side.DECODE and shown.get(each.name, each) != each:
                 each = msgspec.structs.replace(each, name=each.name + ON_DECODE_POD)
             shown.setdefault(each.name, each)

@@ -59,12 +59,9 @@ class FitState(msgspec.Struct, frozen=True):
 
 
 class Fit:
-    """A fit of a few coefficients. `prior` and `shape_sd` have one value above 0 for each.
-
-    `shape_sd`: uncertainty of each coefficient beyond the common factor, as a natural logarithm. `evidence` counts
-    observations; `confidence` is 0 to 1; the errors are mean absolute relative errors of the prior (`error_before`) and
-    of the coefficients at the time (`error_after`).
-    """
+    """`prior` and `shape_sd` have one value above 0 for each coefficient; `shape_sd` is its uncertainty beyond the
+    common factor, as a natural logarithm. `evidence` counts observations; `confidence` is 0 to 1; the errors are mean
+    absolute relative errors of the prior (`error_before`) and of the coefficients at the time (`error_after`)."""
 
     def __init__(self, prior: Vector, shape_sd: Vector) -> None:
         self.prior = prior
@@ -109,10 +106,7 @@ class Fit:
             for log, step, prior in zip(self._log, gain, self._prior_log, strict=True)
         ]
         self._covariance = [
-            [
-                value - step * other + RELAX * (prior - value)
-                for value, other, prior in zip(row, side, priors, strict=True)
-            ]
+            [old - step * other + RELAX * (prior - old) for old, other, prior in zip(row, side, priors, strict=True)]
             for row, step, priors in zip(self._covariance, gain, self._prior_covariance, strict=True)
         ]
 

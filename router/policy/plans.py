@@ -119,7 +119,7 @@ class Planner:
         self.scene = scene
         self.prompt_tokens = prompt_tokens
         self._block = scene.prompt.block_size_tokens if scene.prompt else 1
-        self._missing_weight: float | None = None
+        self._weight: float | None = None
         shared_tokens = scene.shared_blocks * self._block if scene.prompt else 0
         self._request = RequestFacts(
             scene=scene,
@@ -195,15 +195,17 @@ class Planner:
         transfer_ms = link.t0_ms + tokens * receiver.kv_bytes_per_token / link.bytes_per_ms * (1 + concurrent)
         return Transfer(sender, link, tokens, concurrent, transfer_ms, prefill_ms)
 
+    def most_promising(self, statuses: Sequence[PodStatus], costs: Costs, limit: int) -> Sequence[PodStatus]:
+        """The `limit` pods (0: all) with the least outstanding work and uncached prompt, weighed as by these terms."""
+        if not 0 < limit < len(statuses):
+            return statuses
+        if self._weight is None:
+            self._weight = self.missing_weight(statuses[0].pod, costs)
+        return most_promising(self.scene, statuses, self.prompt_tokens, limit, self._weight)
+
     def missing_weight(self, pod: Pod, costs: Costs) -> float:
-        """Cost of an uncached token of this prompt by all terms of a policy, in units of c1.
-
-        Computed for the first pod given: all pods of a model count as equal here."""
-        if self._missing_weight is None:
-            self._missing_weight = self._weigh_missing(pod, costs)
-        return self._missing_weight
-
-    def _weigh_missing(self, pod: Pod, costs: Costs) -> float:
+        """Cost of an uncached token of this prompt by all terms of a policy, in units of c1. All pods of a model count
+        as equal here."""
         max_cached = max(self.prompt_tokens - 1, 1)
         extremes = [self._on_idle(pod, tokens) for tokens in (0, max_cached)]
         more_ms = sum(

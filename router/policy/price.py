@@ -12,7 +12,7 @@ import msgspec
 from router.decision import Cost, Plan, Split
 from router.policy.plans import Planner, prompt_token_count
 from router.policy.spec import Policy
-from router.policy.term import Costs, Placement, Side
+from router.policy.term import Placement, Side
 from router.types import PodId, PodStatus, Scene
 
 
@@ -54,12 +54,8 @@ def price(scene: Scene, choice: Choice, policy: Policy) -> Cost | None:
     places = placed(scene, choice, pulls=policy.pulls)
     if not places:
         return None
-    parts = tuple((name, term.cost_ms(at)) for side, at in places for name, term in _terms(policy, side))
+    parts = tuple((name, term.cost_ms(at)) for side, at in places for name, term in policy.costs_of(side))
     return Cost.of(parts, sum([ms for _, ms in parts]))
-
-
-def _terms(policy: Policy, side: Side | None) -> Costs:
-    return policy.costs if side is None else policy.costs_of(side)
 
 
 def _pair(planner: Planner, prefill: PodStatus, decode: PodStatus) -> Sequence[tuple[Side | None, Placement]]:

@@ -41,8 +41,6 @@ from router.types import (
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
-
-
 LoadRow: TypeAlias = tuple[int, int, float, int]
 """The fields of `PodLoad` that policies read: running, waiting, kv_usage and our_prompts."""
 

@@ -112,7 +112,6 @@ class RetryBudget:
         self._requests += 1
 
     def has_retry(self, now_s: float) -> bool:
-        """Whether the budget has a retry left."""
         self._fade(now_s)
         return self._retries + 1 <= FLOOR + self._share * self._requests
 

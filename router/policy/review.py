@@ -116,13 +116,9 @@ def chosen(scene: Scene, policy: Policy) -> Choice | None:
 
 
 def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:
-    was_ms, now_ms = (_expected_ms(scene, choice, YARDSTICK) if choice else None for choice in (was, now))
+    costs = (price(scene, choice, YARDSTICK) if choice else None for choice in (was, now))
+    was_ms, now_ms = (expected_ttft_ms(cost) if cost else None for cost in costs)
     return Change(scene.request.id, was, now, was_ms, now_ms)
-
-
-def _expected_ms(scene: Scene, choice: Choice, policy: Policy) -> float | None:
-    cost = price(scene, choice, policy)
-    return expected_ttft_ms(cost) if cost else None
 
 
 def _name(choice: Choice | None) -> str:

@@ -23,8 +23,6 @@ from router.types import FleetSnapshot, PodId, Scene
 
 KEY_BLOCKS_BEYOND_SHARED = 2
 """One block more would separate the turns of a conversation, one less would not separate tenants."""
-
-
 SNAPSHOTS = 8
 """Fleet snapshots whose ring is cached."""
 

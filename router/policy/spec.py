@@ -86,9 +86,9 @@ class Policy:
         for attribute, value in (("cost_names", names), ("pulls", pulls), ("splits", splits), ("_sides", by_side)):
             object.__setattr__(self, attribute, value)
 
-    def costs_of(self, side: Side) -> Costs:
-        """The terms of one side of a split."""
-        return self._sides[side]
+    def costs_of(self, side: Side | None) -> Costs:
+        """The terms of one side of a split; None: all, of a plan without one."""
+        return self._sides[side] if side else self.costs
 
 
 def choice_model(name: str, table: Mapping[str, type[BaseModel]]) -> type[BaseModel]:

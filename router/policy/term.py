@@ -120,7 +120,6 @@ def prompt_inputs(at: Placement) -> Iterator[Input]:
 
 
 def compute_inputs(at: Placement) -> Iterator[Input]:
-    """Coefficients of the compute time of prompt tokens."""
     yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
     yield Input("c2", "ms/token²", at.pod.speed.c2_ms_per_token2)
 

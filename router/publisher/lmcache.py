@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse, Response
 
 from router.feeds.kv_zmq import KvSink
 from router.publisher.lmcache_chunks import ChunkTable, Entry
+from router.stores.logged_once import LoggedOnce
 from router.types import KvEvent, Tier
 
 SERVER_TIMEOUT_S = 30.0
@@ -98,7 +99,7 @@ class Coordinator:
     """The object group whose attention needs every chunk of a prefix, if servers separate attention groups."""
     _servers: dict[str, _Server] = field(default_factory=dict)
     _chunks: dict[str, ChunkTable] = field(default_factory=dict)
-    _ignored_models: set[str] = field(default_factory=set)
+    _ignored: LoggedOnce = field(default_factory=LoggedOnce)
 
     def host_of(self, holder: str) -> str:
         """Host of the holder's server; "" for shared holders and unregistered servers."""
@@ -195,9 +196,8 @@ class Coordinator:
 
     def _is_published(self, entry: Entry) -> bool:
         model = entry.key.model_name
-        if model != self.model and model not in self._ignored_models:
-            self._ignored_models.add(model)
-            log.info("ignoring LMCache chunks of another model", model=model, published=self.model)
+        if model != self.model:
+            self._ignored.warn("ignoring LMCache chunks of another model", model=model, published=self.model)
         return model == self.model and entry.key.object_group_id == self.group
 
     def _mark_used(self, batch: Batch) -> None:

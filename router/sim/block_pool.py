@@ -39,8 +39,6 @@ class PodBlockTable:
     matchable_blocks: int = 0
     """Leading full blocks that other requests can find."""
     hashes: list[BlockHash] = field(default_factory=list)
-    garbled: bool = False
-    """Some of its KV does not belong to these tokens; neither does anything computed on top of it."""
 
     def hash_up_to(self, blocks: int, block_size_tokens: int) -> None:
         """Extend `hashes` to the first `blocks` full blocks. Each block is hashed once."""
@@ -61,7 +59,6 @@ class BlockPool:
         self._ids = count()
         self._hash_of: dict[int, BlockHash] = {}
         self._copies: dict[BlockHash, list[int]] = {}
-        self._garbled: set[int] = set()
         self._events: list[KvEvent] = []
 
     @property
@@ -109,7 +106,6 @@ class BlockPool:
         table.blocks = list(found)
         table.matchable_blocks = len(found)
         table.computed_tokens = cached_tokens
-        table.garbled = not self._garbled.isdisjoint(found)
         return self.grow(table, cached_tokens + new_tokens)
 
     def missing_blocks(self, table: PodBlockTable, total_tokens: int) -> int:
@@ -138,8 +134,6 @@ class BlockPool:
             self._cache.commit(block, 1)
             self._hash_of[block] = block_hash
             self._copies.setdefault(block_hash, []).append(block)
-        if table.garbled:
-            self._garbled.update(table.blocks[first:full])
         table.matchable_blocks = full
         self._events.append(self._stored(table, first, full))
 
@@ -160,7 +154,6 @@ class BlockPool:
         self._cache = BlockCache(self.num_blocks)
         self._copies.clear()
         self._hash_of.clear()
-        self._garbled.clear()
         self._events.append(BlocksCleared())
         return True
 
@@ -181,7 +174,6 @@ class BlockPool:
         copies.remove(block)
         if not copies:
             del self._copies[block_hash]
-        self._garbled.discard(block)
         self._events.append(BlocksRemoved(block_hashes=(block_hash,)))
 
     def _stored(self, table: PodBlockTable, first: int, full: int) -> BlocksStored:

@@ -38,8 +38,6 @@ class SimRequest:
     salt: str = ""
     loaded_tokens: int = 0
     """Leading prompt tokens whose KV was transferred and needs no compute. The last token is always computed."""
-    garbled: bool = False
-    """The transferred KV does not belong to this prompt."""
     pinned: bool = False
     """Its blocks stay in use after its last token, until `detach` or `cancel`."""
 
@@ -49,17 +47,14 @@ class PodStep:
     """The results of one step.
 
     `emitted` requests got one token each. `started` maps those that got their first token to the prompt tokens found
-    in the pod's own cache. `garbled` requests got their first token from KV of another prompt. `finished` requests got
-    their last token.
+    in the pod's own cache. `finished` requests got their last token.
     """
 
     duration_ms: float
     emitted: tuple[RequestId, ...]
     started: Mapping[RequestId, int]
     finished: tuple[RequestId, ...]
-    preempted: tuple[RequestId, ...]
     events: tuple[KvEvent, ...]
-    garbled: frozenset[RequestId] = frozenset()
 
 
 @dataclass(slots=True)
@@ -104,7 +99,6 @@ class SimPod(Scheduler[_Sequence]):
         self.counters = PodCounters()
         self._sequences: dict[RequestId, _Sequence] = {}
         self._pinned: dict[RequestId, PodBlockTable] = {}
-        self._preempted: list[RequestId] = []
         self._chunks: list[tuple[_Sequence, int]] = []
         self._step_ms: float | None = None
         """Duration of the step that runs; None between steps."""
@@ -142,17 +136,12 @@ class SimPod(Scheduler[_Sequence]):
         """The blocks of a finished `pinned` request, for the caller to release. Raises `KeyError` without any."""
         return self._pinned.pop(request_id)
 
-    def step(self) -> PodStep | None:
-        """One whole step; None if there is nothing to do."""
-        return None if self.start_step() is None else self.end_step()
-
     def start_step(self) -> float | None:
         """Form the next step. Returns its duration in ms, or None if there is nothing to do."""
         if self._step_ms is not None:
             raise RuntimeError("the previous step has not ended")
         if not self._sequences:
             return None
-        self._preempted = []
         self._chunks = self._schedule()
         contexts = [(sequence.table.computed_tokens, tokens) for sequence, tokens in self._chunks]
         context_tokens = sum(sequence.table.computed_tokens for sequence in self._decoding)
@@ -168,7 +157,6 @@ class SimPod(Scheduler[_Sequence]):
         for sequence in emitted:
             self.cache.commit(sequence.table, sequence.table.computed_tokens + 1)
         started: dict[RequestId, int] = {}
-        garbled: set[RequestId] = set()
         for sequence, tokens in self._chunks:
             if sequence not in self._prefilling:
                 continue
@@ -180,17 +168,13 @@ class SimPod(Scheduler[_Sequence]):
             emitted.append(sequence)
             if not sequence.emitted:
                 started[sequence.request.id] = sequence.cached_tokens or 0
-                if sequence.table.garbled:
-                    garbled.add(sequence.request.id)
         self.counters.generation_tokens += len(emitted)
         return PodStep(
             duration_ms=duration_ms,
             emitted=tuple(sequence.request.id for sequence in emitted),
             started=started,
             finished=tuple(sequence.request.id for sequence in emitted if self._emit(sequence)),
-            preempted=tuple(self._preempted),
             events=self.cache.take_events(),
-            garbled=frozenset(garbled),
         )
 
     def _emit(self, sequence: _Sequence) -> bool:
@@ -231,8 +215,7 @@ class SimPod(Scheduler[_Sequence]):
         tokens = min(len(job.table.tokens) - present_tokens, budget_tokens)
         if not self.cache.admit(job.table, found, present_tokens - cached_tokens + tokens):
             return None
-        if present_tokens > cached_tokens:  # transferred KV is matchable from now on, right or wrong
-            job.table.garbled |= job.request.garbled
+        if present_tokens > cached_tokens:  # transferred KV is matchable from now on
             self.cache.commit(job.table, present_tokens)
         if job.cached_tokens is None:  # after a preemption, most hits are the request's own blocks
             job.cached_tokens = cached_tokens
@@ -244,4 +227,3 @@ class SimPod(Scheduler[_Sequence]):
 
     def _drop(self, job: _Sequence) -> None:
         self.cache.release(job.table)
-        self._preempted.append(job.request.id)

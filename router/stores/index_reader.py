@@ -15,6 +15,7 @@ from router.guards import Bound
 from router.index.cluster import LogEntry
 from router.index.holders import HolderId
 from router.index.layers import MAX_TYPES
+from router.stores.logged_once import TOO_LARGE, LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import (
     HOLDERS,
@@ -26,13 +27,11 @@ from router.stores.redis_schema import (
     decode_generation,
     decode_row,
     encode_generation,
-    pack_blocks,
     scope_of,
     unpack_blocks,
 )
 from router.stores.scripts import BLOCKS, ENTRIES, FIELDS, LAST_ENTRY, MEMBERS
-from router.stores.skipped import TOO_LARGE, Skipped
-from router.types import BlockHash, BlocksByTier, Generation, Tier
+from router.types import BlockHash, Generation, Tier
 
 SCAN_BLOCKS = 2048
 """Blocks per SSCAN: about half a millisecond on each side."""
@@ -60,7 +59,7 @@ class IndexReader:
         self._connection = connection
         self._redis = connection.client
         self._keys = keys
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
 
     async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
         """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
@@ -109,24 +108,6 @@ class IndexReader:
                 cursor, packed = await self._connection.read(BLOCKS, key, cursor or b"0", SCAN_BLOCKS)
                 if packed:
                     yield tier, layer, unpack_blocks(packed)
-
-    async def leading_run(
-        self, generation: Generation, holder: HolderId, row: HolderRow, hashes: Sequence[BlockHash]
-    ) -> BlocksByTier:
-        """Number of leading blocks of a prompt that the holder has, each counted in its nearest tier."""
-        if not hashes:
-            return 0, 0, 0, 0
-        scope, members = scope_of(generation), [pack_blocks([block]) for block in hashes]
-        held = [
-            await self._redis.smismember(self._keys.blocks(scope, holder, row.epoch, tier), members) for tier in Tier
-        ]
-        counts = [0] * len(Tier)
-        for in_tiers in zip(*held, strict=True):
-            if 1 not in in_tiers:
-                break
-            counts[in_tiers.index(1)] += 1
-        gpu, cpu, disk, remote = counts
-        return gpu, cpu, disk, remote
 
     # --- the log ---
 

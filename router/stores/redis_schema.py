@@ -62,11 +62,6 @@ class Keys:
         return f"{self.namespace}:{VERSION}:{name}"
 
     @property
-    def receipts(self) -> str:
-        """Stream: receipts of all routers, for external consumers."""
-        return f"{self.namespace}:{VERSION}:receipts"
-
-    @property
     def quota_members(self) -> str:
         """Hash: processes that share quotas, with the time of their last report."""
         return f"{self.namespace}:{VERSION}:{{quotas}}:members"

@@ -15,11 +15,11 @@ import msgspec
 
 from router.guards import Bound
 from router.policy.calibration import CALIBRATION, VERSION, Calibration, UnreadableCalibration
+from router.stores.logged_once import LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import VERSION as SCHEMA_VERSION
 from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
-from router.stores.skipped import Skipped
 
 RowT = TypeVar("RowT", bound=Sized)
 """What each router shares of a fact, by pod."""
@@ -88,7 +88,7 @@ class SharedRows(Generic[RowT]):
         self._key = keys.fact(fact.key)
         self._router = router
         self._ttl_ms = int(fact.ttl_s * 1000)
-        self._skipped = Skipped()
+        self._skipped = LoggedOnce()
         self._decoder = msgspec.msgpack.Decoder(fact.row)
 
     async def exchange(self, own: RowT) -> dict[str, RowT]:

@@ -12,16 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import structlog
-
 from router.config.index_schema import RedisIndex
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, ReceiptStream, SharedResponses
+from router.feeds.cluster_feeds import FactFeed, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.index.cluster import ClusterIndex
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
+from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import ReplicaStore
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls
@@ -31,10 +30,6 @@ from router.types import Generation
 
 CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
-
-MAX_LOGGED_GENERATIONS = 100
-
-log = structlog.get_logger()
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
@@ -68,21 +63,16 @@ class ReadableGenerations:
 
     def __init__(self, ours: Mapping[str, Generation]) -> None:
         self._ours = ours
-        self._logged: set[Generation] = set()
+        self._logged = LoggedOnce()
 
     def __call__(self, generation: Generation) -> bool:
         ours = self._ours.get(generation.model)
         if ours is None:
             return False
-        expected, found = ((one.tokenizer, one.block_size_tokens) for one in (ours, generation))
-        if expected != found and generation not in self._logged and len(self._logged) < MAX_LOGGED_GENERATIONS:
-            self._logged.add(generation)
-            log.warning(
-                "ignoring publisher: tokenizer or block size differs",
-                model=generation.model,
-                router=expected,
-                publisher=found,
-            )
+        expected, found = (f"{one.tokenizer}, blocks of {one.block_size_tokens}" for one in (ours, generation))
+        if expected != found:
+            event = "ignoring publisher: tokenizer or block size differs"
+            self._logged.warn(event, model=generation.model, router=expected, publisher=found)
         return expected == found
 
 
@@ -112,9 +102,6 @@ class ClusterMember:
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
-
-    def receipts(self, maxlen: int, on_drop: Callable[[int], None]) -> ReceiptStream:
-        return ReceiptStream(self._connection, self._keys.receipts, maxlen, on_drop)
 
     @property
     def other_routers(self) -> int:

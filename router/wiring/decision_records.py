@@ -1,17 +1,17 @@
-"""Builds the record of recent decisions and its sinks (a file, a Redis stream), and tracing."""
+"""Builds the record of recent decisions and its sinks (a file), and tracing."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import LineSink, ReceiptLog, ReceiptWriter
+from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
 from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import Tracing
@@ -22,9 +22,6 @@ from router.policy.review import Review, chosen, review
 from router.policy.spec import Policy
 from router.types import Scene
 
-if TYPE_CHECKING:
-    from router.wiring.cluster_member import ClusterMember
-
 REVIEWED = 500
 """Number of recent decisions that a reload compares in a thread. With 100 pods this takes two seconds."""
 SLICE_S, PAUSE_S = 0.0005, 0.002
@@ -34,18 +31,13 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 class DecisionRecords:
     """The recent decisions and their sinks. Raises `ConfigError` if the file cannot be written."""
 
-    def __init__(self, config: Receipts, metrics: Metrics, cluster: ClusterMember | None) -> None:
-        self.feeds: dict[str, Callable[[], Awaitable[None]]] = {}
+    def __init__(self, config: Receipts, metrics: Metrics) -> None:
         self._log: ReceiptLog | None = None
+        writer: ReceiptWriter | None = None
         if config.file:
-            self._log = _log("receipts", config.file, max_bytes=config.max_file_bytes, kept=config.rotated_files)
-        sinks: list[LineSink] = [self._log.write] if self._log else []
-        if config.redis_maxlen and cluster:
-            stream = cluster.receipts(config.redis_maxlen, metrics.receipts_lost.labels().inc)
-            sinks.append(stream.write)
-            self.feeds["receipts"] = stream.run
-        writer = ReceiptWriter(sinks, scenes=config.replay_data) if sinks else None
-        if self._log and writer:
+            lost, options = metrics.receipts_lost.labels().inc, (config.max_file_bytes, config.rotated_files)
+            self._log = _log("receipts", config.file, max_bytes=options[0], kept=options[1], on_lost=lost)
+            writer = ReceiptWriter(self._log.write, scenes=config.replay_data)
             self._log.on_new_file = writer.repeat_fleet
         self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
 

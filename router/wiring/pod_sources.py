@@ -13,6 +13,7 @@ from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts, KubeLease
 from router.feeds.discovery.dns_pods import DnsPods
+from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
@@ -48,10 +49,21 @@ class PodSources:
             status = self._status(f"dns {name.name}")
             self.by_name[status.source] = DnsPods(name, status, resolve)
         for entry in found.kubernetes:
-            self._add_cluster(entry)
+            (self._add_pool if entry.inference_pool else self._add_cluster)(entry)
+
+    def _add_pool(self, entry: KubernetesPods) -> None:
+        namespace, api = (entry.namespaces or (own_namespace(),))[0], KubeApi(entry.api, api_server)
+        status = self._status(f"InferencePool {entry.inference_pool} in {namespace}")
+        pods = {namespace: self._status(f"kubernetes, of InferencePool {entry.inference_pool} in {namespace}")}
+
+        def follow(target: PoolTarget) -> KubernetesSource:
+            selecting = entry.model_copy(update={"selector": target.selector})
+            return KubernetesSource(selecting, api, pods, target.ports)
+
+        self.by_name[status.source] = PoolPods(entry.inference_pool, namespace, api, status, follow)
 
     def _add_cluster(self, entry: KubernetesPods) -> None:
-        name = f"kubernetes {entry.selector or entry.service}"
+        name = f"kubernetes {entry.selector}"
         namespaces = entry.namespaces or (own_namespace(),)
         statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
         api = KubeApi(entry.api, api_server)

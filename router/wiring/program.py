@@ -124,7 +124,7 @@ class Program:
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
-        self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
+        self.records = DecisionRecords(config.receipts, self.metrics)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -297,7 +297,6 @@ class Program:
     def _feeds(self) -> Feeds:
         feeds = {
             **self.pods.feeds,
-            **self.records.feeds,
             **self.quotas.feeds,
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,

@@ -38,7 +38,7 @@ def names(tmp_path: Path) -> Iterator[dict[str, object]]:
         ("policy lint --classes /nowhere", "/nowhere: cannot be read"),
         ("simulate {folder}", "{folder}: unknown kind of traffic"),
         ("simulate mixed --policies /nowhere.yaml", "/nowhere.yaml: file not found"),
-        ("index stats --config {folder}", "cannot be read"),
+        ("index holders --config {folder}", "cannot be read"),
         ("replay /nowhere", "does not exist"),
         ("simulate {binary}", "binary.jsonl:1: invalid line"),
     ],

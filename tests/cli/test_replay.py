@@ -22,7 +22,7 @@ BY = POLICIES["cost_aware"]
 def receipts(tmp_path: Path) -> Path:
     """Ten requests that wait at the holder of their prompt, 5 ms each."""
     lines: list[bytes] = []
-    writer = ReceiptWriter([lines.append])
+    writer = ReceiptWriter(lines.append)
     for number in range(10):
         busy = {"a": InFlight(1, 1, 9, 5.0, 9)}
         asked = request(f"req-{number}", tenant="acme" if number % 2 else "")

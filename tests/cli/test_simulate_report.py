@@ -36,36 +36,14 @@ def test_the_table_has_a_row_for_each_policy_the_fastest_first() -> None:
     assert found[1][3:5] == ["200", "+900.0%"]
 
 
-def test_each_load_has_a_table_of_means_and_intervals_over_seeds() -> None:
+def test_each_load_has_a_table_of_means_over_seeds() -> None:
     """Ordered by load."""
     results = [
         ran("cost_aware", 20.0),
         ran("cost_aware", 40.0, at=replace(EASY, seed=1)),
         ran("cost_aware", 300.0, at=replace(EASY, load=2.0)),
     ]
-    assert [row[3:5] for row in shown(results)] == [["30", "127"], ["300", "+0.0%"]]
-
-
-def test_tied_policies_have_no_place() -> None:
-    """The seeds do not show which of the two is better, so both are tied; a third one is behind."""
-    tied = [*over_seeds("agents", 20.0, 30.0, 28.0), *over_seeds("cost_aware", 25.0, 24.0, 30.0)]
-    text = printed([*tied, *over_seeds("slow", 50.0, 51.0, 52.0)], 80)
-    assert "TTFT mean: cost_aware, agents are tied, 20 to 30 ms." in text
-    assert "reaches 0" in text
-    by_name = {line.split()[0]: line.split() for line in text.splitlines() if "%" in line and line.split()[:1]}
-    assert (by_name["agents"][5], by_name["cost_aware"][5]) == ("(+0.0%)", "(+1.3%)")
-    assert by_name["slow"][5] == "+96.2%"
-
-
-def test_the_regret_of_each_load_is_a_table() -> None:
-    """Relative to the best policy in hindsight, whichever that is. None for a single load."""
-    hard = replace(EASY, load=2.0)
-    easy = [ran("cost_aware", 10.0), ran("other", 20.0)]
-    text = printed([*easy, ran("cost_aware", 900.0, at=hard), ran("other", 300.0, at=hard)], 80)
-    at = text.index("mean TTFT behind the best")
-    rows = {line.split()[0]: line.split()[1:] for line in text[at:].splitlines() if "%" in line}
-    assert rows == {"other": ["+100.0%", "+0.0%"], "cost_aware": ["+0.0%", "+200.0%"]}
-    assert "behind the best" not in printed(easy, 80)
+    assert [row[3:5] for row in shown(results)] == [["30", "+0.0%"], ["300", "+0.0%"]]
 
 
 def test_single_runs_are_said_to_be_such() -> None:
@@ -80,7 +58,7 @@ def test_names_and_figures_fit_into_80_columns() -> None:
     slow = over_seeds("aibrix_prefix_cache", 1_234_567.0, 2_345_678.0)
     text = printed([*slow, *over_seeds("cost_aware", 20.0, 30.0)], 80)
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
-    assert "1,790,122" in text and "7,058,888" in text
+    assert "1,790,122" in text
     assert "aibrix_prefix_cache" in printed([ran("aibrix_prefix_cache", 20.0)], 80)
 
 
@@ -88,7 +66,7 @@ def test_every_column_is_explained() -> None:
     """Below the tables."""
     results = [*over_seeds("cost_aware", 20.0, 30.0), *over_seeds("other", 20.0, 30.0)]
     text = " ".join(printed(results, 80).split())
-    titles = ("cached", "of ideal", "mean ms", "± ms", "behind", "p99 ms", "SLO", "regret")
+    titles = ("cached", "of ideal", "mean ms", "behind", "p50 ms", "p99 ms", "SLO", "regret")
     assert all(f"{title}: " in text for title in titles)
 
 

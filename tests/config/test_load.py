@@ -49,6 +49,12 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:1: discovery.kubernetes.",
             "api.kubeconfig: was removed; run `kubectl proxy`",
         ),
+        (
+            "discovery:\n  kubernetes:\n  - service: vllm\n    selector: a\n",
+            "/router.yaml:3: discovery.kubernetes.0.service",
+            "was removed; write the `selector` of the Service, or name a headless one under `dns`",
+        ),
+        ("receipts:\n  redis_maxlen: 5\n", "/router.yaml:2: receipts.redis_maxlen", "was removed; write `file`"),
         ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, continuation, discovery"),
         (
             "links:\n  cpu: {t0_ms: 1,\n    gb_per_ss: 3}\n",

@@ -123,11 +123,10 @@ def test_receipts_can_be_a_file_name_or_a_mapping(receipts: object, expected: Re
     assert RouterConfig.model_validate({"receipts": receipts}).receipts == expected
 
 
-@pytest.mark.parametrize("receipts", [{"keeep": 5}, {"redis_maxlen": 10}])
-def test_invalid_receipts_are_refused(receipts: dict[str, object]) -> None:
-    """An unknown key, a stream without a Redis."""
+def test_invalid_receipts_are_refused() -> None:
+    """An unknown key."""
     with pytest.raises(ValidationError):
-        RouterConfig.model_validate({"receipts": receipts})
+        RouterConfig.model_validate({"receipts": {"keeep": 5}})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,14 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-CUSTOM = {"monitoring.coreos.com", "keda.sh", "gateway.networking.k8s.io", "cloud.google.com", "networking.gke.io"}
+CUSTOM = {
+    "monitoring.coreos.com",
+    "keda.sh",
+    "gateway.networking.k8s.io",
+    "inference.networking.k8s.io",
+    "cloud.google.com",
+    "networking.gke.io",
+}
 """API groups of custom resources; Kubernetes itself has no schema for them."""
 
 

@@ -38,7 +38,8 @@ def test_the_router_accepts_its_mounted_configuration(name: str, tmp_path: Path)
     paths = dict(argument.split("=") for argument in router["args"] if "=" in argument)
     config, policies = (tmp_path / paths[key].lstrip("/") for key in ("--config", "--policies"))
     parsed, _ = check_router(config, policies, offline=True)
-    assert {"listen": parsed.listen.port, "admin": parsed.admin.port} == {
+    served = parsed.picker.port if router["args"][0] == "picker" else parsed.listen.port
+    assert {"listen": served, "admin": parsed.admin.port} == {
         "listen": router["ports"][0]["containerPort"],
         "admin": router["ports"][1]["containerPort"],
     }

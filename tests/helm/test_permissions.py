@@ -12,6 +12,7 @@ import pytest
 
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import WARM_UP_S, DeletionCosts
+from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.source_status import SourceStatus
@@ -60,21 +61,28 @@ def called(rendered: Rendered) -> set[Permission]:
                 for namespace in namespaces:
                     own = "llm" if namespace == "*" else namespace
                     cluster.put_pod("a", namespace=own)
-                    endpoint = {"addresses": ["10.0.0.1"], "nodeName": "node-1", "conditions": {"ready": True}}
-                    cluster.put_slice("a", [endpoint], namespace=own)
                 local = entry.model_copy(
                     update={"namespaces": namespaces, "api": entry.api.model_copy(update={"url": "http://kube"})}
                 )
                 statuses = {one: SourceStatus(one) for one in namespaces}
                 api = KubeApi(local.api, cluster.connect)
                 source = KubernetesSource(local, api, statuses)
-                group.create_task(run(source))
+                if entry.inference_pool:
+                    cluster.put_pool(entry.inference_pool, 8000, namespace="llm", app="vllm")
+                    pool = PoolPods(entry.inference_pool, "llm", api, SourceStatus("pool"), partial(followed, source))
+                    group.create_task(run(pool))
+                else:
+                    group.create_task(run(source))
                 if entry.deletion_cost:
                     lease = lease_of(entry, api, "llm" if "*" in namespaces else namespaces[0])
                     group.create_task(write(DeletionCosts(api, lease, source.living_pods, partial(nothing, source))))
 
     run_virtually(follow())
     return {needed(request) for request in cluster.requests}
+
+
+def followed(source: KubernetesSource, _target: PoolTarget) -> KubernetesSource:
+    return source
 
 
 async def nothing(source: KubernetesSource) -> dict[str, int]:
@@ -87,7 +95,7 @@ async def write(costs: DeletionCosts) -> None:
         await asyncio.wait_for(costs.run(), timeout=2 * WARM_UP_S)
 
 
-async def run(source: KubernetesSource) -> None:
+async def run(source: KubernetesSource | PoolPods) -> None:
     async def pods() -> None:
         async for _ in source:
             pass
@@ -110,8 +118,6 @@ def test_an_example_grants_what_its_discovery_calls(name: str) -> None:
         {"selector": "app=vllm", "namespaces": ["*"]},
         {"selector": "app=vllm", "deletion_cost": True},
         {"selector": "app=vllm", "deletion_cost": True, "namespaces": ["b", "a"]},
-        {"service": "vllm"},
-        {"service": "vllm", "node_labels": False},
     ],
     ids=str,
 )

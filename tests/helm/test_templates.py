@@ -151,11 +151,6 @@ def test_all_namespaces_need_a_cluster_role() -> None:
     assert ("pods", "watch") in rules(rendered, "ClusterRole")["*"]
 
 
-def test_a_service_needs_endpoint_slices_only() -> None:
-    rendered = discovering({"service": "vllm", "node_labels": False})
-    assert rules(rendered, "Role") == {"llm": [("endpointslices", "list"), ("endpointslices", "watch")]}
-
-
 def test_another_cluster_needs_no_permission_in_this_one() -> None:
     assert not discovering({**SELECTOR, "api": {"url": "https://elsewhere:6443"}}).all("Role")
 

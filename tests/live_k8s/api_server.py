@@ -127,8 +127,6 @@ class ApiServer:
                 "--api-audiences=https://kubernetes.default.svc",
             ),
             *(f"--service-account-{what}={certificates}/accounts.key" for what in ("key-file", "signing-key-file")),
-            # Fields of EndpointSlices that later versions always have.
-            "--feature-gates=EndpointSliceTerminatingCondition=true,EndpointSliceNodeName=true",
             "--disable-admission-plugins=ServiceAccount",  # it waits for a controller
         ]
 

@@ -1,5 +1,5 @@
 """Does in one namespace what a cluster does around the API server: creates the pods of Deployments, gives them
-addresses of the loopback network, runs their containers as processes, reports their readiness, writes EndpointSlices.
+addresses of the loopback network, runs their containers as processes, reports their readiness.
 
 As a kubelet it runs `preStop`, sends SIGTERM, kills after the grace period, starts again what ended, and mounts tokens
 of ServiceAccounts. While the API server is away it keeps what runs.
@@ -22,7 +22,6 @@ import httpx
 
 from tests.live_k8s.api_server import APPS, CORE, ApiServer, checked
 from tests.live_k8s.container import Container, Lookup
-from tests.live_k8s.endpoint_slices import SLICES, endpoint_slice
 from tests.live_k8s.rollout import OWNER, deployment_status, is_complete, is_ready, is_terminating, new_pod, next_step
 
 Object = dict[str, Any]
@@ -73,9 +72,8 @@ class FakeNode:
         self._changed = True
         self.service_address = ""
         """Where the router's Service is, if it has another port than the router."""
-        self._slices: dict[str, Object] = {}
         self._statuses: dict[str, Object] = {}
-        """Of Deployments; as last written, as the slices."""
+        """Of Deployments, as last written."""
         self.running: dict[str, RunningPod] = {}
         """By uid."""
         self.tokens: list[str] = []
@@ -170,8 +168,6 @@ class FakeNode:
                 checked(await self._client.post(f"{self._root}/pods", json=pod))
             for pod in surplus:
                 await self._delete(pod)
-        services = checked(await self._client.get(f"{self._root}/services"))["items"]
-        await self._publish({one["metadata"]["name"]: one for one in services if one["spec"].get("selector")}, pods)
         for pod in pods:
             await self._keep(pod)
         for uid in self.running.keys() - {pod["metadata"]["uid"] for pod in pods}:
@@ -184,20 +180,6 @@ class FakeNode:
             path = f"{APPS}/namespaces/{self._namespace}/deployments/{name}/status"
             checked(await self._client.patch(path, json={"status": status}, headers=MERGE))
             self._statuses[name] = status
-
-    async def _publish(self, services: Mapping[str, Object], pods: Sequence[Object]) -> None:
-        """Write the EndpointSlices that have changed."""
-        path = f"{SLICES}/namespaces/{self._namespace}/endpointslices"
-        wanted = {name: endpoint_slice(service, pods) for name, service in services.items()}
-        for name, found in wanted.items():
-            if self._slices.get(name) != found:
-                response = await self._client.patch(f"{path}/{name}", json=found, headers=MERGE)
-                if response.status_code == 404:
-                    response = await self._client.post(path, json=found)
-                checked(response)
-        for name in self._slices.keys() - wanted.keys():
-            await self._client.delete(f"{path}/{name}")
-        self._slices = wanted
 
     def _forget(self, one: RunningPod) -> None:
         """End a pod that is gone: it was deleted at once, or has stopped."""

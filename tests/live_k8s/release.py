@@ -142,9 +142,9 @@ class Release:
         async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
             return checked(await client.get(url, headers={"authorization": f"Bearer {self.admin_token}"}))
 
-    async def api_status(self, token: str, resource: str = "pods", root: str = CORE) -> int:
-        """The status of a list request to the API server with this token."""
-        url = f"{self.server.url}{root}/namespaces/{self.namespace}/{resource}"
+    async def api_status(self, token: str) -> int:
+        """The status of a list of pods that is requested from the API server with this token."""
+        url = f"{self.server.url}{CORE}/namespaces/{self.namespace}/pods"
         async with httpx.AsyncClient(verify=False, trust_env=False, timeout=10) as client:
             return (await client.get(url, headers={"authorization": f"Bearer {token}"})).status_code
 

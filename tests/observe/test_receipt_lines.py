@@ -13,6 +13,7 @@ from msgspec import structs
 
 from router.errors import ConfigError
 from router.observe.receipt_lines import (
+    MAX_BUFFERED_BYTES,
     REPEAT_FLEET_AFTER_SCENES,
     ReceiptLog,
     ReceiptWriter,
@@ -42,7 +43,7 @@ def kept(seen: Scene) -> RecordedDecision:
 
 def written(*made: RecordedDecision | None, scenes: bool = True) -> list[bytes]:
     lines: list[bytes] = []
-    writer = ReceiptWriter([lines.append], scenes=scenes)
+    writer = ReceiptWriter(lines.append, scenes=scenes)
     for one in made:
         writer.write(OUTCOME, one, prompt(300))
     return lines
@@ -188,7 +189,7 @@ def test_no_line_is_lost_where_two_routers_rotate_a_file(tmp_path: Path) -> None
 def test_the_fleet_is_repeated_in_a_new_file() -> None:
     """A rotated file can be replayed alone."""
     made, lines = kept(scene(*ready(pod("a")))), list[bytes]()
-    writer = ReceiptWriter([lines.append])
+    writer = ReceiptWriter(lines.append)
     for _ in range(2):
         writer.repeat_fleet()
         writer.write(OUTCOME, made, prompt(300))
@@ -205,6 +206,19 @@ def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
     for _ in range(3):
         log.write(b"x")
     log.close()
+
+
+def test_lines_are_counted_when_a_disk_error_has_stopped_the_receipts(tmp_path: Path) -> None:
+    """Each line from then on."""
+    file, lost = tmp_path / "folder" / "receipts.jsonl", list[None]()
+    file.parent.mkdir()
+    log = ReceiptLog(str(file), never, on_lost=lambda: lost.append(None))
+    file.unlink()
+    file.parent.rmdir()
+    log.write(b"x" * (MAX_BUFFERED_BYTES + 1))
+    for _ in range(3):
+        log.write(b"x")
+    assert len(lost) == 3
 
 
 def test_lines_of_two_routers_do_not_mix(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> 
 def test_the_outcome_is_added_and_written() -> None:
     """To the recorded decision and to every sink."""
     lines: list[bytes] = []
-    recent = RecentDecisions(writer=ReceiptWriter([lines.append]))
+    recent = RecentDecisions(writer=ReceiptWriter(lines.append))
     decision = decide(seen("one"), BY)
     kept = recent.record(seen("one"), decision, BY, "chat")
     recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
@@ -79,7 +79,7 @@ def test_the_outcome_is_added_and_written() -> None:
 def test_a_prompt_is_written_and_then_dropped() -> None:
     """The prompts of a thousand requests have no bound."""
     lines: list[bytes] = []
-    recent = RecentDecisions(prompts=True, writer=ReceiptWriter([lines.append], scenes=False))
+    recent = RecentDecisions(prompts=True, writer=ReceiptWriter(lines.append, scenes=False))
     decision = decide(seen("one"), BY)
     kept = recent.record(seen("one"), decision, BY)
     recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))

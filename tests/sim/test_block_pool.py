@@ -227,23 +227,6 @@ def test_replayed_events_match_the_cache_and_no_block_is_lost(script: list[tuple
     assert cache.free_blocks == cache.num_blocks
 
 
-def test_tokens_computed_on_garbled_blocks_are_garbled() -> None:
-    """Later prompts inherit it with the blocks, until the blocks are evicted."""
-    cache = BlockPool(4, BLOCK)
-    wrong = table_of(range(5))
-    assert cache.admit(wrong, [], 4)
-    wrong.garbled = True
-    cache.commit(wrong, 4)
-    cache.release(wrong)
-    for tokens, cached_tokens in ((13, 4), (16, 12)):
-        longer = table_of(range(tokens))
-        assert run(cache, longer) == cached_tokens and longer.garbled
-        cache.release(longer)
-    serve(cache, range(100, 116))
-    other = table_of(range(100, 116))
-    assert run(cache, other) == 12 and not other.garbled
-
-
 def test_leading_blocks_end_at_the_first_that_is_missing() -> None:
     """Even if later blocks are cached."""
     cache = BlockPool(8, BLOCK)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count, takewhile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -159,11 +159,13 @@ class World:
         return True
 
     async def in_redis(self, prefix: PromptPrefix) -> dict[str, int]:
-        """Leading blocks by pod, read from Redis for this prompt alone, as `warmroute index lookup` does."""
+        """Leading blocks by pod, read from Redis alone."""
         found = {}
         for generation, hashes in hashes_by_generation(prefix, GENERATIONS):
             for pod, row in (await self.reader.rows(generation)).items():
-                if blocks := sum(await self.reader.leading_run(generation, pod, row, hashes)):
+                pieces = [blocks async for _, _, blocks in self.reader.blocks(generation, pod, row)]
+                held = set(chain.from_iterable(pieces))
+                if blocks := len(list(takewhile(held.__contains__, hashes))):
                     found[pod] = blocks
         return found
 

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from router.admission.sharing import CeilingReport
 from router.errors import ConfigError
-from router.feeds.cluster_feeds import ReceiptStream, SharedResponses
+from router.feeds.cluster_feeds import SharedResponses
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.index.stored_responses import StoredResponse
@@ -94,7 +94,6 @@ async def publish_and_read(
     entries = await reader.entries(GENERATION, b"0-0")
     assert [entry.kind for _, entry in entries[:2] if entry] == [EntryKind.EMPTY, EntryKind.CHANGE]
     assert await reader.last_entry(GENERATION) == entries[-1][0]
-    assert await reader.leading_run(GENERATION, holder, row, BLOCKS) == (len(BLOCKS), 0, 0, 0)
     await share_everything(router)
     assert await writer.retire() is WriteResult.OK
 
@@ -110,9 +109,6 @@ async def share_everything(router: RedisConnection) -> None:
     book = QuotaBook(router, KEYS, "router")
     assert (await book.exchange([CeilingReport("m", 10, 0, 5)])).members == 1
     await book.leave()
-    stream = ReceiptStream(router, KEYS.receipts, 100, lambda lost: pytest.fail("receipts are lost"))
-    stream.write(b"line")
-    await stream.send()
 
 
 # --- addresses ---
@@ -226,7 +222,6 @@ class TestUsers:
         "key",
         [
             KEYS.routers,
-            KEYS.receipts,
             KEYS.quota_members,
             KEYS.quota("tenant\0m\0PROMPT"),
             KEYS.quota("a}:b"),

@@ -11,10 +11,8 @@ from functools import partial
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from pydantic import SecretStr
-from redis.asyncio import Redis
 
 from router.config.index_schema import Index, Publish, RedisIndex
 from router.config.load import shipped
@@ -22,8 +20,6 @@ from router.config.log_schema import Receipts
 from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, Probes, RouterConfig
-from router.observe.receipts import Receipt
-from router.policy.recording import FleetLine
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
@@ -35,8 +31,6 @@ from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Chat, Deployment, serving
-
-RECEIPTS = "warmroute:1:receipts"
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -115,24 +109,6 @@ async def cluster(
 def question(topic: str) -> Chat:
     """A chat of several hundred tokens about `topic`."""
     return [{"role": "user", "content": f"Explain all there is about {topic}. " * 40}]
-
-
-async def test_receipts_of_all_routers_are_written_to_one_stream(cluster: ClusterDeployment) -> None:
-    """The fleet first, then the request."""
-    cluster.receipts = Receipts(redis_maxlen=1000)
-    deployment = await cluster.router()
-    await deployment.until(deployment.all_trusted)
-    answer = await deployment.chat(question("stamps"))
-    async with Redis.from_url(cluster.redis.url) as reader:
-        await deployment.until(partial(_holds, reader, 2))
-        entries: Any = await reader.xrange(RECEIPTS)
-    fleet, receipt = (msgspec.json.decode(fields[b"line"], type=Receipt | FleetLine) for _, fields in entries[:2])
-    assert isinstance(fleet, FleetLine) and isinstance(receipt, Receipt) and receipt.scene
-    assert (receipt.id, receipt.scene.fleet) == (answer.headers["x-request-id"], fleet.fleet)
-
-
-async def _holds(reader: Redis, lines: int) -> bool:
-    return int(await reader.xlen(RECEIPTS)) >= lines
 
 
 async def found_on(deployment: Deployment, chat: Chat, pod: str) -> bool:

@@ -187,7 +187,7 @@ async def test_an_old_handoff_never_returns_a_wrong_response(
     open_pair: OpenPair, engine_config: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prefill pod that restarts between its response and the decode leg has other blocks at that address: an engine
-    would return wrong text with a 200, and cache it."""
+    would return wrong text with a 200, and cache it. The mock's decode leg would fail."""
     async with open_pair("nixl") as pair, MockEngine(engine_config()) as other:
         nixl, fleet = DIALECTS["nixl"], pair.program.fleet
 
@@ -201,7 +201,7 @@ async def test_an_old_handoff_never_returns_a_wrong_response(
         chat = opening("tides")
         for _ in range(2):
             assert said(await pair.chat(chat)) == await alone(other, messages=chat)
-        assert pair.handoffs("dropped") >= 1
+        assert pair.handoffs("dropped") >= 1 and pair.handoffs("decode_failed") == 0
 
 
 @pytest.mark.parametrize("dialect", ["nixl", "mooncake", "bootstrap"])

@@ -98,7 +98,7 @@ def settings(url: str, folder: Path) -> dict[str, Any]:
     """Sections of the router's configuration."""
     provider = f"oidc: [{{issuer: 'http://127.0.0.1:{free_port()}', audiences: [router]}}]"
     (folder / "tenants.yaml").write_text(f"tenants: [{{name: {TENANT}, keys: [{DIGEST}]}}]\n{provider}\n")
-    receipts = {"file": str(folder / "receipts.jsonl"), "redis_maxlen": 10}
+    receipts = {"file": str(folder / "receipts.jsonl")}
     return {
         "index": {"redis": {"url": url, "ready_timeout_s": 1}},
         "receipts": receipts,

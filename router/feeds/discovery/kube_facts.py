@@ -9,7 +9,7 @@ the pod itself once it is probed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,11 @@ class NodePlace:
     rack: str = ""
 
 
-def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: str) -> list[PodConfig]:
-    """The definitions of a pod, one for each port; none if it takes no requests. Raises `ConfigError`."""
+def pod_configs(
+    pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: str, pool_ports: Sequence[int] = ()
+) -> list[PodConfig]:
+    """The definitions of a pod, one for each port; none if it takes no requests. Of `pool_ports`, those of an
+    InferencePool, a chart's label may exclude some. Raises `ConfigError`."""
     hints, own = _conventional(pod.labels), _annotated(pod)
     if hints.get("role") == NOT_SERVING and "role" not in own:
         return []
@@ -109,9 +112,9 @@ def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: s
         "rack": pod.labels.get(entry.rack_label, "") or place.rack,
         **hints,
     }
-    ports = _numbers(own.pop("ports", "")) or _configured(entry) or _numbers(hints.pop("ports", ""))
-    hints.pop("ports", None)
-    ports = ports or [_container_port(pod, container)]
+    own_ports, labelled = _numbers(own.pop("ports", "")), _numbers(hints.pop("ports", ""))
+    in_pool = [port for port in pool_ports if port in labelled or not labelled]
+    ports = own_ports or in_pool or _configured(entry) or labelled or [_container_port(pod, container)]
     ids = [pod_id] if len(ports) == 1 else [f"{pod_id}:{port}" for port in ports]
     return [
         discovered_pod(pod.address, port, entry.pod, {**own, "id": one}, hints)

@@ -1,4 +1,4 @@
-"""Decodes pods, EndpointSlices and watch events of the Kubernetes API, only the fields that the router uses.
+"""Decodes pods and watch events of the Kubernetes API, only the fields that the router uses.
 
 A decoder of `msgspec` skips the rest of an object, which is most of it: managed fields, volumes, container statuses.
 Values are bounded by the size of a response and of a line. This file has no I/O.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 
@@ -31,8 +31,8 @@ class KubeApiError(Exception):
 
 
 class KubePod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod. `ports`: (name, number) of the container that serves. `labels`: annotations and labels that may be facts,
-    annotations first."""
+    """A pod, equal if no field differs that the router uses. `ports`: (name, number) of the container that serves.
+    `labels`: annotations and labels that may be facts, annotations first."""
 
     key: ObjectKey
     uid: str
@@ -49,34 +49,9 @@ class KubePod(msgspec.Struct, frozen=True, kw_only=True):
     """All containers have ended for good."""
 
 
-class KubeEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint of an EndpointSlice. `uid` is that of its pod, else its address."""
-
-    address: str
-    uid: str
-    name: str = ""
-    node: str = ""
-    zone: str = ""
-    ready: bool = False
-    terminating: bool = False
-
-
-class KubeSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """An EndpointSlice. `ports`: (name, number)."""
-
-    key: ObjectKey
-    uid: str
-    ports: tuple[tuple[str, int], ...] = ()
-    endpoints: tuple[KubeEndpoint, ...] = ()
-
-
-T = TypeVar("T", bound=KubePod | KubeSlice)
-"""Equal if no field differs that the router uses."""
-
-
 @dataclass(frozen=True, slots=True)
-class Changed(Generic[T]):
-    object: T
+class Changed:
+    pod: KubePod
     version: str
 
 
@@ -94,7 +69,7 @@ class Bookmark:
     version: str
 
 
-WatchEvent: TypeAlias = Changed[T] | Deleted | Bookmark
+WatchEvent: TypeAlias = Changed | Deleted | Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,35 +132,6 @@ class _Pod(_Camel):
     status: _PodStatus | None = None
 
 
-class _Conditions(_Camel):
-    ready: bool | None = None
-    terminating: bool | None = None
-
-
-class _Target(_Camel):
-    uid: str | None = None
-    name: str | None = None
-
-
-class _Endpoint(_Camel):
-    addresses: list[str]
-    conditions: _Conditions | None = None
-    target_ref: _Target | None = None
-    node_name: str | None = None
-    zone: str | None = None
-
-
-class _SlicePort(_Camel):
-    name: str | None = None
-    port: int | None = None
-
-
-class _Slice(_Camel):
-    metadata: _Meta
-    ports: list[_SlicePort] | None = None
-    endpoints: list[_Endpoint] | None = None
-
-
 class _ListMeta(_Camel):
     resource_version: str = ""
     continue_: str | None = msgspec.field(default=None, name="continue")
@@ -215,13 +161,12 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_meta = msgspec.json.Decoder(_WithMeta).decode
 _decode_pod = msgspec.json.Decoder(_Pod).decode
-_decode_slice = msgspec.json.Decoder(_Slice).decode
 
-ReadObject: TypeAlias = Callable[[bytes | msgspec.Raw], tuple[T, str]]
-"""Decodes an object and its version. Raises `msgspec.DecodeError`."""
+ReadPod: TypeAlias = Callable[[bytes | msgspec.Raw], tuple[KubePod, str]]
+"""Decodes a pod and its version. Raises `msgspec.DecodeError`."""
 
 
-def pod_reader(keys: frozenset[str]) -> ReadObject[KubePod]:
+def pod_reader(keys: frozenset[str]) -> ReadPod:
     """Reads pods; of their annotations and labels only `keys` and our own are kept."""
 
     def read(data: bytes | msgspec.Raw) -> tuple[KubePod, str]:
@@ -254,39 +199,13 @@ def pod_reader(keys: frozenset[str]) -> ReadObject[KubePod]:
     return read
 
 
-def read_slice(data: bytes | msgspec.Raw) -> tuple[KubeSlice, str]:
-    """An EndpointSlice and its version. Raises `msgspec.DecodeError`."""
-    found = _decode_slice(data)
-    meta = found.metadata
-    kept = KubeSlice(
-        key=(meta.namespace, meta.name),
-        uid=meta.uid,
-        ports=tuple((port.name or "", port.port) for port in found.ports or () if port.port),
-        endpoints=tuple(_endpoint(each) for each in found.endpoints or () if each.addresses),
-    )
-    return kept, meta.resource_version
-
-
-def _endpoint(found: _Endpoint) -> KubeEndpoint:
-    conditions, target = found.conditions or _Conditions(), found.target_ref or _Target()
-    return KubeEndpoint(
-        address=found.addresses[0],
-        uid=target.uid or found.addresses[0],
-        name=target.name or "",
-        node=found.node_name or "",
-        zone=found.zone or "",
-        ready=conditions.ready is not False,  # the API: unknown is to be read as ready
-        terminating=conditions.terminating is True,
-    )
-
-
 def read_page(body: bytes) -> Page:
     """A page of a list. Raises `msgspec.DecodeError`."""
     found = _decode_list(body)
     return Page(tuple(found.items or ()), found.metadata.resource_version, found.metadata.continue_ or "")
 
 
-def read_event(line: bytes, read: ReadObject[T]) -> WatchEvent[T]:
+def read_event(line: bytes, read: ReadPod) -> WatchEvent:
     """A line of a watch. Raises `msgspec.DecodeError`, and `KubeApiError` for a watch that failed and ends."""
     event = _decode_event(line)
     if event.type == ERROR:

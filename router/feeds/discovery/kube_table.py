@@ -1,4 +1,4 @@
-"""Keeps the objects of one Kubernetes collection, from lists and watch events, and decides what to request next.
+"""Keeps the pods of one Kubernetes namespace, from lists and watch events, and decides what to request next.
 
 No I/O, no clock. A full list always wins. Between two lists, an event cannot bring back an object that was deleted, nor
 an older version of an object, although servers repeat and reorder events; an event that was lost is corrected by the
@@ -8,9 +8,8 @@ next list.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Generic
 
-from router.feeds.discovery.kube_objects import EXPIRED, Bookmark, Changed, Deleted, ObjectKey, T
+from router.feeds.discovery.kube_objects import EXPIRED, Bookmark, Changed, Deleted, KubePod, ObjectKey, WatchEvent
 from router.fleet.retry_pause import retry_pause_s
 
 QUICK_S = 2.0
@@ -27,32 +26,32 @@ FROM_CACHE = "0"
 """The version that any API server can list from its memory."""
 
 
-class ObjectTable(Generic[T]):
-    """The objects by namespace and name."""
+class PodTable:
+    """The pods by namespace and name."""
 
     def __init__(self) -> None:
-        self.objects: dict[ObjectKey, T] = {}
+        self.pods: dict[ObjectKey, KubePod] = {}
         self.version = ""
         """From which a watch continues."""
         self._versions: dict[ObjectKey, str] = {}
         self._deleted: set[str] = set()
-        """Uids of objects that were deleted since the last list. Uids are never used again."""
+        """Uids of pods that were deleted since the last list. Uids are never used again."""
 
-    def replace(self, objects: Iterable[tuple[T, str]], version: str) -> int:
-        """Apply a full list. Returns the number of objects that were different."""
+    def replace(self, objects: Iterable[tuple[KubePod, str]], version: str) -> int:
+        """Apply a full list. Returns the number of pods that were different."""
         listed = {found.key: (found, at) for found, at in objects}
         new = {key: found for key, (found, _) in listed.items()}
-        different = len(self.objects.keys() ^ new.keys()) + sum(
-            new[key] != found for key, found in self.objects.items() if key in new
+        different = len(self.pods.keys() ^ new.keys()) + sum(
+            new[key] != found for key, found in self.pods.items() if key in new
         )
-        self.objects = new
+        self.pods = new
         self._versions = {key: at for key, (_, at) in listed.items()}
         self._deleted.clear()
         self.version = version
         return different
 
-    def apply(self, event: Changed[T] | Deleted | Bookmark) -> bool:
-        """Apply an event. Returns whether an object changed that the router uses."""
+    def apply(self, event: WatchEvent) -> bool:
+        """Apply an event. Returns whether a pod changed in something that the router uses."""
         if not _is_older(event.version, self.version):
             self.version = event.version
         if isinstance(event, Bookmark):
@@ -63,18 +62,18 @@ class ObjectTable(Generic[T]):
 
     def _delete(self, event: Deleted) -> bool:
         self._deleted.add(event.uid)
-        known = self.objects.get(event.key)
+        known = self.pods.get(event.key)
         if known is None or known.uid != event.uid:
             return False
-        del self.objects[event.key], self._versions[event.key]
+        del self.pods[event.key], self._versions[event.key]
         return True
 
-    def _put(self, event: Changed[T]) -> bool:
-        found = event.object
-        known, version = self.objects.get(found.key), self._versions.get(found.key, "")
+    def _put(self, event: Changed) -> bool:
+        found = event.pod
+        known, version = self.pods.get(found.key), self._versions.get(found.key, "")
         if found.uid in self._deleted or _is_older(event.version, version):
             return False
-        self.objects[found.key], self._versions[found.key] = found, event.version
+        self.pods[found.key], self._versions[found.key] = found, event.version
         return found != known
 
 

@@ -1,4 +1,4 @@
-"""Keeps a table equal to one collection of the Kubernetes API: lists it, watches it, and lists it again where needed.
+"""Keeps a table equal to the selected pods of a namespace: lists it, watches it, and lists it again where needed.
 
 `WatchPlan` decides what comes next; this file only sends the requests. Watches are short, so that one that is silently
 dead is replaced after a minute. Nothing else runs between two events: slow pods cannot delay a deletion.
@@ -11,14 +11,13 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Generic
 
 import msgspec
 import structlog
 
 from router.feeds.discovery.kube_api import KubeApi, Permission
-from router.feeds.discovery.kube_objects import KubeApiError, ReadObject, T, read_event, read_page
-from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
+from router.feeds.discovery.kube_objects import KubeApiError, KubePod, ReadPod, read_event, read_page
+from router.feeds.discovery.kube_table import PodTable, WatchPlan
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.supervise import in_turns, loop_time_s, raise_if_cancelled
 
@@ -28,41 +27,36 @@ LATE_S = 10.0
 """A watch that the server has not ended this long after it should is dead."""
 PAGE = 500
 MAX_PAGES = 100
-NONE_FOUND = "compare the selector, or name of the Service, and the namespace with `kubectl get pods --show-labels`"
+NONE_FOUND = "compare the selector and the namespace with `kubectl get pods --show-labels`"
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Collection(Generic[T]):
-    """Objects of one kind in one namespace. `group` is that of its API, empty for the core; its version is v1."""
+class Collection:
+    """The pods of one namespace that a selector selects."""
 
-    group: str
-    resource: str
     namespace: str
     """`*` for all."""
     selector: str
-    read: ReadObject[T]
+    read: ReadPod
 
     @property
     def path(self) -> str:
-        root = f"/apis/{self.group}/v1" if self.group else "/api/v1"
-        scope = "" if self.namespace == "*" else f"/namespaces/{self.namespace}"
-        return f"{root}{scope}/{self.resource}"
+        return "/api/v1/pods" if self.namespace == "*" else f"/api/v1/namespaces/{self.namespace}/pods"
 
     def refusal(self, error: KubeApiError, verb: str) -> str:
         """An error of the API server with what to do. `verb`: of the request, `list` or `watch`."""
-        permission = Permission(self.group, self.resource, ("list", "watch"), self.namespace)
-        return permission.refusal(self.path, error, verb)
+        return Permission("", "pods", ("list", "watch"), self.namespace).refusal(self.path, error, verb)
 
 
-class KubeWatch(Generic[T]):
+class KubeWatch:
     """Follows one collection. `on_change` is called after each change of `table`."""
 
     def __init__(
         self,
         api: KubeApi,
-        collection: Collection[T],
+        collection: Collection,
         status: SourceStatus,
         resync_s: float,
         on_change: Callable[[], None],
@@ -72,7 +66,7 @@ class KubeWatch(Generic[T]):
         self._status = status
         self._on_change = on_change
         self._plan = WatchPlan(resync_s, lambda: random.uniform(0.5, 1))
-        self.table: ObjectTable[T] = ObjectTable()
+        self.table = PodTable()
         self.listed = False
 
     async def run(self) -> None:
@@ -98,19 +92,19 @@ class KubeWatch(Generic[T]):
 
     async def _list(self, version: str) -> None:
         query = {"labelSelector": self._collection.selector, "limit": str(PAGE), "resourceVersion": version}
-        objects: list[tuple[T, str]] = []
+        pods: list[tuple[KubePod, str]] = []
         for _ in range(MAX_PAGES):
             page = read_page(await self._api.get(self._collection.path, _given(query)))
-            objects += [self._collection.read(item) async for item in in_turns(page.items)]
+            pods += [self._collection.read(item) async for item in in_turns(page.items)]
             if not page.more:
                 break
             query |= {"continue": page.more, "resourceVersion": ""}
         else:
             raise KubeApiError(0, f"list has more than {MAX_PAGES} pages")
-        if not objects and (self.table.objects or not self.listed):
+        if not pods and (self.table.pods or not self.listed):
             collection = self._collection
             log.warning("no pods found", path=collection.path, selector=collection.selector, hint=NONE_FOUND)
-        different = self.table.replace(objects, page.version)
+        different = self.table.replace(pods, page.version)
         if self.listed and version:
             self._status.resync_differences += different
         if different or not self.listed:

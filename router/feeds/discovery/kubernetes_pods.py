@@ -1,4 +1,4 @@
-"""Finds the pods of a Kubernetes cluster by label selector, or by the EndpointSlices of a Service.
+"""Finds the pods of a Kubernetes cluster by label selector.
 
 Each namespace is followed by a task of its own. While the API server is away the last pods stay in use. Zone and rack
 are read from the labels of nodes, where permissions allow it.
@@ -7,9 +7,8 @@ are read from the labels of nodes, where permissions allow it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -20,27 +19,17 @@ from router.config.pod_schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_facts import ZONE_LABEL, NodePlace, pod_configs, read_keys, unknown_annotations
-from router.feeds.discovery.kube_objects import (
-    KubeApiError,
-    KubePod,
-    KubeSlice,
-    ObjectKey,
-    pod_reader,
-    read_labels,
-    read_slice,
-)
+from router.feeds.discovery.kube_objects import KubeApiError, KubePod, ObjectKey, pod_reader, read_labels
 from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.pod_facts import discovered_pod
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.supervise import STEP, cancel_all, in_turns, supervise
+from router.feeds.supervise import STEP, cancel_all, supervise
 
 RETRY_S = 30.0
 UNKNOWN = NodePlace()
 MAX_NODES = 10_000
 _DENIED = (401, 403)
-SERVICE_LABEL = "kubernetes.io/service-name"
 
 log = structlog.get_logger()
 
@@ -106,9 +95,12 @@ class NodePlaces:
 class PodReader:
     """Maps pods to what the router uses. Builds the definitions of a pod only when it or its node has changed."""
 
-    def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
+    def __init__(
+        self, entry: KubernetesPods, nodes: NodePlaces, ports: Sequence[int], *, many_namespaces: bool
+    ) -> None:
         self._entry = entry
         self._nodes = nodes
+        self._ports = ports
         self._many_namespaces = many_namespaces
         self._built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = {}
 
@@ -140,55 +132,34 @@ class PodReader:
         if is_new and (unknown := unknown_annotations(pod)):
             log.warning("unknown annotations of a pod", pod=pod_id, annotations=unknown)
         try:
-            return pod_configs(pod, self._entry, place, pod_id)
+            return pod_configs(pod, self._entry, place, pod_id, self._ports)
         except ConfigError as error:
             if is_new:
                 log.error("annotations of a pod are wrong; the pod is not used", pod=pod_id, error=str(error))
             return []
 
 
-class SliceReader:
-    def __init__(self, entry: KubernetesPods, nodes: NodePlaces, *, many_namespaces: bool) -> None:
-        self._entry = entry
-        self._nodes = nodes
-        self._many_namespaces = many_namespaces
-
-    async def seen(self, slices: Iterable[KubeSlice]) -> list[SeenPod]:
-        """The endpoints of all slices. An endpoint that moves from one slice to another may be in both."""
-        return [pod async for pod in in_turns(pod for one in slices for pod in self._endpoints(one))]
-
-    def _endpoints(self, one: KubeSlice) -> Iterator[SeenPod]:
-        port = self._entry.port or next((number for _, number in one.ports), 0)
-        for endpoint in one.endpoints if port else ():
-            place = self._nodes.place(endpoint.node)
-            hints = {"host": endpoint.node, "zone": endpoint.zone or place.zone, "rack": place.rack}
-            name = endpoint.name or endpoint.address
-            facts = {"id": f"{one.key[0]}/{name}" if self._many_namespaces else name}
-            with suppress(ConfigError):
-                config = discovered_pod(endpoint.address, port, self._entry.pod, facts, hints)
-                yield SeenPod(config, endpoint.uid, endpoint.ready, endpoint.terminating)
-
-
 class KubernetesSource:
-    """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace."""
+    """The pods of one entry of `discovery.kubernetes`. `statuses`: by namespace; `ports`: of an InferencePool."""
 
-    def __init__(self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus]) -> None:
+    def __init__(
+        self, entry: KubernetesPods, api: KubeApi, statuses: dict[str, SourceStatus], ports: Sequence[int] = ()
+    ) -> None:
         self._api = api
         self._changed = asyncio.Event()
         self._nodes = NodePlaces(api, entry, self._changed.set)
         many = len(statuses) > 1 or "*" in statuses
         self._presence = Presence(entry.not_ready_grace_s)
-        reader = SliceReader if entry.service else PodReader
-        self._reader: PodReader | SliceReader = reader(entry, self._nodes, many_namespaces=many)
+        self._reader = PodReader(entry, self._nodes, ports, many_namespaces=many)
+        read = pod_reader(read_keys(entry))
         self._watches = [
-            KubeWatch(api, _collection(entry, namespace), status, entry.resync_s, self._changed.set)
+            KubeWatch(api, Collection(namespace, entry.selector, read), status, entry.resync_s, self._changed.set)
             for namespace, status in statuses.items()
         ]
 
     def living_pods(self) -> dict[str, ObjectKey]:
-        """Namespace and name of each pod that is not being removed, by uid; empty with a `service`."""
-        found = (one for watch in self._watches for one in watch.table.objects.values())
-        return {pod.uid: pod.key for pod in found if isinstance(pod, KubePod) and not (pod.terminating or pod.finished)}
+        """Namespace and name of each pod that is not being removed, by uid."""
+        return {pod.uid: pod.key for pod in self._pods() if not (pod.terminating or pod.finished)}
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         runs = {f"watch {number}": watch.run for number, watch in enumerate(self._watches)} | {"nodes": self._nodes.run}
@@ -206,13 +177,8 @@ class KubernetesSource:
             self._api.close()
 
     async def _listed(self) -> list[ListedPod]:
-        objects = [found for watch in self._watches for found in watch.table.objects.values()]
-        seen = await self._reader.seen(objects)
+        seen = await self._reader.seen(self._pods())
         return self._presence.update(seen, asyncio.get_running_loop().time())
 
-
-def _collection(entry: KubernetesPods, namespace: str) -> Collection[Any]:
-    if entry.service:
-        selector = f"{SERVICE_LABEL}={entry.service}"
-        return Collection("discovery.k8s.io", "endpointslices", namespace, selector, read_slice)
-    return Collection("", "pods", namespace, entry.selector, pod_reader(read_keys(entry)))
+    def _pods(self) -> list[KubePod]:
+        return [pod for watch in self._watches for pod in watch.table.pods.values()]

@@ -45,7 +45,7 @@ SCHEMA = {
     "PartResponse": "response:1:CommonResponse",
     "TrailersResponse": "",
     "HttpStatus": "code:1:enum",
-    "ImmediateResponse": "status:1:HttpStatus headers:2:HeaderMutation body:3:bytes details:5:bytes",
+    "ImmediateResponse": "status:1:HttpStatus headers:2:HeaderMutation body:3:bytes",
     "ProcessingResponse": "response/request_headers:1:PartResponse response/response_headers:2:PartResponse "
     "response/request_body:3:PartResponse response/response_body:4:PartResponse "
     "response/request_trailers:5:TrailersResponse response/response_trailers:6:TrailersResponse "

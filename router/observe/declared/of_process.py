@@ -24,7 +24,7 @@ INDEX_HOLDER_COMPLETE = gauge(
 )
 REPLICAS = gauge("warmroute_other_replicas", "Other routers that registered recently.")
 USAGE_LOST = counter("warmroute_usage_lost", "Lines of usage that were dropped because they could not be written.")
-RECEIPTS_LOST = counter("warmroute_receipts_lost", "Receipts that could not be written to Redis.")
+RECEIPTS_LOST = counter("warmroute_receipts_lost", "Receipts that were dropped because they could not be written.")
 IDENTITY_PROVIDERS_FAILING = gauge(
     "warmroute_identity_providers_failing", "Identity providers whose signing keys could not be fetched the last time."
 )

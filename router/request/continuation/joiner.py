@@ -48,29 +48,17 @@ class Joiner(PodStream):
     """`has` is what the client had when the stream broke. `record` is that of the joined stream, once the later pod has
     caught up with it."""
 
-    __slots__ = ("_begun", "_differs", "_held", "_is_over", "_plan", "_stops", "has")
+    __slots__ = ("_held", "_plan", "_stops", "has")
 
     def __init__(self, terms: Terms, has: Record, plan: Continue, words: AnswerWords | None) -> None:
         super().__init__(terms, has.from_seam(plan.kept, plan.held))
         self.has = has
-        self._differs = False
-        self._is_over = False
-        """Whether a stop string was found over the seam."""
         self._plan = plan
-        self._begun = False
         self._held = plan.held
         self._stops: StopWatch | None = None
         if terms.stops and plan.kept and words is not None:
             ids, kept = [*plan.prompt, *self.record.ids], self.record.content.decode()
             self._stops = StopWatch(terms.stops, ids, kept, words)
-
-    @property
-    def differs(self) -> bool:
-        return self._differs
-
-    @property
-    def is_over(self) -> bool:
-        return self._is_over
 
     @property
     def current(self) -> Record:
@@ -88,21 +76,17 @@ class Joiner(PodStream):
             and all(map(_covers, new.calls, has.calls))
         )
 
-    @property
-    def _has_begun(self) -> bool:
-        return self._begun
-
     def _event(self, event: bytes) -> bytes:
-        if self._is_over:
+        if self.is_over:
             return b""
         try:
             return super()._event(event)
         except Diverged as error:
-            self.fault, self._differs = str(error), True
+            self.fault, self.differs = str(error), True
             return b""
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
-        if not self._begun:
+        if not self._has_begun:
             self._begin(read)
             if read.choices and _is_role_alone(read.choices[0]):
                 return b""
@@ -118,7 +102,7 @@ class Joiner(PodStream):
 
     def _begin(self, read: StreamEvent) -> None:
         """Check that the pod reads the same prompt, and has taken the ids."""
-        plan, self._begun = self._plan, True
+        plan, self._has_begun = self._plan, True
         given = read.prompt_ids
         if given is None:
             if plan.method == "ids":
@@ -220,7 +204,7 @@ class Joiner(PodStream):
             said["text"] = rest
         said |= {"finish_reason": "stop", "stop_reason": found.stop}
         del record.ids[plan.kept + found.tokens :]
-        self._held, self._is_over = "", True
+        self._held, self.is_over = "", True
         record.is_finished = record.is_done = True
         return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning or 0) + DONE
 

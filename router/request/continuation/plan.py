@@ -47,7 +47,6 @@ class Continue:
     reasoning: int | None = None
     """Kept tokens of reasoning; None where the later pod counts all."""
     in_reasoning: bool = False
-    asks_ids: bool = True
 
 
 StreamPlan: TypeAlias = Refuse | Finish | Continue
@@ -61,9 +60,9 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
         return Refuse("prompt ids")
     if record.is_finished:
         return _finish(terms, record, prompt, words, "")
+    again = first_body(body, terms) if asks_ids else body
     if not record.has_said:
-        again = first_body(body, terms) if asks_ids else body
-        return Continue(method="retry", body=again, prompt=prompt, asks_ids=asks_ids)
+        return Continue(method="retry", body=again, prompt=prompt)
     if terms.refusal:
         return Refuse(terms.refusal)
     reason = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
@@ -74,10 +73,7 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
         if not isinstance(found, str):
             return found
         reason = found
-    if not terms.no_replay:
-        again = first_body(body, terms) if asks_ids else body
-        return Continue(method="replay", body=again, prompt=prompt, asks_ids=asks_ids)
-    return Refuse(reason)
+    return Refuse(reason) if terms.no_replay else Continue(method="replay", body=again, prompt=prompt)
 
 
 def first_body(body: bytes, terms: Terms) -> bytes:

@@ -31,7 +31,6 @@ class Record(msgspec.Struct):
     """Also the text of a completion."""
     calls: list[SaidCall] = msgspec.field(default_factory=list)
     logprobs: int = 0
-    has_begun: bool = False
     is_finished: bool = False
     """Whether the choice has its finish reason."""
     has_usage: bool = False
@@ -51,7 +50,7 @@ class Record(msgspec.Struct):
 
     def began(self, event: StreamEvent) -> None:
         """Remember what the first event says of the whole stream."""
-        self.has_begun, self.id, self.created, self.model = True, event.id, event.created, event.model
+        self.id, self.created, self.model = event.id, event.created, event.model
         if (given := event.prompt_ids) is not None:
             self.prompt = given
 
@@ -89,7 +88,6 @@ class Record(msgspec.Struct):
         """The record of a pod that goes on after `kept` tokens, whose text is known to be that which was said and
         `held`; with none kept, that of one which begins anew. Calls are made again in any case."""
         again = Record(self.id, self.created, self.model, self.prompt)
-        again.has_begun = True
         if kept:
             again.ids, again.logprobs = self.ids[:kept], min(self.logprobs, kept)
             again.reasoning, again.content = bytearray(self.reasoning), self.content + held.encode()

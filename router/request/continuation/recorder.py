@@ -21,13 +21,10 @@ class Recorder(PodStream):
         super().__init__(terms, Record())
         self.asks_ids = asks_ids
 
-    @property
-    def _has_begun(self) -> bool:
-        return self.record.has_begun
-
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         record = self.record
-        if not record.has_begun:
+        if not self._has_begun:
+            self._has_begun = True
             record.began(read)
         if not read.choices:
             return event

@@ -20,13 +20,18 @@ ABORT = "abort"
 class PodStream:
     """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
 
-    __slots__ = ("_rest", "fault", "record", "terms")
+    __slots__ = ("_has_begun", "_rest", "differs", "fault", "is_over", "record", "terms")
 
     def __init__(self, terms: Terms, record: Record) -> None:
         self.terms = terms
         self.record = record
         self.fault = ""
         """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
+        self.is_over = False
+        """Whether the answer is complete although its pod still generates."""
+        self.differs = False
+        """Whether the pod has sent something else than the client has."""
+        self._has_begun = False
         self._rest = bytearray()
         """The beginning of an event."""
 
@@ -34,16 +39,6 @@ class PodStream:
     def current(self) -> Record:
         """What the client has, with the ids that it was made of."""
         return self.record
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the answer is complete although its pod still generates."""
-        return False
-
-    @property
-    def differs(self) -> bool:
-        """Whether the pod has sent something else than the client has."""
-        return False
 
     def feed(self, piece: bytes) -> bytes:
         """The client's bytes of a piece of the body."""
@@ -96,10 +91,6 @@ class PodStream:
             return b""
         record.is_done = True
         return DONE
-
-    @property
-    def _has_begun(self) -> bool:
-        raise NotImplementedError
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         """What the client gets of an event without a fault. Raises `ValueError`."""

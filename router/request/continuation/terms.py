@@ -87,9 +87,7 @@ class Terms:
 
     @property
     def announced(self) -> str:
-        """Until where it may be continued, for the client."""
-        if self.refusal or (self.no_ids and self.no_replay):
-            return f"no; reason={self.refusal or self.no_replay}"
+        """Until where it may be continued, for the client; a tracker says itself where it is refused."""
         if self.no_replay and self.has_grammar:
             return "until=content"
         return "until=tool-call" if self.no_replay and self.may_call else "yes"

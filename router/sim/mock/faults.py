@@ -22,8 +22,6 @@ class FaultKind(StrEnum):
     """Reset the connection before any header."""
     CUT = "cut"
     """Close the connection after `after_chunks` tokens of a stream, or after half of a unary body."""
-    TEAR = "tear"
-    """As CUT, but inside the next event, and inside its first character of several bytes if it has one."""
     SILENCE = "silence"
     """Send nothing after `after_chunks` tokens of a stream, and leave its connection open."""
     ABORT = "abort"
@@ -46,38 +44,24 @@ class FaultKind(StrEnum):
     """Immediate: RESTART and REFUSE."""
     TERMINATE = "terminate"
     """Immediate, as vLLM on SIGTERM: accept no connection; streams stay open and get no more tokens."""
-    CORE_DIES = "core_dies"
-    """Immediate: all streams end with an error event and `[DONE]`; health checks and requests fail until cleared."""
-    EXPIRE = "expire"
-    """Immediate: end the leases of all KV held for decode legs."""
     THROTTLE = "throttle"
     """Immediate: every step takes `factor` times as long as configured."""
     SLOW_LINK = "slow_link"
     """Immediate: every transfer of KV from this engine takes `factor` times as long as configured."""
     DIE_BEFORE_ANSWER = "die_before_answer"
     """DIE when a prefill leg is computed and not yet answered."""
-    DIE_AFTER_ANSWER = "die_after_answer"
-    """DIE after the response to a prefill leg."""
-    NO_PARAMS = "no_params"
-    """Respond to a prefill leg without transfer parameters and hold no KV for it."""
     LOAD_FAILS = "load_fails"
     """A decode leg fails to load its KV."""
 
 
-ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES)
+ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.TERMINATE)
 """Faults of an engine that can be armed for a token of a stream."""
 
-STREAM_FAULTS = (FaultKind.CUT, FaultKind.TEAR, FaultKind.SILENCE, FaultKind.ABORT, *ENGINE_FAULTS)
+STREAM_FAULTS = (FaultKind.CUT, FaultKind.SILENCE, FaultKind.ABORT, *ENGINE_FAULTS)
 """Faults that break a stream after `after_chunks` tokens."""
 
-REQUEST_FAULTS = (
-    *(FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.RAW, FaultKind.SLOW),
-    *STREAM_FAULTS,
-)
+REQUEST_FAULTS = (FaultKind.STATUS, FaultKind.HANG, FaultKind.RESET, FaultKind.RAW, FaultKind.SLOW, *STREAM_FAULTS)
 """Faults of generation and embedding requests."""
-
-PREFILL_FAULTS = (FaultKind.DIE_BEFORE_ANSWER, FaultKind.DIE_AFTER_ANSWER, FaultKind.NO_PARAMS)
-"""Faults of prefill legs."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,7 +60,6 @@ class LoadedKv:
     """Leading prompt tokens whose KV was loaded; `prefill_cached_tokens` were cached on the prefill engine."""
 
     tokens: int = 0
-    garbled: bool = False
     prefill_cached_tokens: int = 0
 
 
@@ -93,8 +92,6 @@ class MockDialect:
 
     waits_for_prefill = True
     """A decode leg waits for its prefill leg; otherwise missing KV is an error."""
-    reads_stale_kv = False
-    """A decode leg loads any KV at the address, without an error if it is of another prompt."""
     recomputes = False
     """A failed load is recomputed; otherwise the request fails."""
     forbidden_fields: frozenset[str] = frozenset()
@@ -120,11 +117,10 @@ class MockDialect:
 
 
 class MockNixl(MockDialect):
-    """vLLM's NixlConnector. The decode engine reads the prefill engine's memory at the address in its
-    response and does not check which prompt the KV belongs to."""
+    """vLLM's NixlConnector. The decode engine reads the prefill engine's memory at the address in its response. A real
+    one would not notice if that is of another prompt by now, and answer with wrong text; this one fails."""
 
     waits_for_prefill = False
-    reads_stale_kv = True
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """Without a complete address the request is not a decode leg."""
@@ -133,8 +129,7 @@ class MockNixl(MockDialect):
             return PrefillLeg(engine_request_id)
         names = ("remote_host", "remote_port", "remote_engine_id", "remote_request_id", "remote_block_ids")
         if params.get("do_remote_prefill") and all(params.get(name) for name in names):
-            url = f"http://{params['remote_host']}:{params['remote_port']}"
-            return DecodeLeg(url, str(params["remote_request_id"]))
+            return DecodeLeg(_url_of(params), str(params["remote_request_id"]))
         return None
 
     def fields(self, request: GenerationRequest, pinned: PinnedKv, address: PeerAddress) -> HandoffFields:
@@ -250,26 +245,6 @@ class MockSharedStore(MockDialect):
         return StoreLookup()
 
 
-class _RemoteDecoder(msgspec.Struct):
-    kv_request_id: str
-
-
-class _Peer(msgspec.Struct):
-    kv_request_id: str
-    remote_host: str
-    remote_port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.remote_host}:{self.remote_port}"
-
-
-class _PeerParams(msgspec.Struct):
-    remote_decoder: _RemoteDecoder | None = None
-    remote_prefiller: _Peer | None = None
-    remote_kv_source: _Peer | None = None
-
-
 class MockPeerToPeer(MockDialect):
     """vLLM's tiered offloading with the p2p tier: both legs at once, or one request that loads a peer's prefix."""
 
@@ -277,15 +252,12 @@ class MockPeerToPeer(MockDialect):
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """The router's `kv_request_id` joins the legs."""
-        try:
-            params = msgspec.convert(_transfer_params(request), _PeerParams)
-        except msgspec.ValidationError as error:
-            raise EngineError(f"kv_transfer_params: {error}") from error
-        if params.remote_decoder:
-            return PrefillLeg(params.remote_decoder.kv_request_id)
-        if params.remote_prefiller:
-            return DecodeLeg(params.remote_prefiller.url, params.remote_prefiller.kv_request_id)
-        return PeerLookup(params.remote_kv_source.url) if params.remote_kv_source else None
+        params = _transfer_params(request)
+        if decoder := params.get("remote_decoder"):
+            return PrefillLeg(decoder["kv_request_id"])
+        if prefiller := params.get("remote_prefiller"):
+            return DecodeLeg(_url_of(prefiller), prefiller["kv_request_id"])
+        return PeerLookup(_url_of(source)) if (source := params.get("remote_kv_source")) else None
 
 
 def dialect_of(config: HandoffConfig) -> MockDialect:
@@ -300,6 +272,10 @@ def dialect_of(config: HandoffConfig) -> MockDialect:
         "p2p": MockPeerToPeer,
     }
     return dialects[config.dialect]()
+
+
+def _url_of(peer: Mapping[str, Any]) -> str:
+    return f"http://{peer['remote_host']}:{peer['remote_port']}"
 
 
 def _transfer_params(request: GenerationRequest) -> Mapping[str, Any]:

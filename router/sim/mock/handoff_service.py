@@ -99,7 +99,6 @@ class HandoffService:
         self._new_epoch()
 
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
-        """The leg that a request is, or None. Raises `EngineError`."""
         forbidden = self.dialect.forbidden_fields.intersection(request.handoff)
         if forbidden:
             raise EngineError(f"Extra inputs are not permitted: {', '.join(sorted(forbidden))}")
@@ -119,7 +118,7 @@ class HandoffService:
                     return await self._load_pinned(request, leg, cached_blocks * self._block_size_tokens)
                 if isinstance(leg, PeerLookup):
                     asked = _LookupBody(table.hashes, cached_blocks)
-                    return _found(await self._post(leg.url, b"/_kv/lookup", asked))
+                    return await self._post(leg.url, b"/_kv/lookup", asked)
                 if isinstance(leg, StoreLookup):
                     return await self._load_from_store(table, cached_blocks)
                 return LoadedKv()
@@ -135,10 +134,7 @@ class HandoffService:
         if self._faults.take(FaultKind.LOAD_FAILS) is not None:
             raise UpstreamBroken("fault: load_fails")
         body = _TakeBody(leg.key, _digest(request), leg.engine_id, self.dialect.waits_for_prefill, cached_tokens)
-        loaded = await self._post(leg.url, b"/_kv/take", body)
-        if loaded is None and self.dialect.reads_stale_kv:
-            return LoadedKv(len(request.prompt), garbled=True)
-        return _found(loaded)
+        return await self._post(leg.url, b"/_kv/take", body)
 
     async def _load_from_store(self, table: PodBlockTable, cached_blocks: int) -> LoadedKv:
         held = stored_blocks(self._config.store, table.hashes)
@@ -146,9 +142,9 @@ class HandoffService:
             await asyncio.sleep(self._transfer_s((held - cached_blocks) * self._block_size_tokens))
         return LoadedKv(held * self._block_size_tokens)
 
-    async def _post(self, url: str, path: bytes, body: msgspec.Struct) -> LoadedKv | None:
-        """The peer's response; None for a 404. Each request has its own connection, so that none outlives an epoch of
-        the peer. Raises `UpstreamError`, and `ValueError` for an invalid URL or response."""
+    async def _post(self, url: str, path: bytes, body: msgspec.Struct) -> LoadedKv:
+        """The peer's response. Each request has its own connection, so that none outlives an epoch of the peer. Raises
+        `UpstreamError`, and `ValueError` for an invalid URL or response."""
         pool = UpstreamPool(url, url, self._timeouts)
         message = request_message("POST", path, pool.host_header, [], msgspec.json.encode(body))
         try:
@@ -156,23 +152,19 @@ class HandoffService:
             content = await read_all(reply)
         finally:
             pool.close()
-        if reply.status == HTTPStatus.NOT_FOUND:
-            return None
         if reply.status != HTTPStatus.OK:
             raise UpstreamBroken(f"{url}: status {reply.status}")
         return msgspec.json.decode(content, type=LoadedKv)
 
     # --- prefill side ---
 
-    async def finish(
-        self, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream, *, hold: bool
-    ) -> HandoffFields:
-        """Finish a computed request and return its response fields. Holds the KV of a prefill leg if `hold`."""
+    async def finish(self, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream) -> HandoffFields:
+        """Finish a computed request and return its response fields. Holds the KV of a prefill leg."""
         if isinstance(leg, StoreLookup):
             self._write_store(request)
         if not isinstance(leg, PrefillLeg):
             return NO_HANDOFF_FIELDS
-        if not hold or not self.dialect.holds_kv(request.output.finish_reason):
+        if not self.dialect.holds_kv(request.output.finish_reason):
             self._steps.cancel(stream)
             return self.dialect.fields_without_kv
         pinned = self._pin(request, leg, stream)
@@ -185,7 +177,7 @@ class HandoffService:
         cache, table = self._steps.pod.cache, self._steps.pod.detach(stream.id)
         pinned = PinnedKv(
             key=leg.key,
-            digest=_digest(request, garbled=table.garbled),
+            digest=_digest(request),
             tokens=table.computed_tokens,
             blocks=tuple(table.blocks),
             cached_tokens=stream.cached_tokens,
@@ -220,11 +212,12 @@ class HandoffService:
         if pinned is None:
             raise EngineError(f"no KV is held under key {body.key}", status=HTTPStatus.NOT_FOUND)
         try:
+            if pinned.digest != body.digest:
+                raise EngineError(f"the KV under key {body.key} is of another prompt", status=HTTPStatus.NOT_FOUND)
             await exchange.pause(self._transfer_s(max(0, pinned.tokens - body.cached_tokens)))
         finally:
             pins.free(pinned)
-        loaded = LoadedKv(pinned.tokens, pinned.digest != body.digest, pinned.cached_tokens)
-        await exchange.respond(HTTPStatus.OK, msgspec.json.encode(loaded))
+        await exchange.respond(HTTPStatus.OK, msgspec.json.encode(LoadedKv(pinned.tokens, pinned.cached_tokens)))
 
     async def handle_lookup(self, exchange: HttpExchange) -> None:
         """`POST /_kv/lookup`: the number of leading blocks cached here, after their transfer time."""
@@ -238,31 +231,21 @@ class HandoffService:
         """`GET /query`: Mooncake's bootstrap address by data-parallel rank; there is one rank."""
         address = self.address
         worker = {"0": {"0": f"tcp://{address.host}:{address.port}"}}
-        await exchange.respond(
-            HTTPStatus.OK, msgspec.json.encode({"0": {"engine_id": address.engine_id, "worker_addr": worker}})
-        )
+        rank = {"engine_id": address.engine_id, "worker_addr": worker}
+        await exchange.respond(HTTPStatus.OK, msgspec.json.encode({"0": rank}))
 
     def _transfer_s(self, tokens: int) -> float:
-        return (
-            self._config.link.transfer_ms(tokens * self._config.kv_bytes_per_token)
-            * self._scale_s_per_ms
-            * self.slowdown
-        )
+        kv_bytes = tokens * self._config.kv_bytes_per_token
+        return self._config.link.transfer_ms(kv_bytes) * self._scale_s_per_ms * self.slowdown
 
 
 def stored_blocks(store: Container[BlockHash], hashes: Iterable[BlockHash]) -> int:
     return len(list(takewhile(store.__contains__, hashes)))
 
 
-def _found(loaded: LoadedKv | None) -> LoadedKv:
-    if loaded is None:
-        raise UpstreamBroken("the peer holds no such KV")
-    return loaded
-
-
-def _digest(request: GenerationRequest, *, garbled: bool = False) -> int:
-    """Identifies the prompt that KV belongs to; 0 for garbled KV, which matches no prompt."""
-    return 0 if garbled else xxhash.xxh3_64_intdigest(request.prompt.tobytes(), chain_seed(request.adapter, ""))
+def _digest(request: GenerationRequest) -> int:
+    """Identifies the prompt that KV belongs to."""
+    return xxhash.xxh3_64_intdigest(request.prompt.tobytes(), chain_seed(request.adapter, ""))
 
 
 def _internal_error(message: str = "Internal server error") -> EngineError:

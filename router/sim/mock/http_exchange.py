@@ -97,7 +97,6 @@ class HttpExchange:
             watch.cancel()
 
     async def write_raw(self, raw: bytes, piece_bytes: int) -> None:
-        """Write bytes to the connection, bypassing HTTP."""
         for at in range(0, len(raw), piece_bytes):
             self._transport.write(raw[at : at + piece_bytes])
             await asyncio.sleep(0)

@@ -17,18 +17,11 @@ from router.sim.mock.vocabulary import FinishReason
 _STOP_REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def error_body(error: EngineError) -> bytes:
-    """`{"type": "error", "error": {type, message}}`."""
-    return encode({"type": "error", "error": {"type": error_type(error), "message": str(error)}})
-
-
 def error_frames(error: EngineError) -> bytes:
-    """The error as the end of a stream, whose HTTP status is already sent."""
-    return b"event: error\ndata: " + error_body(error) + b"\n\n"
+    return named_event({"type": "error", "error": {"type": error_type(error), "message": str(error)}})
 
 
 def message_body(request: GenerationRequest, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS) -> bytes:
-    """The complete response body, with the fields of a prefill leg."""
     text = "".join(request.output.texts)
     block = _block(request)
     block |= {"input": _decoded(text)} if request.output.call else {"text": text}

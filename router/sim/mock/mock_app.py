@@ -19,7 +19,6 @@ from router.sim.mock import messages_format, responses_format
 from router.sim.mock import mock_responses as responses
 from router.sim.mock.faults import (
     ENGINE_FAULTS,
-    PREFILL_FAULTS,
     REQUEST_FAULTS,
     STREAM_FAULTS,
     Fault,
@@ -33,9 +32,7 @@ from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock.mock_requests import (
     EngineError,
     GenerationRequest,
-    MockAdapters,
     RequestParser,
-    core_died,
     decode_body,
 )
 from router.sim.mock.mock_responses import encode, error_type
@@ -95,8 +92,6 @@ class _Generation:
     loaded: LoadedKv
     tokens: TokenStream
     fault: Fault | None
-    dies_after: Fault | None = None
-    """Fault to inject after the response."""
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -122,24 +117,22 @@ class EngineApp:
         self._handoffs = handoffs
         self._inject = inject
         self._parser = RequestParser(config)
-        names = self._parser.adapters
-        adapters = MockAdapters(names)
         self._bearer = f"Bearer {config.api_key}" if config.api_key else ""
         self._serial = count()
-        created_s = int(time.time())
+        adapters, created_s = self._parser.adapters, int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
             **{("POST", endpoint.value): partial(self._generate, form) for endpoint, form in _FORMATS.items()},
             ("POST", "/v1/messages/count_tokens"): self._count_tokens,
             ("POST", "/v1/embeddings"): self._embedding,
-            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(names), created_s)),
+            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(adapters), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
             ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
             ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
             ("POST", "/tokenize"): self._tokenize,
             ("POST", "/detokenize"): self._detokenize,
-            ("POST", "/v1/load_lora_adapter"): _text(adapters.load),
-            ("POST", "/v1/unload_lora_adapter"): _text(adapters.unload),
+            ("POST", "/v1/load_lora_adapter"): _text(self._parser.load_adapter),
+            ("POST", "/v1/unload_lora_adapter"): _text(self._parser.unload_adapter),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
             ("POST", "/_kv/lookup"): handoffs.handle_lookup,
@@ -149,7 +142,6 @@ class EngineApp:
         }
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """ASGI entry point, HTTP only."""
         exchange = HttpExchange(scope, receive, send)
         try:
             if self._bearer and exchange.header(b"authorization") != self._bearer:
@@ -189,7 +181,17 @@ class EngineApp:
             if leg is not None and not isinstance(leg, PrefillLeg):
                 with exchange.cancelled_on_disconnect():
                     loaded = await self._handoffs.load(request, leg)
-            tokens = self._submit(request, leg, loaded, engine_request_id)
+            tokens = self._steps.submit(
+                SimRequest(
+                    id=engine_request_id,
+                    prompt=request.prompt,
+                    output=request.output.tokens,
+                    adapter=request.adapter,
+                    salt=request.salt,
+                    loaded_tokens=loaded.tokens,
+                    pinned=isinstance(leg, PrefillLeg),
+                )
+            )
             await self._respond(exchange, _Generation(request, form, leg, loaded, tokens, fault))
         except EngineError as error:
             if not request.stream:
@@ -198,46 +200,20 @@ class EngineApp:
         except StreamLost:
             await exchange.close()
 
-    def _submit(
-        self, request: GenerationRequest, leg: HandoffLeg, loaded: LoadedKv, engine_request_id: str
-    ) -> TokenStream:
-        return self._steps.submit(
-            SimRequest(
-                id=engine_request_id,
-                prompt=request.prompt,
-                output=request.output.tokens,
-                adapter=request.adapter,
-                salt=request.salt,
-                loaded_tokens=loaded.tokens,
-                garbled=loaded.garbled,
-                pinned=isinstance(leg, PrefillLeg),
-            )
-        )
-
     async def _respond(self, exchange: HttpExchange, generation: _Generation) -> None:
         try:
             with exchange.cancelled_on_disconnect():
                 await (self._stream if generation.request.stream else self._unary)(exchange, generation)
         finally:
             self._steps.cancel(generation.tokens)
-        if generation.dies_after is not None:
-            self._inject(Fault(kind=FaultKind.DIE, for_s=generation.dies_after.for_s))
 
     async def _finish(self, generation: _Generation) -> HandoffFields:
         """Finish a computed request and return its handoff fields. Raises `StreamLost` if the engine dies first."""
         is_prefill = isinstance(generation.leg, PrefillLeg)
-        fault = self._faults.take(*PREFILL_FAULTS) if is_prefill else None
-        if fault is not None and fault.kind is FaultKind.DIE_BEFORE_ANSWER:
+        if is_prefill and (fault := self._faults.take(FaultKind.DIE_BEFORE_ANSWER)) is not None:
             self._inject(Fault(kind=FaultKind.DIE, for_s=fault.for_s))
             raise StreamLost
-        if fault is not None and fault.kind is FaultKind.DIE_AFTER_ANSWER:
-            generation.dies_after = fault
-        hold = fault is None or fault.kind is not FaultKind.NO_PARAMS
-        return await self._handoffs.finish(generation.request, generation.leg, generation.tokens, hold=hold)
-
-    def _output_request(self, generation: _Generation) -> GenerationRequest:
-        """The request with its actual output. It depends on the loaded KV, so it is known after the first token."""
-        return self._parser.garbled(generation.request) if generation.tokens.garbled else generation.request
+        return await self._handoffs.finish(generation.request, generation.leg, generation.tokens)
 
     def _cached_tokens(self, generation: _Generation) -> int:
         prompt_tokens, own = len(generation.request.prompt), generation.tokens.cached_tokens
@@ -247,7 +223,7 @@ class EngineApp:
         await generation.tokens.wait_for(len(generation.request.output.tokens))
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
-        body = generation.format.body(self._output_request(generation), generation.created_s, cached_tokens, fields)
+        body = generation.format.body(generation.request, generation.created_s, cached_tokens, fields)
         await _pause_if_slow(exchange, generation.fault)
         if generation.breaks:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -262,12 +238,9 @@ class EngineApp:
         end = total = len(generation.request.output.tokens)
         if fault is not None and generation.breaks:
             end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
-        frames_of, created_s = generation.format.frames, generation.created_s
-        if opening := frames_of(generation.request, created_s).opening():
+        frames, sent = generation.format.frames(generation.request, generation.created_s), 0
+        if opening := frames.opening():
             await exchange.write(opening)
-        await tokens.wait_for(min(end, 1))
-        frames = frames_of(self._output_request(generation), created_s)
-        sent = 0
         while sent < end:
             ready = min(end, await tokens.wait_for(sent + 1))
             if fault is not None and fault.kind is FaultKind.SLOW:
@@ -276,30 +249,21 @@ class EngineApp:
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
         if generation.breaks:
-            await self._break(exchange, generation, frames, sent)
+            await self._break(exchange, generation, sent)
         else:
             await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
-    async def _break(self, exchange: HttpExchange, generation: _Generation, frames: _Frames, sent: int) -> None:
-        """Apply the fault of a stream that has sent `sent` tokens."""
+    async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:
         fault, request = generation.fault, generation.request
         assert fault is not None
-        cached_tokens = self._cached_tokens(generation)
         if fault.kind is FaultKind.ABORT:
             aborted = replace(request, output=request.output.cut(sent, "abort"))
             frames = generation.format.frames(aborted, generation.created_s)
-            await exchange.write(frames.closing(cached_tokens), more=False)
+            await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
             return
-        if fault.kind is FaultKind.TEAR:
-            left = frames.tokens(sent, min(sent + 1, len(request.output.tokens)))
-            event = b"".join(left) or frames.closing(cached_tokens)
-            inside = next((at for at, byte in enumerate(event) if byte > 127), len(event) // 2)
-            await exchange.write(event[: inside + 1])
         if fault.kind in ENGINE_FAULTS:
             self._inject(msgspec.structs.replace(fault, after_chunks=None))
-        if fault.kind is FaultKind.CORE_DIES:
-            raise core_died()
         if fault.kind in (FaultKind.SILENCE, FaultKind.TERMINATE):
             await exchange.disconnected()
         await exchange.close()
@@ -325,9 +289,9 @@ class EngineApp:
         fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
-        request = self._parser.embedding(body)
+        model, inputs = self._parser.embedding(body)
         await _pause_if_slow(exchange, fault)
-        await exchange.respond(HTTPStatus.OK, responses.embedding_body(request, uuid.uuid4().hex, int(time.time())))
+        await exchange.respond(HTTPStatus.OK, responses.embedding_body(model, inputs, int(time.time())))
 
     # --- state ---
 

@@ -22,8 +22,6 @@ class TextEncoder(Protocol):
 
 
 class TextCodec(TextEncoder, Protocol):
-    """A tokenizer that can decode."""
-
     vocabulary_size: int
 
     def decode_stream(self, prompt: array[int], *, skip_special_tokens: bool) -> Callable[[int], str | None]:

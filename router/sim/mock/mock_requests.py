@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from os.path import commonprefix
 from typing import Any, TypeVar
@@ -50,16 +50,7 @@ class EngineError(Exception):
         self.param = param
 
 
-_HANDOFF_FIELDS = (
-    *("kv_transfer_params", "disaggregated_params"),
-    *("bootstrap_host", "bootstrap_port", "bootstrap_room"),
-)
-
-
-def core_died() -> EngineError:
-    """vLLM's error for each request whose engine core has ended."""
-    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+_HANDOFF_FIELDS = ("kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +74,6 @@ class GenerationRequest:
     """Handoff fields of the body, of any dialect."""
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingRequest:
-    model: str
-    inputs: tuple[array[int], ...]
-
-
 class RequestParser:
     """Parses request bodies for one engine. Every method raises `EngineError`."""
 
@@ -107,8 +92,7 @@ class RequestParser:
 
     def chat(self, body: bytes, request_id: str) -> GenerationRequest:
         """A chat request. The template renders it; only the template adds special tokens."""
-        raw = decode_body(body, dict[str, Any])
-        chat = _convert(raw, AskedChat)
+        raw, chat = _read(body, AskedChat)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
         prompt = self._chat_prompt(raw, chat, None if chat.echo else self._given_tokens(chat))
@@ -116,7 +100,7 @@ class RequestParser:
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)
 
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
-        completion = _convert(decode_body(body, dict[str, Any]), AskedCompletion)
+        _, completion = _read(body, AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
         if len(prompts) != 1:
             raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
@@ -124,20 +108,18 @@ class RequestParser:
         return self._generation(f"cmpl-{request_id}", Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
-        raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, AskedMessage)
+        raw, asked = _read(body, AskedMessage)
         prompt = self._converted_prompt(self._from_messages, raw, asked)
         return self._generation(f"msg_{request_id}", Endpoint.MESSAGES, asked, prompt, asked.max_tokens)
 
     def count_tokens(self, body: bytes) -> int:
-        raw = decode_body(body, dict[str, Any])
-        self._model(_convert(raw, AskedTokens).model)
+        raw, asked = _read(body, AskedTokens)
+        self._model(asked.model)
         return len(self._converted_prompt(self._from_messages, raw, AskedGeneration()).tokens)
 
     def response(self, body: bytes, request_id: str) -> GenerationRequest:
         """A request of the Responses API. Responses are not stored."""
-        raw = decode_body(body, dict[str, Any])
-        asked = _convert(raw, AskedResponse)
+        raw, asked = _read(body, AskedResponse)
         if asked.previous_response_id is not None:
             message = f"Response with id '{asked.previous_response_id}' not found."
             raise EngineError(message, status=HTTPStatus.NOT_FOUND, param="response_id")
@@ -145,22 +127,18 @@ class RequestParser:
         request_id = asked.request_id or f"resp_{request_id}"
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
 
-    def garbled(self, request: GenerationRequest) -> GenerationRequest:
-        """The same request with the wrong output that KV of another prompt produces."""
-        return replace(request, output=self._answers.vocabulary.garbled(request.output))
-
-    def embedding(self, body: bytes) -> EmbeddingRequest:
-        embedding = _convert(decode_body(body, dict[str, Any]), AskedEmbedding)
+    def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
+        """The model and the inputs."""
+        _, embedding = _read(body, AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
             self._check_length(len(tokens), 0)
-        return EmbeddingRequest(model, inputs)
+        return model, inputs
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
-        raw = decode_body(body, dict[str, Any])
-        given = _convert(raw, AskedTokens)
+        raw, given = _read(body, AskedTokens)
         self._model(given.model)
         if given.messages is not None:
             return self._encode(self._render(raw), bool(given.add_special_tokens))
@@ -269,7 +247,10 @@ class RequestParser:
         )
 
     def _checked_ids(self, value: object, param: str) -> array[int]:
-        tokens = _token_ids(value, param)
+        try:
+            tokens = token_array(value)  # type: ignore[arg-type]  # rejects what is not a list of u32
+        except (TypeError, OverflowError) as error:
+            raise EngineError(f"not a list of token ids: {error}", param=param) from error
         if not tokens:
             raise EngineError(f"`{param}` must be a non-empty list of non-negative integers.", param=param)
         if (highest := max(tokens)) >= self._config.tokenizer.vocabulary_size:
@@ -284,28 +265,21 @@ class RequestParser:
     def _encode(self, text: str, add_special_tokens: bool) -> array[int]:
         return self._config.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-
-class MockAdapters:
-    """Changes `names`, the adapters that the engine serves. Raises `EngineError`."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def load(self, body: bytes) -> bytes:
+    def load_adapter(self, body: bytes) -> bytes:
         fields = decode_body(body, dict[str, Any])
         name = fields.get("lora_name")
         if not name or not fields.get("lora_path"):
             raise EngineError("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._names and not fields.get("load_inplace"):
+        if name in self.adapters and not fields.get("load_inplace"):
             raise EngineError(f"The lora adapter '{name}' has already been loaded.")
-        self._names.add(name)
+        self.adapters.add(name)
         return f"Success: LoRA adapter '{name}' added successfully.".encode()
 
-    def unload(self, body: bytes) -> bytes:
+    def unload_adapter(self, body: bytes) -> bytes:
         name = decode_body(body, dict[str, Any]).get("lora_name")
-        if name not in self._names:
+        if name not in self.adapters:
             raise EngineError(f"The lora adapter '{name}' cannot be found.", status=HTTPStatus.NOT_FOUND)
-        self._names.discard(name)
+        self.adapters.discard(name)
         return f"Success: LoRA adapter '{name}' removed successfully.".encode()
 
 
@@ -317,9 +291,11 @@ def decode_body(body: bytes, body_type: type[_T]) -> _T:
         raise EngineError(f"invalid JSON body: {error}") from error
 
 
-def _convert(raw: Mapping[str, Any], body_type: type[_T]) -> _T:
+def _read(body: bytes, body_type: type[_T]) -> tuple[dict[str, Any], _T]:
+    """All fields of a body, and those that the engine reads."""
+    raw = decode_body(body, dict[str, Any])
     try:
-        return msgspec.convert(raw, body_type)
+        return raw, msgspec.convert(raw, body_type)
     except msgspec.ValidationError as error:
         raise EngineError(str(error)) from error
 
@@ -344,10 +320,3 @@ def _has_media(chat: Mapping[str, Any]) -> bool:
     contents = [message.get("content") for message in chat["messages"]]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return any(isinstance(part, dict) and part.get("type") not in ("text", "input_text") for part in parts)
-
-
-def _token_ids(value: object, param: str) -> array[int]:
-    try:
-        return token_array(value)  # type: ignore[arg-type]  # rejects what is not a list of u32
-    except (TypeError, OverflowError) as error:
-        raise EngineError(f"not a list of token ids: {error}", param=param) from error

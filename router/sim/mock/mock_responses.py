@@ -16,7 +16,7 @@ import xxhash
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
+from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import HandoffCounters
 from router.sim.mock.vocabulary import Piece
 from router.sim.pod import SimPod
@@ -74,15 +74,14 @@ def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 
 
-def embedding_body(request: EmbeddingRequest, embedding_id: str, created_s: int) -> bytes:
+def embedding_body(model: str, inputs: Sequence[array[int]], created_s: int) -> bytes:
     """One vector per input; equal tokens get equal vectors."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _vector(tokens)}
-        for index, tokens in enumerate(request.inputs)
+        {"object": "embedding", "index": index, "embedding": _vector(tokens)} for index, tokens in enumerate(inputs)
     ]
-    count = sum(len(tokens) for tokens in request.inputs)
+    count = sum(map(len, inputs))
     usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
-    head = {"id": f"embd-{embedding_id}", "object": "list", "created": created_s, "model": request.model}
+    head = {"id": f"embd-{uuid.uuid4().hex}", "object": "list", "created": created_s, "model": model}
     return encode(head | {"data": data, "usage": usage})
 
 
@@ -106,7 +105,6 @@ def usage(request: GenerationRequest, completion_tokens: int, cached_tokens: int
 def unary_body(
     request: GenerationRequest, created_s: int, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS
 ) -> bytes:
-    """The complete response body, with the fields of a prefill leg."""
     output = request.output
     chat = request.endpoint is Endpoint.CHAT
     choice: dict[str, Any] = {"index": 0}
@@ -207,7 +205,8 @@ class _Deltas:
         for kind, text in pieces:
             if kind == "name":
                 self._calls += 1
-                calls[self._calls] = {**_call_id(), "index": self._calls, "function": {"name": text}}
+                head = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function"}
+                calls[self._calls] = {**head, "index": self._calls, "function": {"name": text}}
             elif text and kind == "arguments":
                 function = calls.setdefault(self._calls, {"index": self._calls, "function": {}})["function"]
                 function["arguments"] = function.get("arguments", "") + text
@@ -224,10 +223,6 @@ def _chat_message(request: GenerationRequest) -> dict[str, Any]:
         del call["index"]
         call["function"].setdefault("arguments", "")
     return {"role": "assistant", "content": None if "tool_calls" in delta else "", **delta}
-
-
-def _call_id() -> dict[str, Any]:
-    return {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function"}
 
 
 def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: dict[str, Any]) -> dict[str, Any]:
@@ -260,7 +255,16 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
         lines += (f"# TYPE vllm:{name} gauge", f"vllm:{name}{{{labels}}} {float(value)}")
     for name, value in _counters(config.handoff.dialect, pod, handoff).items():
         lines += (f"# TYPE vllm:{name}_total counter", f"vllm:{name}_total{{{labels}}} {float(value)}")
-    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_cache_config(config)}}} 1.0")
+    cache = {
+        "block_size": config.block_size_tokens,
+        "hash_block_size": config.block_size_tokens,
+        "num_gpu_blocks": config.num_blocks,
+        "kv_cache_size_tokens": config.num_blocks * config.block_size_tokens,
+        "prefix_caching_hash_algo": "xxhash",
+        "enable_prefix_caching": True,
+        "engine": "0",
+    }
+    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -281,20 +285,6 @@ def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, 
     if dialect == "nixl":
         values |= {"nixl_num_kv_expired_reqs": handoff.expired, "nixl_num_failed_transfers": handoff.failed}
     return values
-
-
-def _cache_config(config: MockEngineConfig) -> str:
-    return _labels(
-        {
-            "block_size": config.block_size_tokens,
-            "hash_block_size": config.block_size_tokens,
-            "num_gpu_blocks": config.num_blocks,
-            "kv_cache_size_tokens": config.num_blocks * config.block_size_tokens,
-            "prefix_caching_hash_algo": "xxhash",
-            "enable_prefix_caching": True,
-            "engine": "0",
-        }
-    )
 
 
 def _labels(values: Mapping[str, object]) -> str:

@@ -37,7 +37,6 @@ class PinnedKv:
     """True once a decode leg has the KV, False once no decode leg can get it."""
 
     def end(self, *, delivered: bool) -> None:
-        """Release the blocks and resolve `delivered`."""
         self.release()
         if not self.delivered.done():
             self.delivered.set_result(delivered)
@@ -85,11 +84,6 @@ class PinTable:
     def drop(self, pinned: PinnedKv) -> None:
         if pinned.key in self._waiting and self._waiting[pinned.key][0] is pinned:
             self._drop(pinned.key)
-
-    def expire_all(self) -> None:
-        """End every lease now. KV in transfer has none."""
-        for key in list(self._waiting):
-            self._expire(key)
 
     def clear(self) -> None:
         """Drop everything: the engine has lost its cache."""

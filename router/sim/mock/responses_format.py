@@ -19,7 +19,6 @@ _OPENING_EVENTS = 2
 def response_body(
     request: GenerationRequest, created_s: int, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS
 ) -> bytes:
-    """The complete response body, with the fields of a prefill leg."""
     return encode({**_completed(request, created_s, cached_tokens), **handoff.top})
 
 
@@ -93,18 +92,14 @@ def _completed(request: GenerationRequest, created_s: int, cached_tokens: int) -
 def _item(request: GenerationRequest, status: str) -> dict[str, Any]:
     """The only item of the output; empty until it is completed."""
     text = "".join(request.output.texts) if status == "completed" else ""
-    item: dict[str, Any] = {"id": _item_id(request), "status": status}
+    item: dict[str, Any] = {"id": f"item_{request.id}", "status": status}
     if (call := request.output.call) is not None:
         return item | {"type": "function_call", "call_id": f"call_{request.id}", "name": call, "arguments": text}
     return item | {"type": "message", "role": "assistant", "content": [_part(text)] if text else []}
 
 
-def _item_id(request: GenerationRequest) -> str:
-    return f"item_{request.id}"
-
-
 def _place(request: GenerationRequest) -> dict[str, Any]:
-    place: dict[str, Any] = {"item_id": _item_id(request), "output_index": 0}
+    place: dict[str, Any] = {"item_id": f"item_{request.id}", "output_index": 0}
     return place if request.output.call is not None else place | {"content_index": 0, "logprobs": []}
 
 

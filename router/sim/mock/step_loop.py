@@ -22,17 +22,15 @@ class TokenStream:
     id: RequestId
     ready_tokens: int = 0
     cached_tokens: int = 0
-    garbled: bool = False
-    _lost: Exception | None = None
+    _is_lost: bool = False
     _wanted: int = 0
     _waiter: asyncio.Future[None] | None = None
 
     async def wait_for(self, tokens: int) -> int:
-        """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost` or the error of
-        `restart`."""
+        """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost`."""
         while self.ready_tokens < tokens:
-            if self._lost is not None:
-                raise self._lost
+            if self._is_lost:
+                raise StreamLost
             self._wanted = tokens
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -44,9 +42,9 @@ class TokenStream:
         if self.ready_tokens >= self._wanted:
             self._wake()
 
-    def lose(self, error: Exception) -> None:
-        """End the stream early: `wait_for` raises `error`."""
-        self._lost = error
+    def lose(self) -> None:
+        """End the stream early: `wait_for` raises `StreamLost`."""
+        self._is_lost = True
         self._wake()
 
     def _wake(self) -> None:
@@ -83,22 +81,21 @@ class StepLoop:
         if self._streams.get(stream.id, stream) is stream:
             self._streams.pop(stream.id, None)
             self.pod.cancel(stream.id)
-            stream.lose(StreamLost())
+            stream.lose()
 
     def halt(self) -> None:
         """End no more steps, until `restart`."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def restart(self, error: Exception | None = None) -> None:
-        """Replace the pod with an empty one and end all streams, with `error` or as lost."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def restart(self) -> None:
+        """Replace the pod with an empty one and end all streams."""
+        self.halt()
+        self._timer = None
         lost, self._streams = self._streams, {}
         self.pod = SimPod(self._config)
         for stream in lost.values():
-            stream.lose(error or StreamLost())
+            stream.lose()
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Each step is due relative to the previous due time, so that delays of the event loop do not accumulate."""
@@ -118,9 +115,7 @@ class StepLoop:
 
     def _deliver(self, step: PodStep) -> None:
         for request_id, cached_tokens in step.started.items():
-            stream = self._streams[request_id]
-            stream.cached_tokens = cached_tokens
-            stream.garbled = request_id in step.garbled
+            self._streams[request_id].cached_tokens = cached_tokens
         for request_id in step.emitted:
             self._streams[request_id].advance()
         for request_id in step.finished:

@@ -47,7 +47,8 @@ def next_answer(chat: Mapping[str, Any]) -> ListedAnswer | None:
         if message["role"] == "user" and (answers := listed_answers(_text(message.get("content")))):
             for answer in answers:
                 if calls_made <= 0:
-                    return answer if {name for name, _ in answer.calls} <= _tool_names(chat) else None
+                    known = {tool["function"]["name"] for tool in chat.get("tools") or ()}
+                    return answer if {name for name, _ in answer.calls} <= known else None
                 calls_made -= len(answer.calls)
             return None
         calls_made += len(message.get("tool_calls") or ())
@@ -63,10 +64,6 @@ def with_answer(chat: Mapping[str, Any], answer: ListedAnswer) -> dict[str, Any]
         functions = [{"name": name, "arguments": arguments} for name, arguments in answer.calls]
         message["tool_calls"] = [{"id": "call", "type": "function", "function": function} for function in functions]
     return {**chat, "messages": [*chat["messages"], message], "add_generation_prompt": False}
-
-
-def _tool_names(chat: Mapping[str, Any]) -> set[str]:
-    return {tool["function"]["name"] for tool in chat.get("tools") or ()}
 
 
 def _text(content: Any) -> str:

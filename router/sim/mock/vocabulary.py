@@ -135,12 +135,6 @@ class Vocabulary:
         generated, pieces = zip(*words, strict=True)
         return GeneratedText(generated, pieces, "stop" if is_stopped else "length")
 
-    def garbled(self, output: GeneratedText) -> GeneratedText:
-        """The output that wrong KV produces: of the same length, and wrong from its first token."""
-        words = Random("".join(output.texts)).choices(self._following, k=len(output.tokens))
-        tokens, pieces = zip(*words, strict=True)
-        return replace(output, tokens=tokens, pieces=pieces)
-
     def _said(self, prompt: array[int]) -> int:
         """How many tokens at the end of a prompt are the beginning of an answer."""
         for said, token in enumerate(reversed(prompt), 1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar
@@ -11,11 +11,7 @@ from pydantic import ConfigDict
 
 from router.admission.admission_queue import QueueLimits
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.errors import RouterError
 from router.request.queues import QueueSettings
-from router.sim.virtual.session_turn import SessionTurn
-from router.sim.virtual.virtual_clock import VirtualClock
-from router.sim.virtual.virtual_pod import VirtualPod
 
 
 class Rule(StrEnum):
@@ -45,29 +41,3 @@ class Admission:
     def queue_settings(self, routers: int) -> QueueSettings | None:
         """The queue of one of `routers` equal routers; None without one."""
         return QueueSettings(self.queue, self.slo, lambda: routers) if self.rule is Rule.QUEUE else None
-
-
-@dataclass(frozen=True, slots=True)
-class FleetActions:
-    """What a rule reads and does. `prepare` calls back when the router would send the request."""
-
-    prepare: Callable[[SessionTurn, Callable[[SessionTurn], None]], None]
-    dispatch: Callable[[SessionTurn], None]
-    refuse: Callable[[SessionTurn, RouterError], None]
-    clock: VirtualClock
-    pods: Collection[VirtualPod]
-
-
-class AdmitAll:
-    """All requests go when the router has prepared them."""
-
-    def __init__(self, fleet: FleetActions) -> None:
-        self._fleet = fleet
-
-    def arrive(self, turn: SessionTurn) -> None:
-        """Prepare a request, now or later, or refuse it."""
-        self._fleet.prepare(turn, self._prepared)
-
-    def _prepared(self, turn: SessionTurn) -> None:
-        """Dispatch a decided request, or refuse it."""
-        self._fleet.dispatch(turn)

@@ -41,10 +41,6 @@ class PlanResult:
     layout: str = ""
 
     @property
-    def gpu_hours(self) -> float:
-        return self.gpus * self.duration_s / 3600
-
-    @property
     def computed_tokens(self) -> int:
         return self.figures.prompt_tokens - self.figures.cached_tokens
 
@@ -59,52 +55,20 @@ def variants(policy: str, against: Sequence[str], cpu_kv_tokens: int, has_link: 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSearch:
-    """The search for the smallest fleet of each variant, from `min_pods` to `max_pods` pods, with which a share of
-    `target` requests meets the SLO."""
+def plan(setup: Experiment, target: float, max_pods: int, variant: Variant) -> PlanResult | None:
+    """The smallest fleet of a variant with which a share of `target` requests meets the SLO; None if `max_pods` are too
+    few. The search begins with the fewest pods that can compute the traffic."""
+    conditions = replace(setup.fleet.conditions, regret_every=0)
+    setup = replace(setup, fleet=setup.fleet.model_copy(update={"conditions": conditions}))
+    min_pods = max(min(min_pods_to_compute(setup), max_pods), 2 if variant.disaggregated else 1)
+    tried: dict[int, PlanResult] = {}
 
-    setup: Experiment
-    target: float
-    min_pods: int
-    max_pods: int
+    def is_enough(pods: int) -> bool:
+        tried[pods] = _best_layout(setup, variant, pods)
+        return tried[pods].figures.slo_share >= target
 
-    @classmethod
-    def of(cls, setup: Experiment, target: float, max_pods: int) -> PlanSearch:
-        """Searches from the fewest pods that can compute the traffic."""
-        conditions = replace(setup.fleet.conditions, regret_every=0)
-        setup = replace(setup, fleet=setup.fleet.model_copy(update={"conditions": conditions}))
-        return cls(setup, target, min(min_pods_to_compute(setup), max_pods), max_pods)
-
-    def first_size(self, variant: Variant) -> int:
-        """The smallest number of pods that is tried."""
-        return max(self.min_pods, 2) if variant.disaggregated else self.min_pods
-
-    def plan(self, variant: Variant, known: PlanResult | None = None) -> PlanResult | None:
-        """The smallest fleet; None if `max_pods` are too few. `known` is a run that need not be repeated."""
-        tried = {known.pods: known} if known is not None and known.variant == variant else {}
-
-        def is_enough(pods: int) -> bool:
-            if pods not in tried:
-                tried[pods] = self.run(variant, pods)
-            return tried[pods].figures.slo_share >= self.target
-
-        smallest = smallest_that(is_enough, self.first_size(variant), self.max_pods)
-        return None if smallest is None else tried[smallest]
-
-    def run(self, variant: Variant, pods: int) -> PlanResult:
-        """The figures of one size, with the best layout."""
-        return _best_layout(self.setup, variant, pods)
-
-    def run_bounds(self, chosen: Sequence[Variant]) -> tuple[int, int]:
-        """The fewest and the most runs that the plans of these variants take."""
-        fewest = most = 0
-        for variant in chosen:
-            low = self.first_size(variant)
-            layouts = len(PREFILL_SHARES) if variant.disaggregated else 1
-            fewest += len(list(_layouts(self.setup.fleet, variant, low)))
-            most += layouts * max_calls(low, self.max_pods)
-        return fewest, most
+    smallest = smallest_that(is_enough, min_pods, max_pods)
+    return None if smallest is None else tried[smallest]
 
 
 def min_pods_to_compute(setup: Experiment) -> int:
@@ -138,15 +102,6 @@ def smallest_that(is_enough: Callable[[int], bool], low: int, high: int) -> int 
         middle = (too_few + number) // 2
         too_few, number = (too_few, middle) if is_enough(middle) else (middle, number)
     return number
-
-
-def max_calls(low: int, high: int) -> int:
-    """The most numbers that `smallest_that` tries: some doublings, then a bisection of the last one."""
-    number, doubled, most = low, 1, 1
-    while number < high:
-        above, doubled = min(number * 2, high), doubled + 1
-        most, number = max(most, doubled + (above - number - 1).bit_length()), above
-    return most
 
 
 def _best_layout(setup: Experiment, variant: Variant, pods: int) -> PlanResult:

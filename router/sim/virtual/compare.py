@@ -1,7 +1,7 @@
-"""Which policy is better, by how much, and is the difference more than chance?
+"""Which policy is better?
 
 Each setting of a grid is an independent run with its own world, so settings may run in any order and in several
-processes. This module also computes the statistics over all runs.
+processes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -25,13 +25,7 @@ from router.sim.virtual.world import OnEnded, World, ignore_progress
 TrafficAt: TypeAlias = Callable[[float, int], Traffic]
 """(load, seed) -> the traffic, with arrivals `load` times as fast."""
 
-OURS = "cost_aware"
-"""The policy that reports compare with the others."""
 QUANTILES = 200
-TOLERANCE = 0.01
-"""A smaller relative difference counts as equal."""
-STUDENT_T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""The 97.5 % quantile of Student's t distribution, by degrees of freedom from 1."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -113,67 +107,18 @@ Measure: TypeAlias = Callable[[RunFigures], float]
 """A figure by which policies are compared: not negative, lower is better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure over the seeds of one setting. `margin` is half of the 95 % confidence interval of the mean; infinite
-    for one value."""
-
-    mean: float
-    low: float
-    high: float
-    margin: float = math.inf
-
-
-def spread_of(results: Iterable[Result], measure: Measure) -> Spread:
-    """The spread over the seeds that have the figure; NaN without any."""
-    values = [value for result in results if not math.isnan(value := measure(result.figures))]
-    if not values:
-        return Spread(math.nan, math.nan, math.nan)
-    return Spread(fmean(values), min(values), max(values), margin_of(values))
-
-
-def margin_of(values: Sequence[float]) -> float:
-    """Half of the 95 % confidence interval of the mean of independent values, by Student's t; infinite for one."""
-    if len(values) < 2 or not all(map(math.isfinite, values)):
-        return math.inf
-    freedom = len(values) - 1
-    # Exact for few values; the expansion of Cornish and Fisher is within 0.1 % beyond.
-    quantile = STUDENT_T_975[freedom - 1] if freedom <= len(STUDENT_T_975) else 1.96 + 2.4 / freedom + 3 / freedom**2
-    return quantile * stdev(values) / math.sqrt(len(values))
-
-
-def best_policies(by_policy: Mapping[str, Sequence[Result]], measure: Measure) -> dict[str, Spread]:
-    """The policy with the lowest mean, then those that are tied with it, by mean."""
-    spreads = {policy: spread_of(runs, measure) for policy, runs in by_policy.items()}
-    ordered = sorted(spreads.items(), key=lambda one: (one[1].mean, one[0]))
-    best = by_policy[ordered[0][0]]
-    return {policy: spread for policy, spread in ordered if is_tied(by_policy[policy], best, measure)}
-
-
-def is_tied(runs: Sequence[Result], best: Sequence[Result], measure: Measure) -> bool:
-    """Whether the data do not show that one policy is behind the best: their means are less than `TOLERANCE` apart, or
-    the 95 % confidence interval of the difference reaches 0.
-
-    Seeds have the same arrivals under every policy, so the difference is taken seed by seed: what is chance in both
-    runs cancels out."""
-    of_best = {run.setting.seed: measure(run.figures) for run in best}
-    pairs = [(measure(run.figures), of_best[run.setting.seed]) for run in runs if run.setting.seed in of_best]
-    mean, lowest = (fmean(values) for values in zip(*pairs, strict=True)) if pairs else (math.inf, 0.0)
-    if mean <= lowest * (1 + TOLERANCE):
-        return True
-    margin = margin_of([one - other for one, other in pairs])
-    return math.isfinite(margin) and mean - lowest <= margin
-
-
 def ttft_mean_ms(of: RunFigures) -> float:
     """Infinite if no request was served."""
     return math.inf if math.isnan(of.ttft_mean_ms) else of.ttft_mean_ms
 
 
-def in_order_of_mean(results: Iterable[Result]) -> list[tuple[str, list[Result]]]:
+def mean_of(results: Iterable[Result], measure: Measure) -> float:
+    """The mean over the seeds that have the figure; NaN without any."""
+    values = [value for result in results if not math.isnan(value := measure(result.figures))]
+    return fmean(values) if values else math.nan
+
+
+def in_order_of_mean(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The runs of each policy, the lowest mean time to first token first."""
-    return sorted(runs_by_policy(results).items(), key=lambda one: spread_of(one[1], ttft_mean_ms).mean)
-
-
-def runs_by_policy(results: Iterable[Result]) -> dict[str, list[Result]]:
-    return grouped(results, lambda setting: setting.policy)
+    by_policy = grouped(results, lambda setting: setting.policy)
+    return dict(sorted(by_policy.items(), key=lambda one: mean_of(one[1], ttft_mean_ms)))

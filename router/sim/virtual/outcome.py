@@ -155,7 +155,9 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         regret_mean_ms=float(regret_ms.mean()) if len(regret_ms) else math.nan,
         preemptions=sum(pod.preemptions for pod in run.pods.values()),
         busy_share=sum(pod.busy_ms for pod in run.pods.values()) / max(len(run.pods) * run.duration_ms, 1e-9),
-        cached_share_by_kind=_cached_share_by_kind(good),
+        cached_share_by_kind={
+            kind: cached_share(one for one in good if one.kind == kind) for kind in sorted({one.kind for one in good})
+        },
     )
 
 
@@ -165,10 +167,6 @@ def _goodput_per_s(run: Run, met_ms: Floats) -> float:
     if not end_ms:
         return len(met_ms) / run.duration_ms * 1000 if run.duration_ms else 0.0
     return int(np.sum((met_ms >= start_ms) & (met_ms <= end_ms))) / (end_ms - start_ms) * 1000
-
-
-def _cached_share_by_kind(good: Sequence[RequestOutcome]) -> dict[str, float]:
-    return {kind: cached_share(one for one in good if one.kind == kind) for kind in sorted({one.kind for one in good})}
 
 
 def _array(values: object) -> Floats:

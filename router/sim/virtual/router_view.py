@@ -37,7 +37,7 @@ from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, Routing, build_core
 from router.request.fleet_state import FleetState
 from router.request.predictions import PredictionLimits
-from router.request.queues import ModelQueue, QueueSettings, RequestQueues
+from router.request.queues import ModelQueue, QueueSettings
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
@@ -140,6 +140,8 @@ class RouterView:
         self._queue = queue
         self._clock = clock
         self._refresh = refresh
+        self._calls: dict[ModelQueue, int] = {}
+        """The number of the only call that counts, by queue: requests in the queue of an earlier core still wait."""
         self.restart()
 
     def restart(self) -> None:
@@ -160,7 +162,7 @@ class RouterView:
         settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
         self.core = build_core(state, settings, routing, self._settings.observers, clock)
         if self.core.queues is not None:
-            QueueCalls(self.core.queues, self._clock, lambda: self._refresh(self))
+            self.core.queues.on_change = self._call_in
 
     @property
     def ledger(self) -> Ledger:
@@ -173,6 +175,18 @@ class RouterView:
         for pod_id, load in loads.items():
             scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
             self.core.state.fleet.observe_load(pod_id, scraped)
+
+    def _call_in(self, queue: ModelQueue, after_ms: float = 0.0) -> None:
+        number = self._calls[queue] = self._calls.get(queue, 0) + 1
+        self._clock.call_in(after_ms, self._send, queue, number)
+
+    def _send(self, queue: ModelQueue, number: int) -> None:
+        if number != self._calls[queue] or not queue:
+            return
+        self._refresh(self)
+        wait_ms = queue.send_next(self._clock.now_s)
+        if wait_ms < math.inf:
+            self._call_in(queue, wait_ms)
 
     def apply_step(self, pod: PodId, began_s: float) -> None:
         """Tokens of requests in flight have arrived: the pod's current step began then."""
@@ -204,26 +218,3 @@ def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
         fleet.trust(pod.id, pod.trust, "")
         fleet.event(pod.id, PodEvent.PROBE_OK)
     return fleet
-
-
-class QueueCalls:
-    """The calls of one model's queue. `refresh` is called before waiting requests are decided again."""
-
-    def __init__(self, queues: RequestQueues, clock: VirtualClock, refresh: Callable[[], None]) -> None:
-        self._clock = clock
-        self._refresh = refresh
-        self._latest = 0
-        """The number of the only call that counts."""
-        queues.on_change = self._call_in
-
-    def _call_in(self, queue: ModelQueue, after_ms: float = 0.0) -> None:
-        self._latest += 1
-        self._clock.call_in(after_ms, self._send, queue, self._latest)
-
-    def _send(self, queue: ModelQueue, number: int) -> None:
-        if number != self._latest or not queue:
-            return
-        self._refresh()
-        wait_ms = queue.send_next(self._clock.now_s)
-        if wait_ms < math.inf:
-            self._call_in(queue, wait_ms)

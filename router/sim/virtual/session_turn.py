@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 
 from router.admission.tenant import Tenant
 from router.decision import Candidate, Split
@@ -45,15 +45,15 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
 class SessionTurn:
     """Drives one request through the core that its router has now; a restart changes nothing for it."""
 
-    router: InitVar[RouterView]
+    router: RouterView
     context: RequestContext
     session: Session
     number: int
     generation: Generation
     outcome: RequestOutcome
 
-    def __post_init__(self, router: RouterView) -> None:
-        self.core, self._streams = router.core, router.streams
+    def __post_init__(self) -> None:
+        self.core, self._streams = self.router.core, self.router.streams
         self._steps = self.core.requests.prepare(self.context)
         self._tracker = self.core.requests.tracker(self.context)
         self.core.requests.endings.begin()
@@ -64,7 +64,6 @@ class SessionTurn:
 
     @property
     def ttft_limit_ms(self) -> float:
-        """The latest first token that meets the SLO."""
         return self.context.tenant.slo.ttft_limit_ms(self.outcome.idle_prefill_ms)
 
     def prepare(self, error: RouterError | None = None) -> Ticket | None:
@@ -97,7 +96,6 @@ class SessionTurn:
         self._tracker.handed_over(self.core.clock.now_s())
 
     def first_token(self, pod: PodId) -> None:
-        """The response has begun."""
         self._streams[pod] += 1
         now_s = self.core.clock.now_s()
         self._tracker.head(pod, 200, now_s, is_stream=True)
@@ -121,7 +119,6 @@ class SessionTurn:
         return None
 
     def complete(self, pod: PodId, cached_tokens: int) -> None:
-        """The response is complete."""
         self._streams[pod] -= 1
         now_s, request = self.core.clock.now_s(), self.request
         self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)

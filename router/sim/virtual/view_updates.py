@@ -42,7 +42,6 @@ class ViewUpdates:
         """KV events on their way to the routers."""
 
     def start(self) -> None:
-        """Schedule the first of each."""
         exchange_ms = self._conditions.exchange_ms
         self._repeat(self._scrape, self._conditions.scrape_ms, first_ms=0.0)
         if exchange_ms and len(self._views) > 1:

@@ -98,7 +98,6 @@ class VirtualPod(Scheduler[Job]):
         self._end_after_current_step(now_ms)
 
     def finish_load(self, job: Job, now_ms: float) -> None:
-        """The KV that the job loads from the CPU tier has arrived."""
         if job in self._loading:
             self._loading.remove(job)
             self._prefilling[job] = None
@@ -188,7 +187,6 @@ class VirtualPod(Scheduler[Job]):
         job.computed_tokens += steps
 
     def _commit_prompt(self, job: Job, computed_tokens: int) -> None:
-        """Make the prompt's blocks matchable, up to `computed_tokens`."""
         request, block = job.request, job.pinned_blocks
         stored: list[tuple[BlockHash, int]] = []
         while block < request.prompt_blocks and job.block_end(block, self._block) <= computed_tokens:
@@ -222,7 +220,6 @@ class VirtualPod(Scheduler[Job]):
     # --- other layers than those of full attention: none ---
 
     def _cached_blocks(self, prompt: Sequence[BlockHash], known_tokens: int) -> int:
-        """Leading blocks that a prompt hits."""
         return self.cache.leading_blocks(prompt)
 
     def _needed_tokens(self, request: TrafficRequest) -> int:
@@ -324,7 +321,6 @@ class VirtualPod(Scheduler[Job]):
             self._progress.block_changes.append(BlockChange(Tier.GPU, False, evicted))
 
     def _write_through(self, stored: list[tuple[BlockHash, int]]) -> None:
-        """Write every computed block to the CPU tier."""
         if self.cpu is None:
             return
         new: dict[BlockHash, None] = {}

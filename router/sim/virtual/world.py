@@ -17,7 +17,7 @@ from router.decision import Candidate, Pull, Split
 from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
-from router.sim.virtual.admission_rules import Admission, AdmitAll, FleetActions
+from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.layered_pod import hit_rule, new_pod
 from router.sim.virtual.link_sharing import LinkSharing
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
@@ -43,7 +43,6 @@ class World:
     """One fleet, one policy and some routers. `run` may be called once."""
 
     view_class: ClassVar[type[RouterView]] = RouterView
-    rule_class: ClassVar[type[AdmitAll]] = AdmitAll
 
     def __init__(
         self,
@@ -78,8 +77,7 @@ class World:
             view = self.view_class(known, fleet.believed_links, policy, routers, queue, clock, refresh)
             self.views.append(view)
         self._admission = admission
-        rules = [self.rule_class(self._actions(view)) for view in self.views]
-        self._next_router = cycle(zip(self.views, rules, strict=True))
+        self._next_router = cycle(self.views)
         self._transfers = LinkSharing(self._bandwidths())
         self._versions = dict.fromkeys(self._pods, 0)
         self._last_start_ms = 0.0
@@ -96,7 +94,6 @@ class World:
         self._on_progress: OnEnded = ignore_progress
 
     def run(self, traffic: Traffic, on_progress: OnEnded = ignore_progress) -> Run:
-        """Simulate from the first arrival to the last token."""
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()
         self._updates.start()
@@ -123,10 +120,6 @@ class World:
             self._last_start_ms,
             self._unsent,
         )
-
-    def _actions(self, view: RouterView) -> FleetActions:
-        prepare = partial(self._prepare, view)
-        return FleetActions(prepare, self._dispatch, self._refuse, self._clock, self._pods.values())
 
     def _bandwidths(self) -> dict[Any, float]:
         places: dict[Any, float] = {("pcie", pod_id): pod.pcie_bytes_per_ms for pod_id, pod in self._fleet.items()}
@@ -155,27 +148,26 @@ class World:
         outcome = RequestOutcome(session.kind, self._clock.now_ms, request.prompt_tokens, request.output_tokens)
         outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
         self._outcomes.append(outcome)
-        view, rule = next(self._next_router)
         self._running += 1
         request_id, tenant = str(len(self._outcomes)), self._admission.tenant_of(session.kind)
         context = new_context(request_id, repr(session.start_s), tenant, self._generation.model, self._clock.now_s)
-        rule.arrive(SessionTurn(view, context, session, number, self._generation, outcome))
+        self._prepare(SessionTurn(next(self._next_router), context, session, number, self._generation, outcome))
 
-    def _prepare(self, view: RouterView, turn: SessionTurn, prepared: Callable[[SessionTurn], None]) -> None:
-        self._updates.refresh(view)
-        self._proceed(turn, prepared, None)
+    def _prepare(self, turn: SessionTurn) -> None:
+        self._updates.refresh(turn.router)
+        self._proceed(turn, None)
 
-    def _proceed(self, turn: SessionTurn, prepared: Callable[[SessionTurn], None], error: RouterError | None) -> None:
-        """Go on with its preparation. `error` refuses it."""
+    def _proceed(self, turn: SessionTurn, error: RouterError | None) -> None:
+        """Go on with its preparation, then dispatch it. `error` refuses it."""
         try:
             ticket = turn.prepare(error)
         except RouterError as refusal:
             self._refuse(turn, refusal.with_traceback(None))  # its frames would refer to it
             return
         if ticket is None:
-            prepared(turn)
+            self._dispatch(turn)
         else:
-            ticket.settle = partial(self._proceed, turn, prepared)
+            ticket.settle = partial(self._proceed, turn)
 
     def _refuse(self, turn: SessionTurn, error: RouterError) -> None:
         turn.end(error)
@@ -237,7 +229,6 @@ class World:
     def _transfer(
         self, turn: SessionTurn, sender: PodId, receiver: PodId, kv_bytes: float, arrived_tokens: int
     ) -> None:
-        """Move KV between pods, then submit the request to the receiver."""
         assert self._link is not None
         on_arrival = partial(self._submit, turn, receiver, arrived_tokens)
         places = (("send", sender), ("receive", receiver))
@@ -323,7 +314,6 @@ class World:
         self._end(turn)
 
     def _hand_off(self, turn: SessionTurn, prefill: PodId) -> None:
-        """Move the KV of the computed prompt to the decode pod."""
         turn.computed(turn.outcome.cached_tokens)
         decode = turn.outcome.pod
         self._uses[decode] += 1

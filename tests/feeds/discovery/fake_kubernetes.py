@@ -1,4 +1,4 @@
-"""A Kubernetes API server in memory: lists, pages and watches pods and EndpointSlices, and misbehaves on request.
+"""A Kubernetes API server in memory: lists, pages and watches pods, and misbehaves on request.
 
 Pods can be patched, and leases created and patched. It follows the API in what a client can see: resource versions that
 grow, watches that continue from one, 410 for old ones in both forms, bookmarks, watches that end after
@@ -20,7 +20,8 @@ from router.errors import ConnectFailed
 from router.types import PodTls
 
 Object = dict[str, Any]
-PODS, SLICES, LEASES = "pods", "endpointslices", "leases"
+PODS, LEASES = "pods", "leases"
+POOLS = "inferencepools"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
 BOOKMARK_S = 20.0
 PRECONDITIONS = ("uid", "resourceVersion")
@@ -100,13 +101,10 @@ class FakeKubernetes:
         }
         return self._put(PODS, pod)
 
-    def put_slice(self, name: str, endpoints: list[Object], port: int = 8000, namespace: str = "ns") -> None:
-        """Add or change an EndpointSlice."""
-        known = self.objects.get((SLICES, namespace, name))
-        self._uids += known is None
-        uid = known["metadata"]["uid"] if known else f"uid-{self._uids}"
-        metadata = {"name": name, "namespace": namespace, "uid": uid}
-        self._put(SLICES, {"metadata": metadata, "ports": [{"name": "http", "port": port}], "endpoints": endpoints})
+    def put_pool(self, name: str, *ports: int, namespace: str = "ns", **labels: str) -> Object:
+        """Add or change an InferencePool."""
+        spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
+        return self._put(POOLS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 
     def terminate(self, name: str, namespace: str = "ns") -> None:
         """The begin of a deletion with a grace period."""
@@ -188,7 +186,7 @@ class FakeKubernetes:
             meta = {"metadata": {"name": path[-1], "labels": labels}}
             return httpx.Response(200, json=meta) if labels is not None else httpx.Response(404, json={})
         namespace = path[path.index("namespaces") + 1] if "namespaces" in path else "*"
-        if request.method != "GET" or LEASES in path:
+        if request.method != "GET" or LEASES in path or POOLS in path:
             return self._one(request, namespace, path[path.index("namespaces") + 2 :])
         if not query.get("watch"):
             return self._list(path[-1], namespace, query)
@@ -313,9 +311,3 @@ class _Lines(httpx.AsyncByteStream):
 
 def _line(kind: str, found: Object) -> bytes:
     return json.dumps({"type": kind, "object": found}).encode() + b"\n"
-
-
-def endpoint(address: str, *, ready: bool | None = True, terminating: bool = False, **more: Any) -> Object:
-    """An endpoint of an EndpointSlice."""
-    conditions = {"ready": ready, "serving": True, "terminating": terminating}
-    return {"addresses": [address], "conditions": conditions, "targetRef": {"uid": f"pod-{address}"}, **more}

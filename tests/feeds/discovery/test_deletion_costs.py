@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.discovery_schema import KubernetesApi
 from router.feeds.discovery.deletion_costs import (
     ANNOTATION,
     LEASE_S,
@@ -285,8 +284,3 @@ def test_a_lease_of_another_shape_is_an_error_in_the_log(stored: dict[str, Any])
         virtually(cluster, first_round, uid_1=100)
     assert [log["event"] for log in logs] == ["deletion costs not written"]
     assert not patches(cluster)
-
-
-def test_a_service_has_no_deletion_costs() -> None:
-    with pytest.raises(ValidationError, match=r"needs `selector`"):
-        KubernetesPods(service="vllm", deletion_cost=True)

@@ -7,7 +7,7 @@ import pytest
 from router.config.pod_schema import PodConfig
 from router.feeds.discovery.kube_objects import Bookmark, Changed, Deleted, KubePod
 from router.feeds.discovery.kube_presence import Presence, SeenPod
-from router.feeds.discovery.kube_table import ObjectTable, WatchPlan
+from router.feeds.discovery.kube_table import PodTable, WatchPlan
 
 KEY = ("ns", "a")
 
@@ -16,8 +16,8 @@ def pod(uid: str = "1", *, ready: bool = True) -> KubePod:
     return KubePod(key=KEY, uid=uid, ready=ready)
 
 
-def table() -> ObjectTable[KubePod]:
-    found: ObjectTable[KubePod] = ObjectTable()
+def table() -> PodTable:
+    found: PodTable = PodTable()
     found.replace([(pod(), "10")], "20")
     return found
 
@@ -27,10 +27,10 @@ def test_an_event_does_not_bring_back_what_was_deleted() -> None:
     known = table()
     assert known.apply(Deleted(KEY, "1", "21"))
     assert not known.apply(Changed(pod(), "22"))
-    assert known.objects == {}
+    assert known.pods == {}
     assert known.apply(Changed(pod("2"), "23"))
     known.replace([(pod(), "10")], "24")
-    assert known.objects == {KEY: pod()}
+    assert known.pods == {KEY: pod()}
     assert known.apply(Changed(pod(ready=False), "25"))
 
 
@@ -44,7 +44,7 @@ def test_a_deletion_of_an_earlier_object_with_that_name_changes_nothing() -> Non
     """A pod of a StatefulSet has the name of its predecessor."""
     known = table()
     assert not known.apply(Deleted(KEY, "0", "21"))
-    assert known.objects == {KEY: pod()}
+    assert known.pods == {KEY: pod()}
 
 
 def test_a_watch_continues_from_the_latest_version() -> None:

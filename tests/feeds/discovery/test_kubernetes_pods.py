@@ -21,7 +21,7 @@ from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
 from tests.examples import examples
-from tests.feeds.discovery.fake_kubernetes import SLICES, FakeKubernetes, Faults, endpoint
+from tests.feeds.discovery.fake_kubernetes import FakeKubernetes, Faults
 from tests.virtual_time import run_virtually
 
 RESYNC_S = 300.0
@@ -36,7 +36,7 @@ class Observed:
         self.cluster = cluster
         self.pods: Sequence[ListedPod] | None = None
         self.sets = 0
-        keys = {"selector": "" if "service" in entry else "app=vllm", "namespaces": ("ns",), **entry}
+        keys = {"selector": "app=vllm", "namespaces": ("ns",), **entry}
         settings = KubernetesPods(api=KubernetesApi(url="http://kube", token_file=token), **keys)
         self.statuses = {name: SourceStatus(f"kubernetes in {name}") for name in settings.namespaces}
         self._source = KubernetesSource(settings, KubeApi(settings.api, cluster.connect), self.statuses)
@@ -351,26 +351,6 @@ def test_long_lists_are_read_in_pages_and_namespaces_separately() -> None:
 
     virtually(cluster, story, namespaces=("ns", "other"))
     virtually(cluster, story, namespaces=("*",))
-
-
-def test_endpoint_slices_are_an_alternative_to_pods() -> None:
-    """Of several slices the union; a deleted slice removes its endpoints."""
-    cluster = FakeKubernetes()
-    cluster.put_slice("s1", [endpoint("10.0.0.1", zone="a", nodeName="n"), endpoint("10.0.0.2", ready=None)])
-    cluster.put_slice("s2", [endpoint("10.0.0.3", ready=False), endpoint("10.0.0.4")], port=9000)
-
-    async def story(observed: Observed) -> None:
-        assert observed.urls() == ["http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://10.0.0.4:9000"]
-        first = next(pod.config for pod in observed.pods or () if pod.config.url == "http://10.0.0.1:8000")
-        assert (first.zone, first.host) == ("a", "n")
-        cluster.put_slice(
-            "s1", [endpoint("10.0.0.1", ready=False, terminating=True), endpoint("10.0.0.2", ready=False)]
-        )
-        cluster.delete("s2", resource=SLICES)
-        await asyncio.sleep(0.3)
-        assert observed.reasons() == {"10.0.0.1": TERMINATING, "10.0.0.2": NOT_READY}
-
-    virtually(cluster, story, service="vllm", node_labels=False)
 
 
 def test_zones_come_from_nodes_where_permissions_allow_it() -> None:

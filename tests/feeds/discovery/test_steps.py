@@ -65,7 +65,7 @@ class CountedNodes:
 async def test_the_facts_of_many_pods_are_read_in_steps() -> None:
     """A set that is read again costs no turns."""
     nodes, entry = CountedNodes(), KubernetesPods(selector="app=vllm", namespaces=("ns",))
-    reader = PodReader(entry, cast(NodePlaces, nodes), many_namespaces=False)
+    reader = PodReader(entry, cast(NodePlaces, nodes), (), many_namespaces=False)
     pods = [KubePod(key=("ns", name), uid=name, address="10.0.0.1") for name in NAMES]
     assert 0 < await most_in_a_turn(lambda: nodes.read, lambda: reader.seen(pods)) <= STEP
     assert await most_in_a_turn(lambda: nodes.read, lambda: reader.seen(pods)) == MANY

@@ -16,7 +16,6 @@ import pytest
 
 from router.sim.mock_engine import MockEngine
 from router.types import PodLoad
-from tests.sim.conftest import MakeConfig
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 Running = Callable[..., AbstractAsyncContextManager[tuple[MockEngine, httpx.AsyncClient]]]
@@ -94,35 +93,6 @@ async def reading(client: httpx.AsyncClient, ask: dict[str, Any] = ASK) -> Async
         reader.task.cancel()
 
 
-@pytest.mark.parametrize("after", [1, 7, 20])
-async def test_a_torn_stream_ends_inside_an_event(running: Running, after: int) -> None:
-    """All bytes are those of the uncut stream, and its tokens those of the fault."""
-    async with running() as (engine, client):
-        whole, _ = await read(client, ASK | {"request_id": "a"})
-        await arm(client, "tear", after_chunks=after)
-        torn, is_complete = await read(client)
-        assert not is_complete and not torn.endswith(b"\n\n")
-        *complete, part = torn.split(b"\n\n")
-        assert part.startswith(b"data: ") and len(part) > 6
-        assert token_count(b"\n\n".join(complete)) == after
-        assert engine.load == PodLoad() and len(whole) > len(torn)
-
-
-async def test_a_torn_event_ends_inside_a_character(make_agent_config: MakeConfig) -> None:
-    """If it has one of several bytes."""
-    async with (
-        asyncio.timeout(DEADLINE_S),
-        MockEngine(make_agent_config()) as engine,
-        httpx.AsyncClient(base_url=engine.url) as client,
-    ):
-        ask = ASK | {"messages": [{"role": "user", "content": "say: a 🧬 b"}]}
-        await arm(client, "tear", after_chunks=3)
-        torn, _ = await read(client, ask)
-        assert torn.endswith(" 🧬".encode()[:2])
-        with pytest.raises(UnicodeDecodeError):
-            torn.decode()
-
-
 async def test_a_silent_stream_stays_open(running: Running) -> None:
     """Its engine goes on: health and other requests."""
     async with running() as (engine, client):
@@ -147,31 +117,6 @@ async def test_an_aborted_stream_ends_completely(running: Running) -> None:
         choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "abort", "stop_reason": None}
         assert end["choices"] == [choice | {"token_ids": []}]
         assert usage["usage"]["completion_tokens"] == token_count(body) == 5
-
-
-async def test_a_dead_core_ends_all_streams_with_an_error(running: Running) -> None:
-    """Each with an event without a name, the end marker and a complete body. Then nothing works until it is cleared."""
-    async with running(time_scale=1.0) as (_, client):
-        async with reading(client, ASK | {"max_tokens": 2000}) as other:
-            await other.until(2)
-            await arm(client, "core_dies", after_chunks=3)
-            body, is_complete = await read(client)
-            await other.task
-        for got in (body, other.body):
-            *_, error, done = got.split(b"\n\n")[:-1]
-            assert (done, is_complete) == (b"data: [DONE]", True)
-            assert json.loads(error.removeprefix(b"data: ")) == {
-                "error": {
-                    "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
-                    "type": "InternalServerError",
-                    "param": None,
-                    "code": 500,
-                }
-            }
-        assert (await client.get("/health")).status_code == 503
-        assert (await client.post(CHAT, json=ASK)).status_code == 500
-        await client.delete("/_fault")
-        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_pod_can_die_in_the_middle_of_a_stream(running: Running) -> None:

@@ -140,9 +140,10 @@ def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(read
 
 def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
     """One input or several; none may exceed the model's length."""
-    ask = reader.embedding(body(input=["a b", "c"]))
-    assert [len(tokens) for tokens in ask.inputs] == [3, 2]
-    assert [tokens.tolist() for tokens in reader.embedding(body(input=[[1], [2, 3]])).inputs] == [[1], [2, 3]]
+    _, texts = reader.embedding(body(input=["a b", "c"]))
+    assert [len(tokens) for tokens in texts] == [3, 2]
+    _, ids = reader.embedding(body(input=[[1], [2, 3]]))
+    assert [tokens.tolist() for tokens in ids] == [[1], [2, 3]]
     with pytest.raises(EngineError, match="maximum context length"):
         reader.embedding(body(input=list(range(101))))
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router.hashing import token_array
 from router.sim.mock.handoff_dialects import HandoffFields
 from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
-from router.sim.mock.mock_requests import EmbeddingRequest, EngineError, GenerationRequest
+from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.mock_responses import (
     DONE,
     EMBEDDING_DIMENSIONS,
@@ -142,7 +142,7 @@ def test_tokenize_returns_the_count() -> None:
 def test_embeddings_depend_on_the_tokens_alone() -> None:
     """Equal inputs get equal vectors."""
     inputs = (token_array([1]), token_array([2]), token_array([1]))
-    one, other, again = json.loads(embedding_body(EmbeddingRequest("tiny", inputs), "7", 100))["data"]
+    one, other, again = json.loads(embedding_body("tiny", inputs, 100))["data"]
     assert one["embedding"] == again["embedding"] != other["embedding"]
     assert len(one["embedding"]) == EMBEDDING_DIMENSIONS
 
@@ -177,7 +177,8 @@ def test_metrics_have_vllms_names(make_config: Callable[..., MockEngineConfig]) 
     pod = SimPod(config)
     for name in "ab":
         pod.submit(SimRequest(id=name, prompt=token_array(range(33)), output=[1, 2]))
-        pod.step()
+        pod.start_step()
+        pod.end_step()
     pod.submit(SimRequest(id="c", prompt=token_array(range(100, 133)), output=[1]))
     seen = scraped(config, pod)
     assert seen["vllm:num_requests_running"] == 1 and seen["vllm:num_requests_waiting"] == 1
@@ -205,7 +206,8 @@ def test_transfer_metrics_need_a_connector(make_config: Callable[..., MockEngine
         config = make_config(handoff=HandoffConfig(dialect=dialect))
         pod = SimPod(config)
         pod.submit(SimRequest(id="a", prompt=token_array(range(40)), output=[1], loaded_tokens=30))
-        pod.step()
+        pod.start_step()
+        pod.end_step()
         by_dialect[dialect] = scraped(config, pod, handoff)
     assert [seen["vllm:num_requests_waiting"] for seen in by_dialect.values()] == [2, 2, 2]
     assert "vllm:external_prefix_cache_hits_total" not in by_dialect[""]

@@ -206,22 +206,6 @@ def test_a_reader_gets_all_that_is_ready() -> None:
     run(story())
 
 
-def test_a_stream_reports_wrong_kv(make_config: MakeConfig) -> None:
-    """From its first token on; the next request with the same prefix is wrong as well."""
-
-    async def story() -> None:
-        steps = StepLoop(make_config(), lambda events: None)
-        first = steps.submit(replace(request("a", 40, 2), loaded_tokens=40, garbled=True))
-        await first.wait_for(1)
-        second = steps.submit(replace(request("a", 40, 1), id="again"))
-        other = steps.submit(request("b", 40, 1))
-        await second.wait_for(1)
-        await other.wait_for(1)
-        assert [first.garbled, second.garbled, other.garbled] == [True, True, False]
-
-    run(story())
-
-
 def test_cancelling_a_finished_stream_releases_its_pinned_blocks(make_config: MakeConfig) -> None:
     """So that a prefill leg without a handoff leaks nothing."""
 

@@ -110,17 +110,6 @@ def test_a_tokenizer_without_whole_words_is_refused() -> None:
         Vocabulary(LetterTokenizer())
 
 
-@given(PROMPTS)
-@examples(30)
-def test_a_garbled_output_is_as_long_and_wrong_from_its_first_token(prompt: array[int]) -> None:
-    """It is deterministic as well."""
-    vocabulary = Vocabulary(ShortWordTokenizer())
-    right = vocabulary.generate(prompt, None, 1000)
-    wrong = vocabulary.garbled(right)
-    assert len(wrong.texts) == len(right.texts) and wrong.texts[0] != right.texts[0]
-    assert (wrong.finish_reason, wrong) == (right.finish_reason, vocabulary.garbled(right))
-
-
 def test_an_output_can_end_with_its_first_token() -> None:
     """With its own finish reason."""
     first = Vocabulary(ShortWordTokenizer()).generate(token_array([1]), 5, 1000).cut(1, "not_finished")

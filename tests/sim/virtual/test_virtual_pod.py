@@ -73,12 +73,12 @@ def drive_stepwise(arrivals: list[tuple[float, list[int], int]]) -> Times:
         while due and due[0][1][0] <= now_ms:
             number, (_, prompt, output) = due.pop(0)
             pod.submit(SimRequest(id=str(number), prompt=array("I", prompt), output=list(range(output))))
-        step = pod.step()
-        if step is None:
+        if pod.start_step() is None:
             if not due:
                 return times
             now_ms = due[0][1][0]
             continue
+        step = pod.end_step()
         now_ms += step.duration_ms
         for name, cached in step.started.items():
             firsts[int(name)] = (now_ms, cached)

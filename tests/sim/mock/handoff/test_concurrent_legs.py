@@ -135,12 +135,11 @@ async def test_mooncake_reports_the_whole_prompt_as_cached(open_pair: OpenPair) 
 
 async def test_sglangs_prefill_leg_responds_once_its_kv_is_taken(open_pair: OpenPair) -> None:
     """Not earlier; it fails if no decode leg takes the KV."""
+    async with open_pair("bootstrap", {"lease_s": 0.0}) as pair:
+        offer, _ = await pair.joined_legs()
+        assert (await pair.to_prefill.post(CHAT, json=offer)).status_code == 500
     async with open_pair("bootstrap") as pair:
         offer, take = await pair.joined_legs()
-        prefilling = under_way(pair.to_prefill.post(CHAT, json=offer))
-        await pair.until(lambda: bool(pair.prefill.pinned_requests))
-        pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
-        assert (await prefilling).status_code == 500
         streamed = under_way(pair.to_prefill.post(CHAT, json=offer | {"stream": True}))
         await pair.to_decode.post(CHAT, json=take)
         assert (await streamed).text.endswith("[DONE]\n\n")

@@ -148,11 +148,10 @@ def test_a_context_leg_ends_with_its_first_token() -> None:
                 }
             },
         ),
-        ("p2p", {"kv_transfer_params": {"remote_kv_source": {"kv_request_id": "kr-1"}}}),
     ],
 )
 def test_invalid_handoff_fields_are_a_bad_request(dialect: str, handoff: dict[str, Any]) -> None:
-    """An invalid state, an incomplete address."""
+    """An invalid state."""
     with pytest.raises(EngineError) as refused:
         dialect_for(dialect).leg(request(**handoff), "r")
     assert refused.value.status is HTTPStatus.BAD_REQUEST

@@ -64,13 +64,6 @@ async def test_a_slow_link_multiplies_the_time_of_transfers(open_pair: OpenPair)
         assert (await pair.to_prefill.post("/_fault", json={"kind": "throttle", "factor": 0})).status_code == 400
 
 
-async def stale_by_lease(pair: Pair) -> dict[str, Any]:
-    """Parameters whose lease has ended."""
-    params = await pair.nixl_params()
-    pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
-    return params
-
-
 async def stale_by_restart(pair: Pair) -> dict[str, Any]:
     """Parameters of an earlier epoch of the prefill engine."""
     params = await pair.nixl_params()
@@ -91,31 +84,18 @@ async def of_another_prompt(pair: Pair) -> dict[str, Any]:
     return await pair.nixl_params("b")
 
 
-@pytest.mark.parametrize("spoilt", [stale_by_lease, stale_by_restart, stale_by_use, of_another_prompt])
-async def test_a_stale_nixl_handoff_is_an_undetected_wrong_response(
+@pytest.mark.parametrize("spoilt", [stale_by_restart, stale_by_use, of_another_prompt])
+async def test_a_stale_nixl_handoff_fails(
     open_pair: OpenPair, spoilt: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
 ) -> None:
-    """Status 200, no error counter, and the decode engine's cache gives wrong text until it is cleared."""
+    """Status 500 and counted; nothing wrong stays in the cache."""
     async with open_pair("nixl") as pair:
         right = await right_answer(pair)
         params = await spoilt(pair)
-        assert said(await pair.decoded(params)) != right
-        assert await metric(pair.to_decode, "nixl_num_failed_transfers_total") == 0
-        again = await pair.to_decode.post(CHAT, json=prompt())
-        assert said(again) != right and cached(again) == 48
-        salted = await pair.to_decode.post(CHAT, json=prompt(cache_salt="t"))
-        assert said(salted) == right
-        await pair.to_decode.post("/reset_prefix_cache")
+        assert (await pair.decoded(params)).status_code == 500
+        assert await metric(pair.to_decode, "nixl_num_failed_transfers_total") == 1
         assert said(await pair.to_decode.post(CHAT, json=prompt())) == right
-
-
-async def test_a_wrong_response_is_equal_in_a_stream(open_pair: OpenPair) -> None:
-    """Frame by frame the same text as unstreamed."""
-    async with open_pair("nixl") as pair:
-        params = await stale_by_lease(pair)
-        streamed = (await pair.decoded(params, stream=True)).text
-        words = said(await pair.to_decode.post(CHAT, json=prompt())).split()
-        assert words and all(word in streamed for word in words)
+        await pair.until(lambda: not pair.prefill.pinned_requests)
 
 
 async def test_a_lease_ends_after_its_time(open_pair: OpenPair) -> None:
@@ -126,30 +106,19 @@ async def test_a_lease_ends_after_its_time(open_pair: OpenPair) -> None:
         assert await metric(pair.to_prefill, "nixl_num_kv_expired_reqs_total") == 1
 
 
-async def killed_after(pair: Pair) -> dict[str, Any]:
-    """Parameters of an engine that died after its response."""
-    pair.prefill.inject(Fault(kind=FaultKind.DIE_AFTER_ANSWER))
-    return await pair.nixl_params()
-
-
 async def told_to_fail(pair: Pair) -> dict[str, Any]:
     """Valid parameters for a decode engine that fails to load."""
     pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
     return await pair.nixl_params()
 
 
-@pytest.mark.parametrize("broken", [killed_after, told_to_fail])
-async def test_a_failed_transfer_is_an_internal_error(
-    open_pair: OpenPair, broken: Callable[[Pair], Coroutine[Any, Any, dict[str, Any]]]
-) -> None:
+async def test_a_failed_transfer_is_an_internal_error(open_pair: OpenPair) -> None:
     """With load policy `fail`; the same request without parameters is served."""
     async with open_pair("nixl") as pair:
-        answer = await pair.decoded(await broken(pair))
+        answer = await pair.decoded(await told_to_fail(pair))
         assert answer.status_code == 500 and answer.json()["error"]["message"] == "Internal server error"
         assert await metric(pair.to_decode, "nixl_num_failed_transfers_total") == 1
         assert (await pair.to_decode.post(CHAT, json=prompt())).status_code == 200
-        pair.prefill.inject(Fault(kind=FaultKind.EXPIRE))
-        assert pair.idle
 
 
 async def test_a_failed_transfer_ends_a_started_stream(open_pair: OpenPair) -> None:
@@ -171,14 +140,6 @@ async def test_a_prefill_engine_can_die_before_its_response(open_pair: OpenPair)
             await pair.to_prefill.get("/health")
         await pair.prefill.heal()
         assert cached(await pair.to_prefill.post(CHAT, json=prompt())) == 0 and pair.idle
-
-
-async def test_a_prefill_engine_can_respond_without_params(open_pair: OpenPair) -> None:
-    """It then holds no KV."""
-    async with open_pair("nixl") as pair:
-        pair.prefill.inject(Fault(kind=FaultKind.NO_PARAMS))
-        assert await pair.nixl_params() is None
-        assert pair.idle and pair.prefill.faults.armed == ()
 
 
 async def test_a_leg_without_a_connector_is_an_ordinary_request(open_pair: OpenPair) -> None:
@@ -231,11 +192,3 @@ async def test_a_transfer_takes_the_time_of_its_link(open_pair: OpenPair) -> Non
         answer = await pair.decoded(await pair.nixl_params())
         assert answer.status_code == 500
         await pair.until(lambda: pair.idle)
-
-
-async def test_wrong_kv_is_transferred_unchanged(open_pair: OpenPair) -> None:
-    """The wrong KV of a prefill engine makes the decode engine wrong as well, in a valid handoff."""
-    async with open_pair("nixl") as pair:
-        right = await right_answer(pair)
-        await pair.to_prefill.post(CHAT, json=prompt(kv_transfer_params=await of_another_prompt(pair)))
-        assert said(await pair.decoded(await pair.nixl_params())) != right

@@ -1,4 +1,4 @@
-"""Says once what was read from Redis and not used: the same may be read again and again."""
+"""Logs once what may be found again and again, such as what was read from Redis and not used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOO_LARGE = "skipping what is too large"
 log = structlog.get_logger()
 
 
-class Skipped(set[str]):
+class LoggedOnce(set[str]):
     def warn(self, event: str, **facts: str) -> None:
         short = {name: shortened(fact, MAX_LOGGED_CHARACTERS) for name, fact in facts.items()}
         line = f"{event} {short}"

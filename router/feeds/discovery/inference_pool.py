@@ -1,0 +1,126 @@
+"""Finds the pods of an InferencePool (Gateway API's inference extension, `inference.networking.k8s.io/v1`): those that
+its `selector` selects, each at its `targetPorts`.
+
+The pool is read again every `POOL_S`, because it rarely changes; its pods are watched. While it cannot be read, or is
+gone, its last pods stay in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Annotated
+
+import msgspec
+
+from router.feeds.discovery.kube_api import KubeApi, Permission
+from router.feeds.discovery.kube_objects import KubeApiError
+from router.feeds.discovery.kubernetes_pods import KubernetesSource
+from router.feeds.discovery.membership import ListedPod
+from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.supervise import cancel_all
+
+POOL_S = 10.0
+GROUP, RESOURCE = "inference.networking.k8s.io", "inferencepools"
+MAX_PORTS, MAX_LABELS = 8, 64
+"""The API server allows no more of either."""
+
+
+class _TargetPort(msgspec.Struct):
+    number: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class _Selector(msgspec.Struct, rename="camel"):
+    match_labels: Annotated[dict[str, str], msgspec.Meta(min_length=1, max_length=MAX_LABELS)]
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    selector: _Selector
+    target_ports: Annotated[list[_TargetPort], msgspec.Meta(min_length=1, max_length=MAX_PORTS)]
+
+
+class _Pool(msgspec.Struct):
+    spec: _Spec
+
+
+_decode_pool = msgspec.json.Decoder(_Pool).decode
+
+
+class PoolTarget(msgspec.Struct, frozen=True):
+    """The pods that a pool means, by label selector, and the ports of each, one an engine or rank."""
+
+    selector: str
+    ports: tuple[int, ...]
+
+
+def read_pool(body: bytes) -> PoolTarget:
+    """Raises `msgspec.DecodeError`."""
+    spec = _decode_pool(body).spec
+    selector = ",".join(f"{name}={value}" for name, value in sorted(spec.selector.match_labels.items()))
+    return PoolTarget(selector, tuple(port.number for port in spec.target_ports))
+
+
+class PoolPods:
+    """The pods of one pool. `follow` builds the source of the pods that it means now."""
+
+    def __init__(
+        self,
+        name: str,
+        namespace: str,
+        api: KubeApi,
+        status: SourceStatus,
+        follow: Callable[[PoolTarget], KubernetesSource],
+    ) -> None:
+        self._path = f"/apis/{GROUP}/v1/namespaces/{namespace}/{RESOURCE}/{name}"
+        self._permission = Permission(GROUP, RESOURCE, ("get",), namespace)
+        self._api = api
+        self._status = status
+        self._follow = follow
+
+    async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
+        target = await self._other_than(None)
+        while True:
+            changed = asyncio.create_task(self._other_than(target))
+            try:
+                async with aclosing(aiter(self._follow(target))) as sets:
+                    while (found := await _next_before(changed, sets)) is not None:
+                        yield found
+                target = changed.result()
+            finally:
+                await cancel_all([changed])
+
+    async def _other_than(self, known: PoolTarget | None) -> PoolTarget:
+        """What the pool means as soon as that differs from `known`."""
+        while True:
+            found = await self._read()
+            if found is not None and found != known:
+                return found
+            await asyncio.sleep(POOL_S)
+
+    async def _read(self) -> PoolTarget | None:
+        """None if the pool cannot be read."""
+        try:
+            target = read_pool(await self._api.get(self._path, {}))
+        except KubeApiError as error:
+            self._status.fail(self._permission.refusal(self._path, error))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._status.fail(f"{self._path}: {error}")
+        else:
+            self._status.confirm()
+            return target
+        return None
+
+
+async def _next_before(
+    changed: asyncio.Task[PoolTarget], sets: AsyncGenerator[Sequence[ListedPod], None]
+) -> Sequence[ListedPod] | None:
+    """The next set of pods; None if the pool changed before."""
+    upcoming = asyncio.ensure_future(anext(sets))
+    try:
+        await asyncio.wait({upcoming, changed}, return_when=asyncio.FIRST_COMPLETED)
+        return upcoming.result() if upcoming.done() and not changed.done() else None
+    finally:
+        if not upcoming.done():
+            upcoming.cancel()
+            await asyncio.gather(upcoming, return_exceptions=True)
