@@ -32,8 +32,6 @@ class BodyEdits:
 
 
 class UuidRemoval:
-    """Removes the `uuid` of pictures, sounds and videos from bodies."""
-
     def __init__(self) -> None:
         self._edits = BodyEdits(CLEANED_INLINE_BYTES)
 

@@ -172,7 +172,6 @@ def _check_field(name: bytes, refused: frozenset[bytes]) -> None:
 
 
 def _only_name(models: list[bytes]) -> str:
-    """The one name in the list; "" if it is empty."""
     if len(models) > 1:
         raise MalformedRequest("The form has several fields `model`; send one.", param="model")
     value = models[0] if models else b""

@@ -55,7 +55,6 @@ class HttpEdge:
         self.client_connections = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
-        """Paths of GET requests that become websockets."""
 
     def refusal(
         self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True

@@ -69,7 +69,6 @@ class SplitAttempt:
     began_s: float = field(default_factory=time.monotonic)
     """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
     sent_handoff: bool = False
-    """Whether a decode request that names the KV was sent."""
     reply: Reply | None = None
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
@@ -78,10 +77,6 @@ class SplitAttempt:
     @property
     def context(self) -> RequestContext:
         return self.tracker.context
-
-    def prefill_body(self) -> bytes:
-        request = self.context.request
-        return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
 
     def read(self, response: bytes) -> Handoff | None:
         """The handoff that the prefill pod offers."""
@@ -118,19 +113,16 @@ class SplitAttempt:
             raise HandoffFailed(why, pod=caused_by, doubtful=doubtful)
 
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
-        """Take the cached tokens from the prefill response, if it has arrived."""
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
             reader = ResponseReader()
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
 
     def close_reply(self) -> None:
-        """Close the decode pod's response, if it has begun."""
         if self.reply is not None:
             self.reply.close()
 
     def failed_by(self, error: BaseException) -> str:
-        """The metric label of a failure."""
         if isinstance(error, asyncio.CancelledError):
             return CLIENT_GONE
         if self.result != "ok" or not isinstance(error, UpstreamError):
@@ -172,7 +164,9 @@ class SplitExecutor:
     async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
-        body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
+        request = attempt.context.request
+        prefill_body = partial(attempt.dialect.prefill_body, request.endpoint, request.body, attempt.pair)
+        body = await self._edits.run(request.body, prefill_body)
         inbound = attempt.context.inbound
         reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
@@ -187,7 +181,6 @@ class SplitExecutor:
         return response
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
-        """The decode request follows the prefill response."""
         response = await prefill
         if response.status != 200:
             return _refusal(attempt, response)

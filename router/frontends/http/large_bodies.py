@@ -71,7 +71,6 @@ class ItemCounter(msgspec.Struct, gc=False):
     """The first bytes of a character that continues in the next piece."""
 
     def feed(self, piece: bytes) -> None:
-        """Count the next piece. Raises `UnicodeDecodeError`."""
         if self._character or not piece.isascii():
             text = self._character + piece
             self._character = text[utf_8_decode(text, "strict", False)[1] :]

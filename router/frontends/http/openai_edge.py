@@ -51,7 +51,6 @@ from router.types import Endpoint, InferenceRequest
 
 _JSON = b"application/json"
 _IDENTITY = frozenset({b"", b"identity"})
-"""Content encodings of an unencoded body."""
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
 
@@ -59,8 +58,6 @@ log = structlog.get_logger()
 
 
 class OpenAiEdge(HttpEdge):
-    """Answers requests that are forwarded to pods."""
-
     own_bodies = False
 
     def __init__(
@@ -92,7 +89,6 @@ class OpenAiEdge(HttpEdge):
     def refusal(
         self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
     ) -> RouterError | None:
-        """Why a request is refused before its key is checked; None if it is not."""
         headers, named, limits = received.headers, received.named, self.limits
         if not methods:
             return None  # the listener's own application reads no body
@@ -203,7 +199,6 @@ class OpenAiEdge(HttpEdge):
             raise
 
     def _takes_long(self, received: ReceivedRequest) -> bool:
-        """Whether the body may be large or a form."""
         return received.named.get(b"content-type") != _JSON or self._large_bodies.needs_check(received.body)
 
     async def _read_large(self, received: ReceivedRequest, request_id: str) -> InferenceRequest | None:
