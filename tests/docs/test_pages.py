@@ -65,7 +65,7 @@ def test_the_site_is_no_dependency_of_the_product() -> None:
 
 
 def test_the_request_that_is_followed_is_the_second_one_of_the_readme() -> None:
-    """So that what a reader sees in "Try it" is what the picture and `how-it-decides.md` explain."""
+    """So that what a reader sees in "Try it" is what the picture and `docs/how-it-decides.md` explain."""
     readme = (ROOT / "README.md").read_text()
     question = re.search(r'^ask second "(.+)"$', readme, re.MULTILINE)
     assert question is not None
