@@ -111,6 +111,8 @@ class Pod:
     """Whether it identifies and counts pictures as the router does: the result of a parity test."""
     converts: frozenset[Endpoint] = frozenset()
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
+    continues: frozenset[Endpoint] = frozenset()
+    """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

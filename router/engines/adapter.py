@@ -176,6 +176,10 @@ class EngineAdapter:
         """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
         return ""
 
+    def continues(self, pod: Pod) -> bool:
+        """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
+        return False
+
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
         the tokens of the request: for a prompt of tokens, and for a chat with other fields than `tokenize_fields`.

@@ -209,7 +209,7 @@ class Tracker:
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
         """The response of a pod has begun. Raises `UpstreamBroken` where another candidate should be tried instead."""
         if status in RETRY_STATUSES and not self.is_last and self._has_budget(now_s):
-            raise UpstreamBroken(f"pod {pod}: status {status}", pod=pod)
+            raise UpstreamBroken(f"pod {pod}: status {status}", pod=pod, status=status)
         context = self.context
         context.status = status
         context.phases.enter("relay", now_s)

@@ -359,6 +359,19 @@ def test_a_request_id_is_kept_only_if_it_is_harmless(given: bytes, is_kept: bool
     assert inbound[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
 
 
+def test_a_request_uses_the_share_of_its_owner() -> None:
+    owners = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        owners.append(context.inbound.owner)
+        raise Saturated("full")
+
+    client = Client([(b"x-tenant", b"another")])
+    client.received.owner = "192.0.2.0"
+    served(make_edge(forward=forward), client)
+    assert owners == ["192.0.2.0"]
+
+
 def test_an_unexpected_error_is_answered_without_details() -> None:
     """500."""
     client = served(make_edge(forward=failing(ValueError("secret"))), Client())

@@ -260,7 +260,14 @@ class OpenAiEdge(HttpEdge):
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
         inbound = Inbound(
-            request_id, received.method, received.target, received.headers, received.peer, shown_id, trace
+            request_id,
+            received.method,
+            received.target,
+            received.headers,
+            received.peer,
+            shown_id,
+            trace,
+            received.owner,
         )
         return RequestContext(
             request,
