@@ -95,6 +95,8 @@ class Pod:
     """Dialect of its prefill/decode handoffs; empty if it has none."""
     handoff_port: int | None = None
     """Port where its peers read its KV; None for the dialect's default."""
+    handoff_hosts: tuple[str, ...] = ()
+    """Hosts besides its own that its handoffs may name."""
     serves_alone: bool = True
     """Whether it accepts requests that are not part of a handoff."""
     pulls: str = ""

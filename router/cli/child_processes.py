@@ -125,21 +125,19 @@ class RouterUrls(NamedTuple):
 
 
 @asynccontextmanager
-async def running_router(
-    policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
-) -> AsyncIterator[RouterUrls]:
-    """Run a router in front of `pods`; yields its URLs once it trusts them all. Port 0: a free port."""
+async def running_router(policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path) -> AsyncIterator[RouterUrls]:
+    """Run a router in front of `pods`; yields its URLs once it trusts them all."""
     config = router_config(pods, plan) | {"policy": policy}
-    async with configured_router(f"router-{policy}", config, folder, port) as urls:
+    async with configured_router(f"router-{policy}", config, folder) as urls:
         yield urls
 
 
 @asynccontextmanager
 async def configured_router(
-    name: str, config: Mapping[str, Any], folder: Path, port: int = 0
+    name: str, config: Mapping[str, Any], folder: Path, port: int = 0, admin_port: int = 0
 ) -> AsyncIterator[RouterUrls]:
     """Run a router with this configuration; yields its URLs once it trusts all its pods. Port 0: a free port."""
-    port, admin_port = port or free_port(), free_port()
+    port, admin_port = port or free_port(), admin_port or free_port()
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=2))
     urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")

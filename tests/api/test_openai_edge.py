@@ -24,8 +24,8 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
 )
+from router.frontends.fair_turns import MAX_AT_ONCE
 from router.frontends.http.exchange import Exchange, ReceivedRequest
-from router.frontends.http.fair_turns import MAX_AT_ONCE
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.request import reading
 from router.request.context import RequestContext

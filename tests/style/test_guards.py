@@ -71,7 +71,6 @@ EXCEPTIONS = {
     "prompt/texts.py:_lengths": _CLIENT,
     "prompt/tokenizer.py:Tokenizer.normalizes": "a file of the operator",
     "prompt/tokenizer.py:Tokenizer.text_of": "ids of one stream, at most a MiB",
-    "prompt/tokenizer.py:_steps": "a file of the operator",
     "prompt/tools.py:_arguments": _CLIENT,
     "publisher/lmcache.py:_respond": "a body within `limits`, on a port inside the cluster",
     "publisher/lmcache_chunks.py:_engine_hash": "hexadecimal digits of a fixed number",
