@@ -22,6 +22,7 @@ from router.sim.mock.handoff_service import HandoffService
 from router.sim.mock.http_exchange import EngineProtocol
 from router.sim.mock.mock_app import EngineApp
 from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.mock_requests import core_died
 from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
@@ -122,6 +123,10 @@ class MockEngine:
         elif fault.kind is FaultKind.TERMINATE:
             self._close_idle()
             self._steps.halt()
+        elif fault.kind is FaultKind.CORE_DIES:
+            self.faults.arm(Fault(kind=FaultKind.UNHEALTHY, count=None))
+            self.faults.arm(Fault(kind=FaultKind.STATUS, count=None))
+            self._steps.restart(core_died())
         elif fault.kind is FaultKind.THROTTLE:
             self._steps.slowdown = fault.factor
         elif fault.kind is FaultKind.SLOW_LINK:

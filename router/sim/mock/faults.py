@@ -44,6 +44,8 @@ class FaultKind(StrEnum):
     """Immediate: RESTART and REFUSE."""
     TERMINATE = "terminate"
     """Immediate, as vLLM on SIGTERM: accept no connection; streams stay open and get no more tokens."""
+    CORE_DIES = "core_dies"
+    """Immediate: all streams end with an error event and `[DONE]`; health checks and requests fail until cleared."""
     THROTTLE = "throttle"
     """Immediate: every step takes `factor` times as long as configured."""
     SLOW_LINK = "slow_link"
@@ -54,7 +56,7 @@ class FaultKind(StrEnum):
     """A decode leg fails to load its KV."""
 
 
-ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.TERMINATE)
+ENGINE_FAULTS = (FaultKind.RESTART, FaultKind.REFUSE, FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES)
 """Faults of an engine that can be armed for a token of a stream."""
 
 STREAM_FAULTS = (FaultKind.CUT, FaultKind.SILENCE, FaultKind.ABORT, *ENGINE_FAULTS)

@@ -33,6 +33,7 @@ from router.sim.mock.mock_requests import (
     EngineError,
     GenerationRequest,
     RequestParser,
+    core_died,
     decode_body,
 )
 from router.sim.mock.mock_responses import encode, error_type
@@ -264,6 +265,8 @@ class EngineApp:
             return
         if fault.kind in ENGINE_FAULTS:
             self._inject(msgspec.structs.replace(fault, after_chunks=None))
+        if fault.kind is FaultKind.CORE_DIES:
+            raise core_died()
         if fault.kind in (FaultKind.SILENCE, FaultKind.TERMINATE):
             await exchange.disconnected()
         await exchange.close()

@@ -53,6 +53,12 @@ class EngineError(Exception):
 _HANDOFF_FIELDS = ("kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
+def core_died() -> EngineError:
+    """vLLM's error for each request whose engine core has ended."""
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return EngineError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     id: str

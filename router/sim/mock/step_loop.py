@@ -22,15 +22,16 @@ class TokenStream:
     id: RequestId
     ready_tokens: int = 0
     cached_tokens: int = 0
-    _is_lost: bool = False
+    _lost: Exception | None = None
     _wanted: int = 0
     _waiter: asyncio.Future[None] | None = None
 
     async def wait_for(self, tokens: int) -> int:
-        """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost`."""
+        """Wait until at least `tokens` are ready and return how many are. Raises `StreamLost` or the error of
+        `restart`."""
         while self.ready_tokens < tokens:
-            if self._is_lost:
-                raise StreamLost
+            if self._lost is not None:
+                raise self._lost
             self._wanted = tokens
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -42,9 +43,9 @@ class TokenStream:
         if self.ready_tokens >= self._wanted:
             self._wake()
 
-    def lose(self) -> None:
-        """End the stream early: `wait_for` raises `StreamLost`."""
-        self._is_lost = True
+    def lose(self, error: Exception) -> None:
+        """End the stream early: `wait_for` raises `error`."""
+        self._lost = error
         self._wake()
 
     def _wake(self) -> None:
@@ -81,21 +82,21 @@ class StepLoop:
         if self._streams.get(stream.id, stream) is stream:
             self._streams.pop(stream.id, None)
             self.pod.cancel(stream.id)
-            stream.lose()
+            stream.lose(StreamLost())
 
     def halt(self) -> None:
         """End no more steps, until `restart`."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def restart(self) -> None:
-        """Replace the pod with an empty one and end all streams."""
+    def restart(self, error: Exception | None = None) -> None:
+        """Replace the pod with an empty one and end all streams, with `error` or as lost."""
         self.halt()
         self._timer = None
         lost, self._streams = self._streams, {}
         self.pod = SimPod(self._config)
         for stream in lost.values():
-            stream.lose()
+            stream.lose(error or StreamLost())
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Each step is due relative to the previous due time, so that delays of the event loop do not accumulate."""

@@ -119,6 +119,31 @@ async def test_an_aborted_stream_ends_completely(running: Running) -> None:
         assert usage["usage"]["completion_tokens"] == token_count(body) == 5
 
 
+async def test_a_dead_core_ends_all_streams_with_an_error(running: Running) -> None:
+    """Each with an event without a name, the end marker and a complete body. Then nothing works until it is cleared."""
+    async with running(time_scale=1.0) as (_, client):
+        async with reading(client, ASK | {"max_tokens": 2000}) as other:
+            await other.until(2)
+            await arm(client, "core_dies", after_chunks=3)
+            body, is_complete = await read(client)
+            await other.task
+        for got in (body, other.body):
+            *_, error, done = got.split(b"\n\n")[:-1]
+            assert (done, is_complete) == (b"data: [DONE]", True)
+            assert json.loads(error.removeprefix(b"data: ")) == {
+                "error": {
+                    "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+                    "type": "InternalServerError",
+                    "param": None,
+                    "code": 500,
+                }
+            }
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.post(CHAT, json=ASK)).status_code == 500
+        await client.delete("/_fault")
+        assert (await client.get("/health")).status_code == 200
+
+
 async def test_a_pod_can_die_in_the_middle_of_a_stream(running: Running) -> None:
     """The body has no end, and connections are refused."""
     async with running(time_scale=1.0) as (_, client):
