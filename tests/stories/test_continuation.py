@@ -50,7 +50,7 @@ async def test_pods_show_at_join_that_they_continue_streams(deploy: Deploy) -> N
         assert [pod["continues"] for pod in await deployment.pods()] == [[], []]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.DIE, FaultKind.TERMINATE, FaultKind.ABORT])
+@pytest.mark.parametrize("kind", [FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES, FaultKind.ABORT])
 async def test_stream_of_a_pod_that_fails_is_read_to_its_end(deploy: Deploy, kind: FaultKind) -> None:
     async with deploy(continuation=ON, engine=SLOW) as deployment:
         await proven(deployment)
