@@ -70,13 +70,13 @@ FIGURES = ("requests", "cached_share", "ttft_mean_ms", "ttft_p99_ms", "slo_share
 
 
 def runs(seeds: int) -> Iterator[Run]:
-    """The peers at the middle load."""
+    """llm-d's and Dynamo's rules at all loads, the other peers at the middle one."""
     for seed in range(seeds):
         for (model, traffic), loads in LOADS.items():
             for at, load in enumerate(loads):
                 for belief in ("full", "true", "kept"):
                     yield Run(seed, model, traffic, load, OURS, belief)
-                for peer in PEERS if at == 1 else ():
+                for peer in PEERS if at == 1 else PEERS[:2]:
                     yield Run(seed, model, traffic, load, peer, "true" if peer in AWARE else "full")
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import iter_unpack
 from typing import Any
 
 import msgspec
 import xxhash
 
-from router.types import BlockHash, Generation
+from router.types import BlockHash, Generation, PromptPrefix
 
 TOKEN_BYTES = 4
 _TOKEN_TYPE = "I"
@@ -69,6 +69,21 @@ def hash_blocks(tokens: array[int], block_size_tokens: int, parent: BlockHash) -
     full = len(tokens) // block_size_tokens * block_size_tokens
     blocks = iter_unpack(f"{block_size_tokens * TOKEN_BYTES}s", memoryview(_little_endian(tokens))[:full])
     return hash_array([parent := digest(block, parent) for (block,) in blocks])
+
+
+def hash_ahead(hashes: Sequence[BlockHash], tokens: array[int], block_tokens: int, ahead_tokens: int) -> array[int]:
+    """The hashes of blocks that are found again only with the same tokens behind them, of those that have enough."""
+    digest, data = xxhash.xxh3_64_intdigest, memoryview(_little_endian(tokens)).cast("B")
+    ahead_bytes = TOKEN_BYTES * ahead_tokens
+    starts = range(TOKEN_BYTES * block_tokens, len(data) - ahead_bytes + 1, TOKEN_BYTES * block_tokens)
+    return hash_array([digest(data[at : at + ahead_bytes], known) for known, at in zip(hashes, starts, strict=False)])
+
+
+def hashes_ahead(prefix: PromptPrefix, hashes: Sequence[BlockHash], ahead_tokens: int) -> Sequence[BlockHash]:
+    """Those of a prompt, which has these hashes without the tokens behind each block."""
+    if not ahead_tokens:
+        return hashes
+    return hash_ahead(hashes, token_array(prefix.tokens), prefix.block_size_tokens, ahead_tokens)
 
 
 def hash_rest(known: array[int], rest: array[int], block_size_tokens: int, seed: BlockHash) -> array[int]:

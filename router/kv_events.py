@@ -50,11 +50,15 @@ class BlocksStored:
     `block_size_tokens` 0) it is a tier update of hashes that the holder announced before.
 
     `layers`: those that the group has; None for full attention. Others keep only some of the blocks that have been
-    computed, and name them by hash alone."""
+    computed, and name them by hash alone.
+
+    `lookahead_tokens`: of each block, the tokens behind it that its hash includes (vLLM 0.33 with EAGLE or MTP); empty
+    where hashes include none."""
 
     block_hashes: tuple[int, ...]
     parent_hash: int | None = None
     tokens: Sequence[int] = ()
+    lookahead_tokens: Sequence[tuple[int, ...]] = ()
     block_size_tokens: int = 0
     tier: Tier = Tier.GPU
     group: int = 0

@@ -95,6 +95,8 @@ class Pod:
     """Dialect of its prefill/decode handoffs; empty if it has none."""
     handoff_port: int | None = None
     """Port where its peers read its KV; None for the dialect's default."""
+    handoff_hosts: tuple[str, ...] = ()
+    """Hosts besides its own that its handoffs may name."""
     serves_alone: bool = True
     """Whether it accepts requests that are not part of a handoff."""
     pulls: str = ""
@@ -109,6 +111,8 @@ class Pod:
     """Whether it identifies and counts pictures as the router does: the result of a parity test."""
     converts: frozenset[Endpoint] = frozenset()
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
+    continues: frozenset[Endpoint] = frozenset()
+    """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

@@ -2,7 +2,7 @@
 
 A request is counted in three steps. It begins: one request more, unless a limit is reached. It is decided: the tokens
 that its pod will have to compute, as predicted, and those that it will probably generate, if they fit. It ends: what it
-really cost replaces what was expected. A request that is refused costs nothing.
+really cost replaces what was expected. A request whose tokens do not fit stays counted: its prompt has been read.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Quotas:
             self.sharing.mark_used(requests, int(now_s), 1)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
-        """Count the tokens that a decided request is expected to cost, if they fit; else its begin is taken back. The
+        """Count the tokens that a decided request is expected to cost, if they fit; else `end` it. The
         output is a guess: it never exceeds a whole limit, which would refuse the tenant for ever."""
         applied, second = hold.applied, int(now_s)
         for meter in applied.output:
@@ -152,15 +152,6 @@ class Quotas:
             self.sharing.mark_used(applied.prompt, second, prompt_tokens)
             self.sharing.mark_used(applied.output, second, output_tokens)
         return None
-
-    def refuse(self, hold: Hold) -> None:
-        """Take back what a request was counted with that is not served."""
-        if not hold.has_ended:
-            for meter in hold.applied.requests:
-                meter.own.take_back(hold.second, 1)
-            if self.sharing is not None:
-                self.sharing.mark_changed(hold.applied.counted)
-            self.end(hold, 0, 0, hold.tokens_second)
 
     def end(self, hold: Hold, prompt_tokens: int | None, output_tokens: int | None, now_s: float) -> None:
         """Replace the expected by the real cost; None: unknown. Idempotent."""

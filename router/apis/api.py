@@ -52,7 +52,6 @@ class ResponseFormat(NamedTuple):
 
 
 def count_named(name: bytes) -> re.Pattern[bytes]:
-    """Matches a count in JSON by its name."""
     return re.compile(rb'"%b": ?(\d{1,12})\b' % name)
 
 
@@ -111,7 +110,6 @@ class Api:
     body: type[msgspec.Struct] = OtherBody
     """The fields that the router decodes; all others are forwarded as received."""
     prompt_fields: tuple[str, ...] = ()
-    """Those that determine the prompt's tokens."""
     raw_fields: frozenset[str] = frozenset()
     """Those that a decoder leaves undecoded, besides numbers."""
     items: str = ""

@@ -125,21 +125,19 @@ class RouterUrls(NamedTuple):
 
 
 @asynccontextmanager
-async def running_router(
-    policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path, port: int = 0
-) -> AsyncIterator[RouterUrls]:
-    """Run a router in front of `pods`; yields its URLs once it trusts them all. Port 0: a free port."""
+async def running_router(policy: str, pods: Sequence[str], plan: FleetPlan, folder: Path) -> AsyncIterator[RouterUrls]:
+    """Run a router in front of `pods`; yields its URLs once it trusts them all."""
     config = router_config(pods, plan) | {"policy": policy}
-    async with configured_router(f"router-{policy}", config, folder, port) as urls:
+    async with configured_router(f"router-{policy}", config, folder) as urls:
         yield urls
 
 
 @asynccontextmanager
 async def configured_router(
-    name: str, config: Mapping[str, Any], folder: Path, port: int = 0
+    name: str, config: Mapping[str, Any], folder: Path, port: int = 0, admin_port: int = 0
 ) -> AsyncIterator[RouterUrls]:
     """Run a router with this configuration; yields its URLs once it trusts all its pods. Port 0: a free port."""
-    port, admin_port = port or free_port(), free_port()
+    port, admin_port = port or free_port(), admin_port or free_port()
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=2))
     urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
@@ -148,7 +146,7 @@ async def configured_router(
         with child(name, arguments, folder) as router:
 
             async def all_trusted() -> bool | None:
-                return await all_pods_trusted(client, len(config["pods"])) or None
+                return await all_pods_trusted(client, len(config["pods"]), continue_="continuation" in config) or None
 
             await router.until(all_trusted)
             try:
@@ -197,14 +195,17 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
     return {**config, "continuation": {"enabled": True}} if plan.continues else config
 
 
-async def all_pods_trusted(client: httpx.AsyncClient, pods: int) -> bool:
-    """Whether the router has this number of pods and trusts them all. `client`: of its admin listener."""
+async def all_pods_trusted(client: httpx.AsyncClient, pods: int, *, continue_: bool = False) -> bool:
+    """Whether the router has this number of pods and trusts them all, with `continue_` also to continue streams.
+    `client`: of its admin listener."""
     try:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:
         return False
     found = answer.json() if answer.status_code == 200 else []
-    return len(found) == pods and all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in found)
+    is_proven = all(pod["continues"] for pod in found) or not continue_
+    is_trusted = all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in found)
+    return len(found) == pods and is_trusted and is_proven
 
 
 def child(name: str, arguments: Sequence[str], folder: Path) -> AbstractContextManager[Child]:

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -25,8 +26,10 @@ from router.cli.child_processes import (
     RouterUrls,
     cancel_on_sigterm,
     clear_caches,
+    configured_router,
     free_port,
     mock_fleet,
+    router_config,
     running_router,
     temporary_folder,
 )
@@ -46,7 +49,8 @@ SESSIONS_PER_POD_S = 5.5
 STREAMS_PER_POD = 8
 KILL_AT_S = 2.0
 """All answers have begun, and none has ended."""
-PORT = 8080
+PORT, ADMIN_PORT = 8080, 9480
+"""Ports of the router that is kept, where they are free: those of `warmroute serve`, where other commands look."""
 NUMBERS = 800
 """A prompt of as many has 1,600 tokens: its prefill decides, and not the hash of its first blocks."""
 
@@ -103,10 +107,15 @@ async def _run_demo(
         )
         _print_failures(console, results)
         if keep:
-            router = await stack.enter_async_context(running_router("cost_aware", pods, plan, folder, free_port(PORT)))
-            print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
-            await asyncio.Event().wait()
+            await _keep(pods, plan, folder)
         return any(row.errors for row in rows)
+
+
+async def _keep(pods: Sequence[str], plan: FleetPlan, folder: Path) -> None:
+    ports = map(free_port, (PORT, ADMIN_PORT))
+    async with configured_router("router-kept", router_config(pods, plan), folder, *ports) as router:
+        print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
+        await asyncio.Event().wait()
 
 
 async def _drive(

@@ -94,6 +94,9 @@ class PodSettings(Strict):
     have a default)."""
     handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
+    handoff_hosts: tuple[str, ...] = ()
+    """Hosts besides that of its URL that its handoffs may name: of a network for KV, or its address where the URL has a
+    name. The decode pod connects to them; a handoff with another one is not used."""
     pulls: PullDialectName = ""
     """Dialect for fetching KV from a peer."""
     dp_size: Annotated[int, Field(ge=1, le=1024)] = 1

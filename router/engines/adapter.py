@@ -45,7 +45,6 @@ _Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _TOKEN_IDS = TokenIds(1 << 32)
 
 Responses: TypeAlias = Mapping[str, bytes]
-"""Response bodies of a pod by path; only those with status 200."""
 
 
 class KvEventSource(msgspec.Struct, frozen=True):
@@ -66,7 +65,6 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
-    """The engine's release; empty where it is not reported."""
     weights: str = ""
     """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None
@@ -111,18 +109,24 @@ class _Details(msgspec.Struct):
     cached_tokens: _Count | None = None
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
+    """The `usage` of a response; engines omit the details unless they are configured to report them."""
+
     prompt_tokens: _Count | None = None
     input_tokens: _Count | None = None
     cache_creation_input_tokens: _Count | None = None
     cache_read_input_tokens: _Count | None = None
     prompt_tokens_details: _Details | None = None
 
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
 
 class _Generated(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    usage: Usage | None = None
 
 
 class EngineAdapter:
@@ -133,7 +137,6 @@ class EngineAdapter:
     chart_names: tuple[str, ...] = ()
     """Its names in labels and annotations of charts, besides its name here."""
     image_names: tuple[str, ...] = ()
-    """Parts of the names of its images."""
     salted: frozenset[Endpoint] = frozenset(Endpoint) - {Endpoint.TOKENIZE, Endpoint.COUNT_TOKENS}
     """Endpoints that may receive a `cache_salt`, which keeps the prefixes of tenants apart."""
     health_path: str = "/health"
@@ -172,6 +175,10 @@ class EngineAdapter:
     def pause_reason(self, said: bytes) -> str:
         """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
         return ""
+
+    def continues(self, pod: Pod) -> bool:
+        """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
+        return False
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from
@@ -261,8 +268,7 @@ def prompt_token_count(response: bytes) -> int | None:
 def cached_token_count(response: bytes) -> int | None:
     """Cached tokens in the usage of the response to a probe; None where the engine does not report them."""
     found = decode(response, _Generated, PROBE_ANSWER)
-    details = found.usage.prompt_tokens_details if found and found.usage else None
-    return details.cached_tokens if details else None
+    return found.usage.cached_tokens if found and found.usage else None
 
 
 def rank_headers(pod: Pod) -> Mapping[str, str]:

@@ -32,8 +32,6 @@ _ESCAPED = re.compile(r"\\(.)")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line: labels and a finite value."""
-
     labels: Mapping[str, str]
     value: float
 

@@ -21,6 +21,7 @@ from router.engines.adapter import (
     on_pod,
     rank_count,
 )
+from router.engines.handoff.vllm_connectors import takes_prompt_tokens
 from router.engines.prometheus import LoadGauges, Sample, samples
 from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
@@ -92,6 +93,9 @@ class Vllm(EngineAdapter):
 
     def pause_reason(self, said: bytes) -> str:
         return next((reason for text, reason in _PAUSES.items() if text in said), "")
+
+    def continues(self, pod: Pod) -> bool:
+        return takes_prompt_tokens(pod)
 
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         if pod.max_model_len_tokens is None:

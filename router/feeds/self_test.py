@@ -68,7 +68,8 @@ class Parity(StrEnum):
     MISMATCH = "mismatch"
     UNKNOWN = "unknown"
     NO_EVENTS = "no_events"
-    """The pod publishes no KV events, so there are no hashes to compare."""
+    """There are no hashes to compare: the pod publishes no KV events, or has windows alone, whose events do not say
+    which blocks they name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +287,8 @@ class ParityFeed:
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)
         known_blocks = await self._announced(pod.id, prompt, expected)
+        if pod.id in self.store.estimated:
+            return replace(report, hashes=Parity.NO_EVENTS)
         return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id))
 
     async def _readable_probe(self, pod: Pod) -> tuple[Probe, PromptPrefix] | None:
@@ -328,10 +331,10 @@ class ParityFeed:
         try:
             async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
-                while not self.store.rejected_reason(pod_id):
-                    if self.store.known_blocks(pod_id, prompt) >= expected:
+                while not self.store.rejected_reason(pod_id) and pod_id not in self.store.estimated:
+                    if self.store.full_run(pod_id, prompt) >= expected:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return self.store.known_blocks(pod_id, prompt)
+        return self.store.full_run(pod_id, prompt)

@@ -44,7 +44,7 @@ import xxhash
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.outcomes import Outcomes
 from router.fleet.retry_pause import retry_pause_s
-from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
+from router.types import FleetSnapshot, Pod, PodId, PodState, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
@@ -142,10 +142,11 @@ class Breaker:
 
     def ended(self, pod_id: PodId, client: str, now_s: float, *, is_served: bool) -> None:
         """A request of `client` to the pod was served, or failed for any reason."""
-        if not self._is_ready(pod_id):
+        status = self._fleet.status(pod_id)
+        if status is None or status.state is not PodState.READY:
             return
-        self._outcomes.ended(pod_id, client, now_s, is_served=is_served)
-        if not is_served and self._outcomes.fails_alone(pod_id, (other.pod.id for other in self._others(pod_id))):
+        self._outcomes.ended(pod_id, models := status.pod.models, client, now_s, is_served=is_served)
+        if not is_served and self._outcomes.fails_alone(pod_id, models):
             self._outcomes.forget(pod_id)
             record = self._failing_alone.setdefault(pod_id, Failures())
             reason = "most requests failed, and other pods served the same clients"
@@ -193,14 +194,10 @@ class Breaker:
 
     def _most_others_on_time(self, pod_id: PodId) -> bool:
         """Whether most other pods of the same models are on time. O(pods); called only for a late pod."""
-        others = self._others(pod_id)
+        own, pods = self._fleet.status(pod_id), self._fleet.snapshot.pods
+        others = [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
         on_time = sum(other.state is PodState.READY and other.pod.id not in self._late for other in others)
         return on_time * 2 > len(others)
-
-    def _others(self, pod_id: PodId) -> list[PodStatus]:
-        """Other pods of the same models."""
-        own, pods = self._fleet.status(pod_id), self._fleet.snapshot.pods
-        return [status for status in pods if own and status is not own and status.pod.models == own.pod.models]
 
     def _eject_at_limit(self, pod_id: PodId, record: Failures, now_s: float) -> None:
         failures = record.failures + record.counted_doubts(self._rules, now_s)

@@ -46,6 +46,15 @@ _UNREPORTED = Reported(
 )
 
 
+_UNTESTED: Mapping[str, Any] = {
+    "trust": PrefixTrust.UNTESTED,
+    "converts": frozenset(),
+    "reads_pictures": False,
+    "continues": frozenset(),
+}
+"""What tests show of a pod, before the first one of its life."""
+
+
 class PodEvent(StrEnum):
     FOUND = "found"
     LOST = "lost"
@@ -219,6 +228,10 @@ class Fleet:
         """Record that the pod passed the parity test with pictures."""
         self._learn(pod_id, reads_pictures=True)
 
+    def trust_continuation(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
+        """Record at which endpoints the pod continued a broken answer exactly."""
+        self._learn(pod_id, continues=endpoints)
+
     # --- changes ----------------------------------------------------------------------------------------------
 
     def _add(self, pods: Iterable[Pod]) -> None:
@@ -240,8 +253,7 @@ class Fleet:
 
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
-        untested: dict[str, Any] = {"trust": PrefixTrust.UNTESTED, "converts": frozenset(), "reads_pictures": False}
-        return replace(pod, epoch=next(self._epochs), **untested)
+        return replace(pod, epoch=next(self._epochs), **_UNTESTED)
 
     def _learn(self, pod_id: PodId, **facts: Any) -> None:
         known = self._statuses.get(pod_id)
@@ -269,16 +281,8 @@ def _process(pod: Pod) -> tuple[object, ...]:
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
     """The configured pod with the reported facts, epoch and trust of the known one."""
-    facts: dict[str, Any] = {name: getattr(known, name) for name in _UNREPORTED}
-    return replace(
-        configured,
-        **facts,
-        epoch=known.epoch,
-        trust=known.trust,
-        converts=known.converts,
-        reads_pictures=known.reads_pictures,
-        ready_since_s=known.ready_since_s,
-    )
+    facts: dict[str, Any] = {name: getattr(known, name) for name in (*_UNREPORTED, *_UNTESTED)}
+    return replace(configured, **facts, epoch=known.epoch, ready_since_s=known.ready_since_s)
 
 
 def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:

@@ -8,8 +8,8 @@ more failures than all others have successes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
+from typing import TypeAlias
 
 import msgspec
 
@@ -22,7 +22,8 @@ MIN_RESULTS = 3
 KEPT_OF_CLIENT, KEPT_OF_POD = 7 / 8, 15 / 16
 """What each result leaves of the earlier ones: 9 failures in a row outweigh all successes of a client, 18 of a pod."""
 MAX_CLIENTS = 32
-"""More clients of one pod in one window have no vote."""
+"""More clients of one pod in one window have no vote, and the latest windows of this number of pods are compared."""
+Models: TypeAlias = tuple[str, ...]
 
 
 class _Results(msgspec.Struct, gc=False):
@@ -54,20 +55,21 @@ class Outcomes:
     """Results of requests by pod and client."""
 
     def __init__(self) -> None:
-        self._windows: dict[PodId, _Window] = {}
+        self._windows: dict[Models, dict[PodId, _Window]] = {}
         self._until_s = 0.0
 
     def is_watching(self, now_s: float) -> bool:
         """Whether successes need counting: after a failure, at any pod."""
         return now_s < self._until_s
 
-    def ended(self, pod_id: PodId, client: str, now_s: float, *, is_served: bool) -> None:
+    def ended(self, pod_id: PodId, models: Models, client: str, now_s: float, *, is_served: bool) -> None:
         """A request of `client` to the pod was served, or failed."""
         if not is_served:
             self._until_s = now_s + WINDOW_S
-        window = self._windows.get(pod_id)
+        window = self._windows.get(models, {}).get(pod_id)
         if window is None or now_s - window.since_s > WINDOW_S:
-            window = self._windows[pod_id] = _Window(now_s, _Results())
+            self.forget(pod_id)  # also with other models
+            window = self._windows.setdefault(models, {})[pod_id] = _Window(now_s, _Results())
         key = hash(client)
         results = window.clients.get(key)
         if results is None:
@@ -77,19 +79,23 @@ class Outcomes:
         results.add(KEPT_OF_CLIENT, is_served=is_served)
         window.total.add(KEPT_OF_POD, is_served=is_served)
 
-    def fails_alone(self, pod_id: PodId, others: Iterable[PodId]) -> bool:
-        """Whether most requests to the pod fail, and most clients that have a vote are served by `others`."""
-        window = self._windows.get(pod_id)
+    def fails_alone(self, pod_id: PodId, models: Models) -> bool:
+        """Whether most requests to the pod fail, and most clients that have a vote are served by others of its
+        models."""
+        windows = self._windows.get(models, {})
+        window = windows.get(pod_id)
         if window is None or not window.total.is_failing:
             return False
-        found = (self._windows[other].clients for other in others if other in self._windows)
-        compared = list(islice(found, MAX_CLIENTS))
+        compared = [one.clients for one in islice(reversed(windows.values()), MAX_CLIENTS) if one is not window]
         against = sum(one.is_failing and _serve(compared, client) for client, one in window.clients.items())
         return against > sum(one.served > one.failed for one in window.clients.values())
 
     def forget(self, pod_id: PodId) -> None:
         """Count the pod's results from zero."""
-        self._windows.pop(pod_id, None)
+        for models, windows in list(self._windows.items()):
+            windows.pop(pod_id, None)
+            if not windows:
+                del self._windows[models]
 
 
 def _serve(pods: list[dict[int, _Results]], client: int) -> bool:

@@ -20,7 +20,6 @@ from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import InferenceRequest, PromptPrefix
 
 CHECK_EVERY = 256
-"""One prompt in 256 is checked."""
 CHECK_SHARE = 0.01
 """Maximum share of the time that checks take."""
 CHECK_TOKENS = 65_536
@@ -39,7 +38,6 @@ class PromptCheck:
         self._prompts = 0
         self._next_s = 0.0
         self.running: asyncio.Task[None] | None = None
-        """The last check."""
 
     def sample(self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix) -> None:
         """Start a check of every `CHECK_EVERY`th prompt as a background task, unless one runs or ran recently."""
@@ -65,7 +63,6 @@ class PromptCheck:
     def _cause_of_difference(
         self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix
     ) -> str | None:
-        """None if the prefix is right."""
         found = self._fingerprinter.read_slowly(request, pending)
         if found is None or found[1] == served:
             return None

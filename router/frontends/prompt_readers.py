@@ -28,7 +28,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, IncrementalPrompt, OpenedPrompt, RenderedPrompt
+from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, OpenedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -82,11 +82,8 @@ class FleetLookups:
     """What the pods of a request's model have in common. Each returns None if it is unknown."""
 
     context_tokens: ContextLookup = lambda _: None
-    """The longest context."""
     conversion: ConversionLookup = lambda _: None
-    """How they make a chat of the body."""
     identities: Callable[[InferenceRequest], PictureIdentities | None] = lambda _: None
-    """How they identify pictures."""
 
 
 class PodFetch(Protocol):
@@ -154,7 +151,6 @@ class LocalPromptReader:
         self._lookups = lookups or FleetLookups()
         self.pictures = fingerprinter.pictures
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
-        """The comparison with the reference; public for tests."""
 
     def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
@@ -180,14 +176,14 @@ class LocalPromptReader:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self._lookups.identities(request) if self.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            rendered: RenderedPrompt | IncrementalPrompt | None = None
+            pending: AnyPendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
-                rendered = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
-            if rendered is None:
+                pending = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
+            if pending is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
-                rendered = fingerprinter.render(opened) if is_short else await self._render_long(opened)
-            pending = fingerprinter.look_up(rendered)
+                pending = fingerprinter.render(opened) if is_short else await self._render_long(opened)
+            fingerprinter.look_up(pending)
             if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
                 prefix = fingerprinter.finish(pending)
                 if pending.cold_characters > YIELD_CHARACTERS:
@@ -201,7 +197,6 @@ class LocalPromptReader:
         return prefix
 
     def _is_soon_encoded(self, pending: AnyPendingPrompt) -> bool:
-        """Whether a prompt can be encoded inline."""
         characters, is_fast = pending.cold_characters, self.tokenizer.backend != REFERENCE
         if characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
             return True
@@ -246,13 +241,12 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _render_long(self, opened: OpenedPrompt) -> RenderedPrompt | IncrementalPrompt:
+    async def _render_long(self, opened: OpenedPrompt) -> AnyPendingPrompt:
         request = opened.request
         found = opened.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
         context_tokens = self._lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
-            await self._threads.run(new_bytes, self._fingerprinter.check_undecoded, request, context_tokens)
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
         return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
 
@@ -274,7 +268,6 @@ def generating_request(request: InferenceRequest) -> InferenceRequest | None:
 
 
 def _is_short(opened: OpenedPrompt) -> bool:
-    """Whether a prompt can be rendered inline."""
     request, found = opened.request, opened.found
     if found is not None and not found.key:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
@@ -351,7 +344,6 @@ class EnginePromptReader:
         return await self._run(len(answer), self._prefix, request, answer)
 
     async def _run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`, inline where it is small."""
         if size <= INLINE_BYTES:
             return work(*arguments)
         return await self._threads.run(size, work, *arguments)

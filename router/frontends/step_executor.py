@@ -50,7 +50,6 @@ class QueueTasks:
             task.add_done_callback(self._tasks.discard)
 
     async def _run(self, queue: ModelQueue, changed: asyncio.Event) -> None:
-        """Send those who wait, until none does."""
         try:
             while queue:
                 changed.clear()
@@ -93,7 +92,6 @@ class StepExecutor:
 
     readers: Mapping[str, PromptReader]
     unlisted: PromptReader
-    """The reader for other models."""
     responses: ResponseLocator
     next_exchange: Callable[[], Awaitable[None]] | None = None
     queues: QueueTasks | None = None
@@ -128,4 +126,4 @@ class StepExecutor:
         if isinstance(step, QuotaSync):
             assert self.next_exchange is not None
             return self.next_exchange()
-        return self.uuids.removed(step.body)
+        return self.uuids.removed(step.body, step.tenant)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 
+from router.hashing import hashes_ahead
 from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
@@ -30,6 +31,8 @@ class BlockMap:
         """Pods whose hits do not end with the first missing block."""
         self._tested: dict[PodId, CacheHabits | None] = {}
         """What a test has shown of a pod; None where no known rule explained its hits."""
+        self._ahead_tokens: dict[PodId, int] = {}
+        """How many tokens behind a block the hashes of a pod include, if any."""
         self.estimated: set[PodId] = set()
         """Those of them that do not announce which blocks they have."""
 
@@ -51,6 +54,7 @@ class BlockMap:
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
             self.estimated.discard(pod)
+            self._ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -97,7 +101,7 @@ class BlockMap:
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
         """Leading blocks of `prefix` that full attention of `pod` has."""
-        return self._masks.full_run(pod, prefix.hashes)
+        return self._masks.full_run(pod, hashes_ahead(prefix, prefix.hashes, self._ahead_tokens.get(pod, 0)))
 
     def apply(self, pod: PodId, event: KvEvent) -> None:
         """Apply one event; events of unknown pods are ignored."""
@@ -119,6 +123,8 @@ class BlockMap:
         self._follow(pod, holder, rule)
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
+        if holder.ahead_tokens:
+            self._ahead_tokens[pod] = holder.ahead_tokens
         if holder.rule is not None and holder.rule is not before:
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
@@ -127,7 +133,11 @@ class BlockMap:
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
         self._free_next_shard()
-        return self._masks.walk(prefix.hashes, (len(prefix.tokens), prefix.block_size_tokens))
+        tokens = len(prefix.tokens), prefix.block_size_tokens
+        found = self._masks.walk(prefix.hashes, tokens)
+        for ahead in set(self._ahead_tokens.values()) if self._ahead_tokens else ():
+            found |= self._masks.walk(hashes_ahead(prefix, prefix.hashes, ahead), tokens)
+        return found
 
     def _free_next_shard(self) -> None:
         if self._removed and self._removed[0].free_next_shard():

@@ -58,7 +58,9 @@ class Checkpoints:
         while self._computed and self._computed[0][0] <= now_s:
             self.withdraw(*heappop(self._computed)[2:])
         found: dict[PodId, BlocksByTier] = {}
-        for depth, pods in enumerate(map(self._ends.get, hashes if self._ends else ()), start=1):
+        if not self._ends:
+            return found
+        for depth, pods in enumerate(map(self._ends.get, hashes), start=1):
             if pods:
                 found.update(dict.fromkeys(pods, (depth, 0, 0, 0)))
         return found

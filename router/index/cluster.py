@@ -8,11 +8,12 @@ Redis I/O and reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
+from router.hashing import hashes_ahead
 from router.index.evicted import EvictedByModel
 from router.index.holders import (
     HolderFacts,
@@ -68,9 +69,14 @@ class ClusterIndex:
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
-        walked = hashes_by_generation(prefix, self.holders.generations)
         tokens = len(prefix.tokens), prefix.block_size_tokens
-        return self.holders.by_pod(self.masks.walk(hashes, tokens) for _, hashes in walked)
+        return self.holders.by_pod(self.masks.walk(hashes, tokens) for hashes in self._lookups(prefix))
+
+    def _lookups(self, prefix: PromptPrefix) -> Iterator[Sequence[BlockHash]]:
+        for _, hashes in hashes_by_generation(prefix, self.holders.generations):
+            yield hashes
+            for ahead in self.holders.aheads:
+                yield hashes_ahead(prefix, hashes, ahead)
 
     # --- log entries ---
 

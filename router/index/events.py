@@ -32,7 +32,11 @@ MAX_GROUP = 1023
 BLOCKS = Bound("blocks of a KV event", EVENT.max_bytes, 8192)
 EXTRA_KEYS = Bound("extra keys of a KV event", EVENT.max_bytes, 2 * BLOCKS.max_items)
 
+MAX_AHEAD = 8
+"""Tokens behind a block that are read of those which its hash includes. Each number of them takes a lookup."""
+
 T = TypeVar("T")
+_Token: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _BATCH = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 _EVENTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _EVENT = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
@@ -44,6 +48,7 @@ _DECODERS: Mapping[str, msgspec.msgpack.Decoder[Any]] = {
     "parent_block_hash": msgspec.msgpack.Decoder(int | bytes | None),
     "token_ids": msgspec.msgpack.Decoder(Annotated[list[int | list[int]], msgspec.Meta(max_length=1 << 17)] | None),
     "extra_keys": msgspec.msgpack.Decoder(list[msgspec.Raw] | None),
+    "lookahead_token_ids": msgspec.msgpack.Decoder(list[tuple[_Token, ...]] | None),
 }
 """Decoders of fields that are not plain. Without types, a field could be a map whose keys all have one hash."""
 
@@ -65,7 +70,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "AllBlocksCleared": (),
 }
 """Field order of the array encoding (vLLM up to 0.23)."""
-_IN_MAPS = ("cache_salt", "locality")
+_IN_MAPS = ("cache_salt", "locality", "lookahead_token_ids")
 """Fields that only maps have."""
 
 _TIERS: Mapping[str, Tier] = {
@@ -161,7 +166,8 @@ def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
     size = event.block_size_tokens
     tokens = event.tokens[first * size : (first + len(hashes)) * size]
     parent = event.block_hashes[first - 1] if first else event.parent_hash
-    return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent)
+    behind = event.lookahead_tokens[first : first + len(hashes)]
+    return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent, lookahead_tokens=behind)
 
 
 def _fields(raw: dict[str, msgspec.Raw] | list[msgspec.Raw]) -> Mapping[str, Any]:
@@ -193,7 +199,8 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
     if kind is not AttentionKind.FULL:
         return _stored_layers(fields, kind, hashes, block_size) if kind and hashes and block_size > 0 else None
-    if len(tokens) != block_size * len(hashes):
+    behind = tuple([tokens[:MAX_AHEAD] for tokens in fields.get("lookahead_token_ids") or ()])
+    if len(tokens) != block_size * len(hashes) or (behind and [*map(len, behind)] != [len(behind[0])] * len(hashes)):
         return None
     parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
@@ -204,6 +211,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         block_hashes=hashes,
         parent_hash=None if parent is None else _hash(parent),
         tokens=tokens,
+        lookahead_tokens=behind if any(behind) else (),
         block_size_tokens=block_size,
         tier=_tier(fields),
         group=_group(fields),

@@ -8,13 +8,13 @@ it compute the last block of a hit again (vLLM up to 0.32), or whether a block's
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
-from router.index.layers import HitRule, hit_tokens, kept_ends
+from router.index.layers import HeldEnds, HitRule, hit_tokens, kept_ends
 from router.kv_events import AttentionKind, LayerType
 
 MAX_TEST_TOKENS = 40_000
@@ -120,21 +120,28 @@ class _Engine:
             return end + self._ahead_tokens <= length and block(end) in held
 
         hit = hit_tokens(self._rule, [partial(has, held) for held in self._held], length)
-        full, step = 0, self._rule.step_tokens
-        while has(self._held[0], full + step):
-            full += step
-        ends = {end + self._rule.dropped_tokens for end in kept_ends(self._rule, full, length)}
+        ends = checkpoints(self._rule, length, partial(has, self._held[0]))
         for one, held in zip(self._rule.types, self._held, strict=True):
             size = one.block_tokens
             for end in range(size, length - self._ahead_tokens + 1, size):
-                if self._keeps(one, end, ends):
+                if is_kept(self._rule, one, end, ends):
                     held.add(block(end))
         return hit
 
-    def _keeps(self, one: LayerType, end: int, checkpoints: set[int]) -> bool:
-        if self._rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
-            return True
-        if one.kind is AttentionKind.STATE:
-            return end + one.drops_block * self._rule.step_tokens in checkpoints
-        needed = one.needed_blocks + one.drops_block
-        return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)
+
+def checkpoints(rule: HitRule, prompt_tokens: int, has_full: HeldEnds) -> set[int]:
+    """Where windows and states keep what a hit needs, once a prompt is computed of which full attention has these."""
+    full, step = 0, rule.step_tokens
+    while has_full(full + step):
+        full += step
+    return {end + rule.dropped_tokens for end in kept_ends(rule, full, prompt_tokens)}
+
+
+def is_kept(rule: HitRule, one: LayerType, end: int, checkpoints: Collection[int]) -> bool:
+    """Whether groups of a type keep the block that ends here."""
+    if rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
+        return True
+    if one.kind is AttentionKind.STATE:
+        return end + one.drops_block * rule.step_tokens in checkpoints
+    needed = one.needed_blocks + one.drops_block
+    return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from router.hashing import generation_seed, hash_blocks, token_array
+from router.hashing import generation_seed, hash_ahead, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
 from router.index.layer_groups import LayerGroups
 from router.index.layers import HitRule
@@ -70,6 +70,10 @@ class HolderBlocks:
         """The other groups: those that keep windows or states."""
         self._full_tokens = 0
         """Size of an engine's block of full attention."""
+        self.ahead_tokens = 0
+        """Tokens behind a block that the engine's hashes include, and so do those of this holder's blocks."""
+        self._chain: dict[int, BlockHash] = {}
+        """The last router block of each engine block without these tokens: what the next one is chained to."""
         self.habits = CacheHabits()
         """What a test has shown of it."""
         self.rule: HitRule | None = None
@@ -119,7 +123,7 @@ class HolderBlocks:
         if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
             return self._store_layers(event, event.layers)
         self._groups.add(event.group)
-        if event.tokens and event.block_size_tokens != self._full_tokens:
+        if event.tokens and event.block_size_tokens > self._full_tokens:  # the part of a block has a smaller size
             self._full_tokens = event.block_size_tokens
             self._learn_rule()
         added: list[BlockHash] = []
@@ -182,6 +186,11 @@ class HolderBlocks:
             return ()
         hashes = hash_blocks(token_array(event.tokens), block_size, parent)
         each = event.block_size_tokens // block_size
+        if event.lookahead_tokens:
+            self.ahead_tokens = len(event.lookahead_tokens[0])
+            self._chain.update(zip(event.block_hashes, hashes[each - 1 :: each], strict=False))
+            tokens = token_array([*event.tokens, *event.lookahead_tokens[-1]])
+            hashes = hash_ahead(hashes, tokens, block_size, self.ahead_tokens)
         return zip(event.block_hashes, zip(*[iter(hashes)] * each, strict=True), strict=False)
 
     def _resolved_by_hash(self, event: BlocksStored) -> Iterable[tuple[int, Blocks]]:
@@ -201,7 +210,7 @@ class HolderBlocks:
         if event.parent_hash is None:
             return generation_seed(replace(self.generation, adapter=event.adapter, salt=event.salt))
         blocks = self.blocks_of(event.parent_hash)
-        return blocks[-1] if blocks else None
+        return self._chain.get(event.parent_hash, blocks[-1]) if blocks else None
 
     def _add(self, blocks: Blocks, tier: Tier, added: list[BlockHash]) -> None:
         bit = 1 << tier
@@ -236,6 +245,7 @@ class HolderBlocks:
                     changes += self._of_layers([engine_hash], held=False)
                 del known[engine_hash]
                 self._adapters.pop(engine_hash, None)
+                self._chain.pop(engine_hash, None)
             if copies > _SINGLE_GPU_COPY:
                 counted[engine_hash] = copies
             else:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.events import MAX_AHEAD
 from router.index.layers import HitRule
 from router.types import BlockHash, BlocksByTier, Generation, Pod, PodId, PromptPrefix
 
@@ -27,13 +28,15 @@ ALL_PODS = "*"
 class HolderFacts:
     """Identity of a holder. A pod has a `url` and a data-parallel `rank` (-1 for none). A store has a `reach`: `*` if
     all pods of its generation can read it, else the host whose pods can. `source`: engine or type of store. `rule`:
-    which layers decide what hits on it; None: it publishes full attention alone, an upper bound."""
+    which layers decide what hits on it; None: it publishes full attention alone, an upper bound. `ahead_tokens`: how
+    many tokens behind a block its hash includes."""
 
     url: str = ""
     rank: int = -1
     reach: str = ""
     source: str = ""
     rule: HitRule | None = None
+    ahead_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +73,8 @@ class Holders:
         self._pod_ids: dict[HolderName, PodId] = {}
         self.ruled: set[PodId] = set()
         """Pods whose layers do not all need every block."""
+        self.aheads: set[int] = set()
+        """Numbers of tokens behind a block that hashes of some holders include."""
         self.generations: set[Generation] = set()
         """Those of the known holders: several revisions of a model during an update."""
 
@@ -125,6 +130,7 @@ class Holders:
 
     def _regroup(self) -> None:
         self.generations = {known.generation for known in self._known.values()}
+        self.aheads = {known.facts.ahead_tokens for known in self._known.values()} & {*range(1, 1 + MAX_AHEAD)}
         self._publishers = {}
         for known in self._known.values():
             pod, _ = self._pods.get((known.facts.url, known.facts.rank), (None, None))

@@ -22,7 +22,7 @@ MAX_TYPES = 3
 MAX_TOKENS = 1 << 24
 """An engine has no larger block."""
 Bits = NDArray[np.uint64]
-_ALL, _NONE = ~np.uint64(0), np.uint64(0)
+_NONE = np.uint64(0)
 HeldEnds = Callable[[int], bool]
 """Whether all groups of a type hold the block that ends at this token."""
 
@@ -95,8 +95,7 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
     rows = len(held[0])
     limit = max(min((prompt_tokens - 1) // block_tokens, rows), 0)
     step = rule.step_tokens // block_tokens
-    ends = np.zeros(limit, np.uint64)
-    ends[step - 1 :: step] = _ALL
+    ends = None
     for one, bits in zip(rule.types, held, strict=True):
         size = one.block_tokens // block_tokens
         own = _runs(one, bits[size - 1 : limit if rule.is_single else rows : size])
@@ -106,7 +105,10 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
             at_ends = np.zeros(limit, np.uint64)
             at_ends[size - 1 :: size] = own[: limit // size]
             own = at_ends
-        ends &= own[:limit]
+        ends = own[:limit] if ends is None else np.bitwise_and(ends, own[:limit], ends)
+    assert ends is not None, "a rule has a type"
+    if step > 1:
+        ends[np.arange(1, limit + 1) % step != 0] = _NONE
     return np.bitwise_or.accumulate(ends[::-1])[::-1]
 
 
@@ -139,7 +141,7 @@ def _runs(one: LayerType, bits: Bits) -> Bits:
     runs, length = bits.copy(), 1
     while length < min(needed, len(runs)):
         shift = min(length, needed - length)
-        runs[shift:] &= runs[:-shift].copy()  # shorter at the beginning of the prompt
+        np.bitwise_and(runs[shift:], runs[:-shift], runs[shift:])  # shorter at the beginning of the prompt
         length += shift
     return runs
 

@@ -341,7 +341,8 @@ def _ruled_runs(
         held = [bits for bits in map(_in_any, layers) if bits is not None]
         if len(held) == len(layers):
             yield from _counted(layers[0], covered(rule, held, *tokens))
-    yield from _runs(_tiers(found, first, lanes))
+    if lanes:
+        yield from _runs(_tiers(found, first, lanes))
 
 
 def _counted(tiers: list[Bits | None], alive: Bits) -> Iterator[tuple[int, BlocksByTier]]:

@@ -33,10 +33,6 @@ class TokenIds:
         return ids
 
 
-ESCAPE_BYTES = 12
-"""The longest escape sequence of one character."""
-
-
 class CompletionPrompts:
     def __init__(self, vocabulary_size: int) -> None:
         self._ids = TokenIds(vocabulary_size)
@@ -52,20 +48,6 @@ class CompletionPrompts:
         except (ValueError, RecursionError) as error:
             raise MalformedRequest(f"prompt is not valid: {error}", param="prompt") from error
         raise MalformedRequest("prompt must be a string, a list of token ids, or a list of these", param="prompt")
-
-
-def least_length(prompt: Any) -> tuple[int, bool]:
-    """(the least length of a completion's prompt, in characters or ids; whether it is text), raw or decoded; of
-    several, the first. Decodes nothing, and no slice takes long. Raises what JSON decoders raise."""
-    first = _first(prompt)
-    is_text, length = _starts(first, b'"'), 0
-    for start in range(0, len(first), SLICE_BYTES):
-        piece = first[start : start + SLICE_BYTES].tobytes()
-        if is_text:
-            length += len(piece.decode(errors="ignore")) - (ESCAPE_BYTES - 1) * piece.count(b"\\")
-        else:
-            length += piece.count(b",")
-    return length + (-2 if is_text else 1), is_text
 
 
 def number_of_prompts(prompt: msgspec.Raw) -> int:

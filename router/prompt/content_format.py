@@ -71,7 +71,6 @@ def _content_parameters(root: nodes.Template, macro: nodes.Macro, messages: list
 
 
 def _names_of_messages(root: nodes.Template) -> Iterator[str]:
-    """Names of one message in loops."""
     conversations = list(_names_of_conversation(root))
     for loop in root.find_all(nodes.For):
         if any(_reads(loop.iter, name) for name in conversations):

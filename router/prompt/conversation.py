@@ -60,9 +60,7 @@ class UnreadReason(StrEnum):
     """Why a request is routed without a prefix: a label of metrics."""
 
     MEDIA = "media"
-    """A content part is not text."""
     REWRITTEN = "rewritten_by_engine"
-    """A field changes the prompt inside the engine."""
     NOT_CONVERTED = "not_converted"
     """How the engine converts this body to a chat is not known."""
     NO_TEMPLATE = "no_chat_template"
@@ -105,8 +103,6 @@ def with_decoded_messages(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A message with only a plain role and text."""
-
     role: Literal["system", "user", "assistant"]
     content: str
 
@@ -196,7 +192,6 @@ def _content(parts: Iterable[Any], content_format: ContentFormat, where: str) ->
 
 
 def _part(part: Any, where: str) -> dict[str, Any] | None:
-    """One content part; None for an empty one."""
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, dict):

@@ -37,9 +37,7 @@ class Cuts:
     pattern: re.Pattern[str] | None
     reason: str
     head: str = ""
-    """The common start of all matches."""
     longest: int = 0
-    """Characters of the longest match."""
 
     def pieces(self, text: str, shortest: int = SHORTEST_PIECE) -> list[str]:
         """`text` in order, no piece empty; all but the last have at least `shortest` characters."""
@@ -135,7 +133,6 @@ def _without_overlaps(words: Iterable[str]) -> set[str]:
 
 
 def _inside(word: str) -> set[str]:
-    """All shorter strings that `word` contains."""
     return {word[i:j] for i in range(len(word)) for j in range(i + 1, len(word) + 1)} - {word}
 
 

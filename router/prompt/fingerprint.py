@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from math import inf
 from typing import Any
 
 import msgspec
@@ -19,9 +18,10 @@ import msgspec
 from router.errors import ContextTooLong, MalformedRequest
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
-from router.prompt.completion import CompletionPrompts, least_length
+from router.prompt.completion import CompletionPrompts
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
 from router.prompt.incremental.reader import IncrementalReader
 from router.prompt.media import MAX_KEYS, TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
@@ -31,9 +31,8 @@ from router.prompt.prompt_stages import (
     IncrementalPrompt,
     OpenedPrompt,
     PendingPrompt,
-    RenderedPrompt,
 )
-from router.prompt.segments import Lookup, SegmentCache, hash_path
+from router.prompt.segments import Lookup, SegmentCache, all_cold, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptKind, PromptPicture, PromptPrefix
@@ -145,7 +144,7 @@ class Fingerprinter:
             return None
         return text if isinstance(text, str) and not framed else None
 
-    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> RenderedPrompt | IncrementalPrompt:
+    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> AnyPendingPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
         `context_tokens`: the longest context of the pods, if they report it.
 
@@ -156,7 +155,7 @@ class Fingerprinter:
             assert self.incremental is not None
             rendered = self.incremental.render(opened)
             if rendered is not None:
-                self._check_length(rendered.text, context_tokens, opened.request.endpoint)
+                self._check_length(rendered.lookup.text, context_tokens, opened.request.endpoint)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
         if isinstance(prompt, MediaText):
@@ -165,17 +164,18 @@ class Fingerprinter:
             text = "".join(prompt.texts)
             self._check_length(text, context_tokens, opened.request.endpoint)
             pieces = [piece for part in prompt.texts for piece in segments.pieces(part)]
-            return RenderedPrompt(generation, seed, text, pieces)
+            return PendingPrompt(generation, seed, all_cold(text, pieces, generation.salt))
         self._check_length(prompt, context_tokens, opened.request.endpoint)
-        pieces = segments.pieces(prompt, framed=framed) if isinstance(prompt, str) else []
-        entry = None
-        if self.incremental is not None and opened.found is not None and isinstance(prompt, str) and not framed:
+        if not isinstance(prompt, str):
+            return PendingPrompt(generation, seed, prompt)
+        pieces, entry = segments.pieces(prompt, framed=framed), None
+        if self.incremental is not None and opened.found is not None and not framed:
             entry = self.incremental.entry_of(opened, partial(self._text_of, opened), prompt, pieces[-1])
-        return RenderedPrompt(generation, seed, prompt, pieces, framed, entry=entry)
+        return PendingPrompt(generation, seed, all_cold(prompt, pieces, generation.salt), framed, entry=entry)
 
     def _rendered_media(
         self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
-    ) -> RenderedPrompt:
+    ) -> PendingPrompt:
         """A prompt with pictures, with a cut in front of the first one whose tokens are unknown."""
         segments, text, end = opened.segments, prompt.text, prompt.exact
         if end < len(text):
@@ -184,21 +184,18 @@ class Fingerprinter:
             raise Unrenderable(UnreadReason.MEDIA, "the tokens in front of the first picture depend on it")
         self._check_length(text, context_tokens, opened.request.endpoint)
         front = segments.pieces(text[:end])
-        pieces = front + segments.pieces(text[end:])
-        return RenderedPrompt(opened.generation, opened.seed, text, pieces, media=prompt, exact_pieces=len(front))
+        lookup = all_cold(text, front + segments.pieces(text[end:]), opened.generation.salt)
+        return PendingPrompt(opened.generation, opened.seed, lookup, media=prompt, exact_pieces=len(front))
 
-    def look_up(self, rendered: RenderedPrompt | IncrementalPrompt) -> AnyPendingPrompt:
-        """Look up the known segments of a text."""
-        if isinstance(rendered, IncrementalPrompt):
-            assert self.incremental is not None
-            self.incremental.look_up(rendered, self.segments)
-            return rendered
-        generation, seed, prompt, framed = rendered.generation, rendered.seed, rendered.prompt, rendered.framed
-        if isinstance(prompt, str):
-            lookup = self.segments.look_up(prompt, framed=framed, pieces=rendered.pieces, salt=generation.salt)
-            media, exact = rendered.media, rendered.exact_pieces
-            return PendingPrompt(generation, seed, lookup, framed, media, exact, rendered.entry)
-        return PendingPrompt(generation, seed, prompt)
+    def look_up(self, pending: AnyPendingPrompt) -> AnyPendingPrompt:
+        """Look up the known segments of a rendered text. What follows a cached prefix is new."""
+        salt = pending.generation.salt
+        if isinstance(pending, IncrementalPrompt):
+            if pending.prefix is EMPTY_PREFIX:
+                pending.lookup = self.segments.look_up(pending.lookup.text, pieces=pending.lookup.cold, salt=salt)
+        elif isinstance(found := pending.prompt, Lookup):
+            pending.prompt = self.segments.look_up(found.text, framed=pending.framed, pieces=found.cold, salt=salt)
+        return pending
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
         """`open`, `render` and `look_up`. Raises what `render` raises."""
@@ -219,7 +216,7 @@ class Fingerprinter:
             return None  # its texts are encoded one by one
         generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
         if isinstance(pending, PendingPrompt):
-            text: Any = pending.text
+            text: Any = pending.prompt.text if isinstance(pending.prompt, Lookup) else None
         else:
             text = self._prompt(request, pending.conversion)[0]
         if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.media is not None):
@@ -316,33 +313,17 @@ class Fingerprinter:
     def _made(self, kind: type[Conversion]) -> Conversion:
         return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
 
-    def check_undecoded(self, request: InferenceRequest, context_tokens: int | None = None) -> None:
-        """`ContextTooLong` if the undecoded prompt of a completion is so long that it fits no pod. Of a chat that is
-        unknown: templates may drop text. Safe in a worker thread."""
-        if request.endpoint.api.prompt is PromptKind.COMPLETION:
-            try:
-                length, is_text = least_length(request.prompt.get("prompt"))
-            except (ValueError, RecursionError):
-                return
-            self._check_fits(length, is_text, context_tokens or self._max_prompt_tokens, request.endpoint)
-
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
-        """Raises `ContextTooLong` if the prompt has more tokens than the context, however it is encoded, and
-        `Unrenderable` if it is too long to be encoded."""
+        """Raises `ContextTooLong` if the prompt has more token ids than the context, and `Unrenderable` if it is too
+        long to be encoded."""
         limit = context_tokens or self._max_prompt_tokens
-        if len(prompt) <= limit:
-            return
-        is_text = isinstance(prompt, str)
-        self._check_fits(len(prompt), is_text, limit, endpoint)
-        if is_text and len(prompt) > limit * CHARACTERS_PER_TOKEN:
-            raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
-
-    def _check_fits(self, length: int, is_text: bool, limit: int, endpoint: Endpoint) -> None:
-        longest = (self._tokenizer.longest_token or inf) if is_text else 1
-        if length > limit * longest:
+        if isinstance(prompt, str):
+            if len(prompt) > limit * CHARACTERS_PER_TOKEN:
+                raise Unrenderable(UnreadReason.TOO_LONG, f"the prompt has {len(prompt)} characters")
+        elif len(prompt) > limit:
             raise ContextTooLong(
-                f"This model's maximum context length is {limit} tokens, but the prompt has at least "
-                f"{length // int(longest)}. Please shorten it.",
+                f"This model's maximum context length is {limit} tokens, but the prompt has {len(prompt)}. "
+                "Please shorten it.",
                 param=endpoint.api.length_field,
             )
 

@@ -47,11 +47,9 @@ class MediaText(msgspec.Struct, frozen=True, gc=False):
     text: str
     exact: int
     count: int
-    """Number of all pictures, sounds and videos."""
     keys: tuple[int, ...]
     """URLs of the last ones whose tokens are unknown, as numbers."""
     pictures: tuple[Picture, ...] = ()
-    """Those in the exact text."""
 
 
 def kind_of(part: Any) -> str | None:

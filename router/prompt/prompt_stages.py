@@ -48,13 +48,10 @@ class FoundPrefix(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def new_bytes(self) -> int:
-        """Size of the messages behind the prefix."""
         return sum(map(len, self.messages[self.prefix.messages :]))
 
 
 class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `open` and `render`."""
-
     request: InferenceRequest
     generation: Generation
     seed: BlockHash
@@ -64,47 +61,25 @@ class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
     identities: PictureIdentities | None = None
 
 
-class RenderedPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A whole prompt between `render` and `look_up`: its text with its pieces, or the client's tokens."""
-
-    generation: Generation
-    seed: BlockHash
-    prompt: str | array[int]
-    pieces: list[str] = []
-    framed: bool = False
-    media: MediaText | None = None
-    """With pictures: what is known of them."""
-    exact_pieces: int = 0
-    """Number of pieces in front of the first picture whose tokens are unknown."""
-    entry: PendingEntry | None = None
-    """The prefix to store."""
-
-
-class PendingPrompt(msgspec.Struct, frozen=True, gc=False):
-    """A prompt between `look_up` and `finish`: text that was looked up, or the client's tokens."""
+class PendingPrompt(msgspec.Struct, gc=False):
+    """A whole prompt between `render` and `finish`: text, or the client's tokens."""
 
     generation: Generation
     seed: BlockHash
     prompt: Lookup | array[int]
     framed: bool = False
     media: MediaText | None = None
+    """With pictures: what is known of them."""
     exact_pieces: int = 0
+    """Number of pieces in front of the first picture whose tokens are unknown."""
     entry: PendingEntry | None = None
-    """As in `RenderedPrompt`."""
-
-    @property
-    def text(self) -> str | None:
-        """The text to encode, without special tokens; None for a prompt of tokens."""
-        return self.prompt.text if isinstance(self.prompt, Lookup) else None
 
     @property
     def cold(self) -> tuple[str, ...]:
-        """The text that must still be encoded."""
         return self.prompt.cold if isinstance(self.prompt, Lookup) else ()
 
     @property
     def cold_characters(self) -> int:
-        """How much that is."""
         return sum(map(len, self.cold))
 
 
@@ -120,19 +95,12 @@ class IncrementalPrompt(msgspec.Struct, gc=False):
     """How the body was converted to a chat."""
 
     @property
-    def text(self) -> str:
-        """The text behind the prefix."""
-        return self.lookup.text
-
-    @property
     def cold(self) -> tuple[str, ...]:
-        """The text that must still be encoded."""
         return self.lookup.cold
 
     @property
     def cold_characters(self) -> int:
-        """How much that is."""
-        return self.lookup.cold_characters
+        return sum(map(len, self.cold))
 
 
 AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt

@@ -118,7 +118,6 @@ _ENVIRONMENT = _chat_environment()
 
 
 def parse_template(text: str) -> nodes.Template:
-    """The syntax tree of a template."""
     return _ENVIRONMENT.parse(text)
 
 

@@ -77,10 +77,6 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     salt: int = 0
     """The `salt_seed`: a salt of a client may be long, and this is kept."""
 
-    @property
-    def cold_characters(self) -> int:
-        return sum(map(len, self.cold))
-
 
 class SegmentCache:
     """Tokens of recent texts, by segment."""
@@ -94,7 +90,6 @@ class SegmentCache:
         self._next_id = _FIRST_ID
         self._short: dict[tuple[int, str], bytes] = {}
         self.cuts = find_cuts(tokenizer)
-        """Where text is cut, and why there."""
         self._frame = _frame(tokenizer)
         self.bytes = 0
         """Bytes held, estimated; never above `cache_bytes` after a `look_up`."""
@@ -192,7 +187,8 @@ class SegmentCache:
 
 
 def all_cold(text: str, pieces: list[str], salt: str) -> Lookup:
-    """A text that continues one which ended at a cut and is cached elsewhere: all its pieces must be encoded."""
+    """A text that was not looked up, or that continues one which ended at a cut and is cached elsewhere: all its pieces
+    must be encoded."""
     return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS, salt_seed(salt))
 
 

@@ -115,7 +115,6 @@ class ChatTemplate:
         return text.rpartition("two")[0].rpartition("one")[2]
 
     def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
-        """The template for a body, and its variables."""
         variables = self._default_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)
         if keeps_empty_tools and body.get("tools") == []:
             variables = {"tools": [], **variables}

@@ -18,7 +18,6 @@ MAX_TEXT_BYTES = 256 * 1024
 """Longer ones are not read: their tokens are estimated well enough from the body."""
 
 CountTexts: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
-"""The number of tokens of each text."""
 
 
 class _Document(msgspec.Struct):

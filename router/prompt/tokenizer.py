@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from router.hashing import token_array
 from router.prompt.samples import samples
 
 REFERENCE = "transformers"
-"""The backend that is always right."""
 
 
 class Tokenizer:
@@ -40,7 +39,6 @@ class Tokenizer:
         self.backend = REFERENCE
         """`fastokens` or `transformers`."""
         self.reason = "fast_tokenizer is off"
-        """Why this backend."""
         self.fingerprint = fingerprint
         """Hex digest of tokenizer.json, its configuration and the chat template."""
         self.chat_template = chat_template
@@ -50,14 +48,11 @@ class Tokenizer:
         vocabulary: dict[str, int] = self._reference.get_vocab(with_added_tokens=True)
         self.vocabulary_size = max(vocabulary.values()) + 1
         """Highest token id plus one."""
-        self.longest_token = longest_token(self._reference, vocabulary)
-        """The most characters that one token stands for; None where that is unknown."""
         split = self._reference.pre_tokenizer
         self.splits_words = split is not None and len(split.pre_tokenize_str("two words")) > 1
         """Whether words are encoded one by one: long texts of short words then take little time."""
         decoder: dict[int, Any] = self._reference.get_added_tokens_decoder()
         self.added_tokens = tuple(decoder[token] for token in sorted(decoder))
-        """Every `tokenizers.AddedToken`, in order of id."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
         """Tokens of `text`; with `add_special_tokens`, also those that the tokenizer puts around it."""
@@ -144,55 +139,3 @@ def encode_fast(fast: Any, texts: Sequence[str], add_special_tokens: bool) -> li
     which costs more than encoding the few pieces of a prompt. Releases the GIL, as `encode_reference` does."""
     encode = fast.encode_batch_flat
     return [array("I", encode((text,), add_special_tokens=add_special_tokens)[0]) for text in texts]
-
-
-NFC_RATIO = 4
-"""NFC makes one character of at most four."""
-_BYTE_ALPHABET = 256
-_KEEPS_TEXT = frozenset({"ByteLevel", "Metaspace", "Digits", "Prepend", "NFC"})
-"""Normalizers and pre-tokenizers that drop no character."""
-
-
-def longest_token(reference: Any, vocabulary: Collection[str]) -> int | None:
-    """The most characters that one token of this `tokenizers.Tokenizer` stands for: a text of n characters has at least
-    n divided by this number of tokens. None where that is unknown: of tokenizers that may drop or replace text."""
-    steps = [*_steps(reference.normalizer), *_steps(reference.pre_tokenizer)]
-    added = reference.get_added_tokens_decoder().values()
-    if (
-        type(reference.model).__name__ != "BPE"
-        or not all(map(_keeps_text, steps))
-        or any(token.lstrip or token.rstrip for token in added)  # they take any number of spaces
-        or not _has_every_byte(reference, steps, vocabulary)
-    ):
-        return None
-    ratio = NFC_RATIO if any(step["type"] == "NFC" for step in steps) else 1
-    return ratio * max(map(len, vocabulary))
-
-
-def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """The parts of a normalizer or pre-tokenizer, as tokenizer.json writes them."""
-    pending = [json.loads(part.__getstate__())] if part is not None else []
-    for step in pending:
-        parts = step.get("normalizers", step.get("pretokenizers"))
-        if parts is None:
-            yield step
-        else:
-            pending += parts
-
-
-def _keeps_text(step: Mapping[str, Any]) -> bool:
-    if step["type"] in ("Split", "Punctuation"):
-        return bool(step["behavior"] != "Removed")
-    if step["type"] == "Replace":
-        pattern, content = step["pattern"].get("String", ""), step["content"]
-        return 0 < len(pattern) <= len(content)
-    return step["type"] in _KEEPS_TEXT
-
-
-def _has_every_byte(reference: Any, steps: list[Mapping[str, Any]], vocabulary: Collection[str]) -> bool:
-    """Whether any character can be written with tokens, so that none is dropped or becomes part of an unknown one."""
-    if any(step["type"] == "ByteLevel" for step in steps):
-        return sum(len(word) == 1 for word in vocabulary) >= _BYTE_ALPHABET
-    return bool(reference.model.byte_fallback) and all(
-        f"<0x{byte:02X}>" in vocabulary for byte in range(_BYTE_ALPHABET)
-    )

@@ -24,7 +24,6 @@ def normal_tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def normal_tool_call(call: Any, where: str) -> dict[str, Any]:
-    """A tool call of an assistant message, with its arguments as a mapping."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise MalformedRequest(f"{where}: only calls of type function are supported", param=where)

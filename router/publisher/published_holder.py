@@ -23,7 +23,6 @@ from router.feeds.backoff import Backoff
 from router.index.cluster import EntryKind
 from router.index.holder_blocks import HashResolver, HolderBlocks
 from router.index.holders import HolderFacts, HolderId
-from router.index.layers import HitRule
 from router.publisher.changes import HolderPlaces, PendingChanges, TierExpiry, split_held
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
@@ -74,8 +73,8 @@ class PublishedHolder:
         self.reloads = 0
         self.failures = 0
         self._places = HolderPlaces(self.generation, resolve_hash)
-        self._rule: HitRule | None = None
-        """That of the epoch's facts."""
+        self._announced = facts
+        """Those of the epoch."""
         self._writer = writer
         self._timing = timing
         self._resolve_hash = resolve_hash
@@ -171,10 +170,9 @@ class PublishedHolder:
 
     async def _begin_epoch(self, kind: EntryKind) -> None:
         self._epoch_due = None
-        self._rule = self.blocks.rule
-        facts = replace(self.facts, rule=self._rule)
+        self._announced = self._current_facts()
         try:
-            result = await self._writer.begin(kind, facts, take_over=self._take_over, complete=self.complete)
+            result = await self._writer.begin(kind, self._announced, take_over=self._take_over, complete=self.complete)
         except BaseException:
             self._schedule_epoch(kind)
             raise
@@ -190,6 +188,10 @@ class PublishedHolder:
         self.state = PublishState.PUBLISHING
         self._next_beat_s = time.monotonic() + self._timing.beat_s
         log.info("epoch started", holder=self.id, epoch=self._writer.epoch, kind=kind.value)
+
+    def _current_facts(self) -> HolderFacts:
+        """With what the events have shown."""
+        return replace(self.facts, rule=self.blocks.rule, ahead_tokens=self.blocks.ahead_tokens)
 
     def _schedule_epoch(self, kind: EntryKind) -> None:
         """Start an epoch in the next step, unless a cleared cache has already scheduled one."""
@@ -220,7 +222,7 @@ class PublishedHolder:
         self._apply(self._expiry.expired(time.monotonic()))
         for change in self._places.retry():
             self._pending.add(change)
-        if self.blocks.rule != self._rule:  # readers ignore layers that the epoch's facts do not name
+        if self._current_facts() != self._announced:  # readers ignore layers that the epoch's facts do not name
             self._schedule_epoch(EntryKind.RELOAD)
             return
         complete = self.complete

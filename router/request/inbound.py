@@ -53,6 +53,8 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     """The client's own request id, cut, where it was replaced: for the log only."""
     trace: Trace | None = None
     """With `tracing.enabled`."""
+    owner: str = ""
+    """Whose share of the router's limits it uses: `FairBound`."""
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:

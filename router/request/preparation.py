@@ -67,7 +67,8 @@ class Preparation:
                 context.phases.enter("relay", self._clock.now_s())
                 return answer
         if not self._trusts_uuids and _may_have_uuids(context):
-            context.request = replace(context.request, body=(yield WithoutUuids(context.request.body)))
+            body = yield WithoutUuids(context.request.body, context.tenant)
+            context.request = replace(context.request, body=body)
         self._decisions.decide(context, self._clock.now_s())
         yield from self._charge(context, is_computed=context.needs_place)
         if self._queues is not None and context.needs_place:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from router.admission.fair_order import Waiting
+from router.admission.tenant import Tenant
 from router.request.context import RequestContext
 from router.types import InferenceRequest
 
@@ -35,6 +36,7 @@ class WithoutUuids(NamedTuple):
     """Remove the `uuid` of pictures. Answer: the body."""
 
     body: bytes
+    tenant: Tenant
 
 
 class QuotaSync(NamedTuple):

@@ -87,7 +87,7 @@ class QuotaCharges:
             yield QuotaSync()
             short = self._quotas.charge(hold, uncached, output, self._clock.now_s())
         if short is not None:
-            self._quotas.refuse(hold)
+            self._quotas.end(hold, 0, 0, now_s)
             raise self._refusal(context.tenant, context.request.endpoint, short)
         context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, self._clock.unix_s())
 
@@ -113,7 +113,7 @@ class QuotaCharges:
         if short.may_fit and self._has_others:
             return
         if context.hold is not None:
-            self._quotas.refuse(context.hold)
+            self._quotas.end(context.hold, 0, 0, self._clock.now_s())
         raise self._refusal(context.tenant, context.request.endpoint, short)
 
     def _refusal(self, tenant: Tenant, endpoint: Endpoint, short: Short) -> QuotaExceeded:

@@ -8,7 +8,7 @@ are queued until `take_events`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 
@@ -39,22 +39,28 @@ class PodBlockTable:
     matchable_blocks: int = 0
     """Leading full blocks that other requests can find."""
     hashes: list[BlockHash] = field(default_factory=list)
+    checkpoints: Collection[int] = ()
+    """Where windows and states keep what a hit needs (`layered_pool.py`)."""
 
-    def hash_up_to(self, blocks: int, block_size_tokens: int) -> None:
-        """Extend `hashes` to the first `blocks` full blocks. Each block is hashed once."""
-        known = len(self.hashes)
-        if known < blocks:
+    def hash_up_to(self, blocks: int, block_size_tokens: int, ahead_tokens: int = 0) -> None:
+        """Extend `hashes` to the first `blocks` full blocks. Each block is hashed once, with the next tokens."""
+        while (known := len(self.hashes)) < blocks:
             parent = self.hashes[-1] if known else chain_seed(self.adapter, self.salt)
-            fresh = self.tokens[known * block_size_tokens : blocks * block_size_tokens]
-            self.hashes += hash_blocks(fresh, block_size_tokens, parent)
+            end = known + 1 if ahead_tokens else blocks
+            fresh = self.tokens[known * block_size_tokens : end * block_size_tokens + ahead_tokens]
+            self.hashes += hash_blocks(fresh, block_size_tokens + ahead_tokens, parent)
 
 
 class BlockPool:
     """The physical blocks of one engine: a `BlockCache` that counts in blocks, with block ids as its keys."""
 
-    def __init__(self, num_blocks: int, block_size_tokens: int) -> None:
+    def __init__(self, num_blocks: int, block_size_tokens: int, ahead_tokens: int = 0, group: int = 0) -> None:
         self.num_blocks = num_blocks
         self.block_size_tokens = block_size_tokens
+        self._ahead_tokens = ahead_tokens
+        """A block is found again only with the same tokens behind it."""
+        self._group = group
+        """The number of full attention in events."""
         self._cache = BlockCache(num_blocks)
         self._ids = count()
         self._hash_of: dict[int, BlockHash] = {}
@@ -85,8 +91,8 @@ class BlockPool:
 
         At most floor((n - 1) / B) blocks, because the last token must be computed to produce the next one.
         """
-        limit = (len(table.tokens) - 1) // self.block_size_tokens
-        table.hash_up_to(limit, self.block_size_tokens)
+        limit = self._hashable_blocks(table, len(table.tokens) - 1)
+        table.hash_up_to(limit, self.block_size_tokens, self._ahead_tokens)
         held = self.leading_blocks(table.hashes[:limit])
         return [self._copies[block_hash][0] for block_hash in table.hashes[:held]]
 
@@ -117,19 +123,16 @@ class BlockPool:
         missing = max(self.missing_blocks(table, total_tokens), 0)
         if missing > self.free_blocks:
             return False
-        self._cache.allocate(missing)
-        for block in self._cache.take_evicted():
-            self._forget(block)
-        table.blocks += (next(self._ids) for _ in range(missing))
+        table.blocks += self._allocate(missing)
         return True
 
     def commit(self, table: PodBlockTable, computed_tokens: int) -> None:
         """The first `computed_tokens` of `table` are computed: its newly full blocks become matchable."""
         table.computed_tokens = computed_tokens
-        first, full = table.matchable_blocks, computed_tokens // self.block_size_tokens
+        first, full = table.matchable_blocks, self._hashable_blocks(table, computed_tokens)
         if full <= first:
             return
-        table.hash_up_to(full, self.block_size_tokens)
+        table.hash_up_to(full, self.block_size_tokens, self._ahead_tokens)
         for block, block_hash in zip(table.blocks[first:full], table.hashes[first:full], strict=True):
             self._cache.commit(block, 1)
             self._hash_of[block] = block_hash
@@ -163,8 +166,19 @@ class BlockPool:
         self._events.clear()
         return events
 
+    def _hashable_blocks(self, table: PodBlockTable, tokens: int) -> int:
+        """Full blocks of the first `tokens`, with the tokens behind them that are hashed, too."""
+        return min(tokens, len(table.tokens) - self._ahead_tokens) // self.block_size_tokens
+
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size_tokens)
+
+    def _allocate(self, blocks: int) -> list[int]:
+        """New blocks, in the memory of those freed longest ago."""
+        self._cache.allocate(blocks)
+        for block in self._cache.take_evicted():
+            self._forget(block)
+        return [next(self._ids) for _ in range(blocks)]
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of.pop(block, None)
@@ -174,16 +188,19 @@ class BlockPool:
         copies.remove(block)
         if not copies:
             del self._copies[block_hash]
-        self._events.append(BlocksRemoved(block_hashes=(block_hash,)))
+        self._events.append(BlocksRemoved(block_hashes=(block_hash,), group=self._group))
 
     def _stored(self, table: PodBlockTable, first: int, full: int) -> BlocksStored:
         """As in vLLM, only the first block of a chain carries the salt; every event carries the adapter."""
-        size = self.block_size_tokens
+        size, ahead = self.block_size_tokens, self._ahead_tokens
+        behind = [table.tokens[end * size : end * size + ahead] for end in range(first + 1, full + 1) if ahead]
         return BlocksStored(
             block_hashes=tuple(table.hashes[first:full]),
             parent_hash=table.hashes[first - 1] if first else None,
             tokens=tuple(table.tokens[first * size : full * size]),
+            lookahead_tokens=tuple(map(tuple, behind)),
             block_size_tokens=size,
+            group=self._group,
             adapter=table.adapter,
             salt="" if first else table.salt,
         )

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from router.hashing import token_array
-from router.sim.block_pool import BlockPool, PodBlockTable
+from router.index.hit_probe import CacheHabits
+from router.sim.block_pool import PodBlockTable
+from router.sim.layered_pool import new_pool
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
-from router.types import KvEvent, PodLoad
+from router.types import KvEvent, LayerType, PodLoad
 
 RequestId: TypeAlias = str
+_NO_HABITS = CacheHabits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,9 @@ class SimPodConfig(SchedulerConfig):
 
     num_blocks: int = 4096
     block_size_tokens: int = 16
+    kv_groups: Sequence[LayerType] = ()
+    """The groups of layers in the engine's order; none: one of full attention. `num_blocks` are those of all."""
+    habits: CacheHabits = _NO_HABITS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,7 @@ class SimPod(Scheduler[_Sequence]):
     def __init__(self, config: SimPodConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.cache = BlockPool(config.num_blocks, config.block_size_tokens)
+        self.cache = new_pool(config.num_blocks, config.block_size_tokens, config.kv_groups, config.habits)
         self.counters = PodCounters()
         self._sequences: dict[RequestId, _Sequence] = {}
         self._pinned: dict[RequestId, PodBlockTable] = {}

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from router.hashing import hashes_ahead
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
@@ -83,7 +84,7 @@ class LocalStore:
         return self._announced.rule(pod)
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks of `prefix` that full attention of `pod` has."""
+        """Leading blocks of `prefix` that full attention of `pod` has announced."""
         return self._announced.full_run(pod, prefix)
 
     @property
@@ -162,9 +163,9 @@ class LocalStore:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
-        for pod in self.estimated & kept.keys():
+        for pod in self.estimated & kept.keys() if kept else ():
             kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
-        for pod in ruled & predicted.keys():
+        for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
@@ -179,10 +180,6 @@ class LocalStore:
         """The model of a pod's cache, which it does not publish, is full."""
         if model := self._models.get(pod):
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
-
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks that `pod` has announced, without predictions."""
-        return sum(self._announced.match(prefix).get(pod, (0,)))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         """Whether a publisher writes this pod's blocks to the cluster index."""
@@ -242,7 +239,8 @@ class ReplicaStore(LocalStore):
 
     @property
     def ruled(self) -> Collection[PodId]:
-        return self.index.holders.ruled | self._announced.ruled
+        own, published = self._announced.ruled, self.index.holders.ruled
+        return own | published if own and published else own or published
 
     def rule(self, pod: PodId) -> HitRule | None:
         known = self.index.holders.publisher_of(pod)
@@ -250,7 +248,8 @@ class ReplicaStore(LocalStore):
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
         known = self.index.holders.publisher_of(pod)
-        published = self.index.masks.full_run(known.name, prefix.hashes) if known else 0
+        hashes = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens) if known else ()
+        published = self.index.masks.full_run(known.name, hashes) if known else 0
         return max(published, super().full_run(pod, prefix))
 
     def hits(self, pod: PodId) -> str:
@@ -258,10 +257,6 @@ class ReplicaStore(LocalStore):
         if known is None or self.announced_rule(pod) is not None:
             return super().hits(pod)
         return described(known.rule)
-
-    def known_blocks(self, pod: PodId, prefix: PromptPrefix) -> int:
-        announced = sum(self.index.match(prefix).get(pod, (0,)))
-        return max(announced, super().known_blocks(pod, prefix))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         """False while the replica is stale."""

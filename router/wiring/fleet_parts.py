@@ -14,6 +14,7 @@ from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
+from router.feeds.continuation_test import ContinuationTestFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.hit_test import HitTestFeed
@@ -34,7 +35,9 @@ from router.index.recent_prompts import RecentPrompts
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
+from router.request.continuation.answer_words import WordsOf
 from router.request.fleet_state import FleetState
+from router.request.requests import CONTINUED
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
@@ -57,11 +60,13 @@ class FleetParts:
         fleet: Fleet,
         prompts: Prompts,
         pools: UpstreamPools,
+        words_of: WordsOf | None = None,
     ) -> None:
         self._config = config
         self.metrics = metrics
         self._prompts = prompts
         self._pools = pools
+        self._words_of = words_of
         self.fleet = fleet
         fleet.listen(log_changes(fleet))  # first, so that lines are in the order of the changes
         fleet.listen(metrics.observe_change)
@@ -126,6 +131,9 @@ class FleetParts:
             feeds["self-test"] = parity.run
             hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
             feeds["hit test"] = hits.run
+            if self._words_of is not None:
+                continuation = ContinuationTestFeed(self.fleet, self._pools.post, self._words_of, timing)
+                feeds["continuation test"] = continuation.run
             learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
             feeds["pictures"] = learner.run
         return feeds
@@ -192,6 +200,8 @@ class FleetParts:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
             self.fleet.trust_pictures(pod.id)
+            if ENGINES[pod.engine].continues(described.pod if described else pod):
+                self.fleet.trust_continuation(pod.id, CONTINUED)
 
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
         """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""

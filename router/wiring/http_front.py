@@ -47,5 +47,5 @@ def build_forwarder(
     sender = UpstreamSender(pools.of, rules)
     splits = SplitExecutor(core.state, facts, sender, metrics)
     pulls = PullExecutor(core.state.fleet, facts, sender)
-    attempts = Attempts(sender, rules, splits, pulls)
-    return Forwarder(core.requests, steps, attempts, WebSocketTunnels(pools.of, rules, sender))
+    attempts = Attempts(sender, splits, pulls)
+    return Forwarder(core.requests, steps, attempts, WebSocketTunnels(sender))

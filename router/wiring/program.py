@@ -123,12 +123,13 @@ class Program:
         self._pools = upstream_pools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
-        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
+        self._continuation = continuation_rules(config, self.prompts.readers)
+        words_of = self._continuation.words_of if self._continuation else None
+        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
         self.records = DecisionRecords(config.receipts, self.metrics)
         self.quotas = QuotaParts(config, self.pods.cluster)
         self._usage_log = UsageLog(config.usage, self.metrics)
         self._request_log = request_log(config.log)
-        self._continuation = continuation_rules(config, self.prompts.readers)
         self.core = self._build_core()
         exchange, responses = self.quotas.next_exchange, self.pods.responses
         self._steps = build_steps(

@@ -103,13 +103,13 @@ def test_while_a_limit_of_tokens_is_reached_prompts_are_not_read() -> None:
     begun(quotas, limits, NOW_S + 61)
 
 
-def test_a_refused_request_costs_nothing() -> None:
-    limits = (Quota(requests_per_minute=1, concurrent_requests=1, uncached_prompt_tokens_per_minute=10),)
+def test_a_request_whose_tokens_do_not_fit_costs_no_tokens() -> None:
+    limits = (Quota(concurrent_requests=1, uncached_prompt_tokens_per_minute=10),)
     quotas = Quotas()
     hold = begun(quotas, limits)
     assert quotas.charge(hold, 11, 5, NOW_S) is not None
-    quotas.refuse(hold)
-    quotas.refuse(hold)
+    for _ in range(2):
+        quotas.end(hold, 0, 0, NOW_S)
     assert quotas.charge(begun(quotas, limits), 10, 5, NOW_S) is None
 
 
@@ -165,7 +165,7 @@ def test_expected_costs_never_exceed_the_limit_in_any_minute(
         if isinstance(hold, Short):
             continue
         if quotas.charge(hold, expected, 0, now_s) is not None:
-            quotas.refuse(hold)
+            quotas.end(hold, 0, 0, now_s)
             continue
         quotas.end(hold, max(0, expected - saved), 0, now_s + lasts_s)
         charged.append((now_s, max(0, expected - saved)))

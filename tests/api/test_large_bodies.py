@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http import large_bodies
 from router.frontends.http.exchange import ReceivedRequest
-from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain

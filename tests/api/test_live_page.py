@@ -21,6 +21,7 @@ from router.frontends.admin.live_page import (
     add_page_routes,
     page_headers,
 )
+from router.observe.log import RequestLine
 from tests.virtual_time import run_virtually
 
 PAGE = _FILE.read_bytes()
@@ -180,3 +181,15 @@ def test_the_page_names_nothing_outside_and_writes_no_html() -> None:
 def test_the_page_computes_nothing_from_metrics() -> None:
     """Its figures are those of the snapshot."""
     assert b"warmroute_" not in PAGE
+
+
+def test_a_fact_of_a_request_has_the_name_that_it_has_in_the_log() -> None:
+    """In the list of recent decisions and in the details, so that what is read here is found there."""
+    logged = {name.removesuffix("_ms").replace("_", " ") for name in RequestLine.__struct_fields__}
+    details = re.search(r"function facts\(.*?\n}", PAGE.decode(), re.DOTALL)
+    headings = re.search(r'<table id="recent".*?</thead>', PAGE.decode(), re.DOTALL)
+    assert details is not None and headings is not None
+    named = set(re.findall(r'\["([^"]+)", ', details[0]))
+    assert named - logged == {"tenant"}, "the log does not have it"
+    listed = set(re.findall(r">([^<>]+)</th>", headings[0]))
+    assert listed - logged == {"request", "time", "TTFT expected", "actual"}

@@ -24,8 +24,8 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
 )
+from router.frontends.fair_turns import MAX_AT_ONCE
 from router.frontends.http.exchange import Exchange, ReceivedRequest
-from router.frontends.http.fair_turns import MAX_AT_ONCE
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.request import reading
 from router.request.context import RequestContext
@@ -357,6 +357,19 @@ def test_a_request_id_is_kept_only_if_it_is_harmless(given: bytes, is_kept: bool
     assert client.headers[b"x-request-id"] == inbound[0].id.encode()
     assert (inbound[0].id == given.decode("latin-1")) is is_kept
     assert inbound[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
+
+
+def test_a_request_uses_the_share_of_its_owner() -> None:
+    owners = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        owners.append(context.inbound.owner)
+        raise Saturated("full")
+
+    client = Client([(b"x-tenant", b"another")])
+    client.received.owner = "192.0.2.0"
+    served(make_edge(forward=forward), client)
+    assert owners == ["192.0.2.0"]
 
 
 def test_an_unexpected_error_is_answered_without_details() -> None:

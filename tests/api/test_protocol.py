@@ -23,9 +23,9 @@ from router.admission.fair_bound import FairBound
 from router.admission.gate import AdmissionGate
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.app import App
 from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
-from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import HeaderList

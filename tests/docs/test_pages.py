@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from docs.reference_pages import pages
+from router.cli.mock_engine_command import mock_tokenizer
 from router.config.schema import RouterConfig
+from router.prompt.template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -60,3 +62,16 @@ def test_the_site_is_no_dependency_of_the_product() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for lines in project["optional-dependencies"].values() for line in lines]
     assert not [line for line in [*project["dependencies"], *extras] if "mkdocs" in line]
+
+
+def test_the_request_that_is_followed_is_the_second_one_of_the_readme() -> None:
+    """So that what a reader sees in "Try it" is what the picture and `docs/how-it-decides.md` explain."""
+    readme = (ROOT / "README.md").read_text()
+    question = re.search(r'^ask second "(.+)"$', readme, re.MULTILINE)
+    assert question is not None
+    document = (ROOT / "LICENSE").read_text()[:8000]
+    tokenizer = mock_tokenizer()
+    chat = {"messages": [{"role": "system", "content": document}, {"role": "user", "content": question[1]}]}
+    prompt = f"{len(tokenizer.encode(ChatTemplate(tokenizer).render(chat))):,} "
+    for name in ("README.md", "docs/how-it-decides.md", "docs/one-request.svg"):
+        assert f"A prompt of {prompt}tokens" in (ROOT / name).read_text(), name

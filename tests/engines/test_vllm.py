@@ -143,3 +143,13 @@ def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
     for unknown in ("documents", "reasoning_effort"):
         assert VLLM.tokenize_body("m", chat | {unknown: "x"}) is None
     assert parse_tokens(b'{"count":2,"max_model_len":8192,"tokens":[5,6],"token_strs":null}') == array("I", [5, 6])
+
+
+@pytest.mark.parametrize(
+    ("version", "continues"),
+    [("0.27.0", True), ("0.32.0+cpu", True), ("1.0.0", True), ("0.26.9", False), ("", False), ("main", False)],
+)
+def test_streams_go_on_from_their_ids_since_a_release(version: str, continues: bool) -> None:
+    pod = make_pod(version=version)
+    assert VLLM.continues(pod) is continues
+    assert not ENGINES["sglang"].continues(pod)

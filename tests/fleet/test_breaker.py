@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.fleet.breaker import Breaker, EjectionRules, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod, PodState, Role
+from router.types import FleetSnapshot, Pod, PodState, Role
 from tests.policy.scenes import fleet_of, make_pod
 
 
@@ -545,6 +545,36 @@ def test_votes_of_clients_expire(fleet: Fleet) -> None:
     assert breaker.counts_success(29.0) and not breaker.counts_success(31.0)
     ends(breaker, "a", "x", "-", now_s=31.0)
     assert state(fleet, "a") is PodState.READY
+
+
+def test_a_failure_is_counted_without_a_look_at_all_pods() -> None:
+    """A client may cause many of them."""
+
+    class WatchedFleet(Fleet):
+        looks = 0
+
+        @property
+        def snapshot(self) -> FleetSnapshot:
+            self.looks += 1
+            return super().snapshot
+
+    fleet = WatchedFleet()
+    fleet.sync(make_pod(name, models=("m",)) for name in "abc")
+    for name in "abc":
+        fleet.event(name, PodEvent.PROBE_OK)
+    breaker, fleet.looks = Breaker(fleet), 0
+    for pod in "bca":
+        ends(breaker, pod, "x", "-" * 50)
+    assert fleet.looks == 0
+
+
+def test_a_pod_that_changes_its_models_has_one_record(fleet: Fleet) -> None:
+    """It may list others at every probe."""
+    breaker = Breaker(fleet)
+    for number in range(100):
+        fleet.describe("a", models=(f"m{number}",))
+        ends(breaker, "a", "x", "-")
+    assert sum(map(len, breaker._outcomes._windows.values())) == 1
 
 
 def test_made_up_clients_do_not_outvote_those_that_are_served(fleet: Fleet) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -199,7 +200,19 @@ def test_blocks_of_a_window_are_named_by_hash_alone() -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert event(session_id="s", lookahead_token_ids=[[5], None], ownership=None) == AS_VALUE
+    assert event(session_id="s", ownership=None) == AS_VALUE
+
+
+def test_tokens_behind_a_block_are_read_where_its_hash_includes_them() -> None:
+    """vLLM 0.33 with EAGLE or MTP (read, not run): some tokens for each hash."""
+    assert event(lookahead_token_ids=[[3], [5]]) == replace(AS_VALUE, lookahead_tokens=((3,), (5,)))
+    assert event(lookahead_token_ids=[[*range(20)]] * 2) == replace(AS_VALUE, lookahead_tokens=(tuple(range(8)),) * 2)
+    assert event(lookahead_token_ids=[[], []]) == event(lookahead_token_ids=None) == AS_VALUE
+
+
+@pytest.mark.parametrize("ahead", [[[3]], [[3], [4], [5]], [[3], []], [[3], [4, 5]]])
+def test_an_event_with_too_few_or_uneven_tokens_behind_its_blocks_is_not_indexed(ahead: list[list[int]]) -> None:
+    assert decode(STORED | {"lookahead_token_ids": ahead}, {"type": "AllBlocksCleared"}) == (BlocksCleared(),)
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,20 @@ def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> 
     assert hit(blocks, 90) in (0, 80)
 
 
+def test_an_event_of_a_part_of_a_block_does_not_change_the_rule() -> None:
+    """Of blocks of unequal sizes the part that a prompt ends in is announced: hits still end after whole ones."""
+    blocks = BlockMap()
+    blocks.add_holder(POD, Generation(model="m"))
+    for event in (
+        BlocksStored(block_hashes=(1, 2, 3, 4), group=1, layers=LayerType(AttentionKind.WINDOW, 16, 17)),
+        BlocksStored(block_hashes=(2, 4), tokens=token_array(PROMPT[:64]), block_size_tokens=32),
+        BlocksStored(block_hashes=(5,), parent_hash=4, tokens=token_array(PROMPT[64:80]), block_size_tokens=16),
+        BlocksStored(block_hashes=(5,), group=1, layers=LayerType(AttentionKind.WINDOW, 16, 17)),
+    ):
+        blocks.apply(POD, event)
+    assert hit(blocks, 90) == 64
+
+
 def test_a_pod_says_what_decides_its_hits() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))

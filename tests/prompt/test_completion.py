@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
 from router.prompt import completion
-from router.prompt.completion import CompletionPrompts, least_length, number_of_prompts
+from router.prompt.completion import CompletionPrompts, number_of_prompts
 
 PROMPTS = CompletionPrompts(130_000)
 
@@ -62,26 +62,6 @@ def test_anything_else_is_malformed(raw: bytes) -> None:
 def test_of_several_prompts_the_first_counts(raw: bytes, first: str | list[int]) -> None:
     found = PROMPTS.read(msgspec.Raw(raw))
     assert (found if isinstance(found, str) else found.tolist()) == first
-
-
-@given(text=st.text(), ascii_only=st.booleans(), slice_bytes=st.integers(1, 40))
-def test_a_text_has_at_least_the_characters_that_are_counted_undecoded(
-    text: str, ascii_only: bool, slice_bytes: int
-) -> None:
-    """As many, if it is written without escapes and in one slice."""
-    written = json.dumps(text, ensure_ascii=ascii_only).encode(errors="replace")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(completion, "SLICE_BYTES", slice_bytes)
-        least, is_text = least_length(msgspec.Raw(written))
-    assert is_text
-    assert least <= len(json.loads(written))
-    if b"\\" not in written:
-        assert least_length(msgspec.Raw(b"[%b]" % written)) == (len(json.loads(written)), True)
-
-
-@pytest.mark.parametrize("raw", [b"[1,2,3]", b"[[1, 2, 3], [4]]"])
-def test_token_ids_are_counted_undecoded(raw: bytes) -> None:
-    assert least_length(msgspec.Raw(raw)) == (3, False)
 
 
 @given(st.lists(st.text('a"\\\\[]{},: \u00e9\n'), min_size=1) | st.lists(st.lists(st.integers(0, 9)), min_size=1))

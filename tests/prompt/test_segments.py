@@ -71,10 +71,10 @@ def test_a_growing_conversation_encodes_only_its_tail(deepseek: Tokenizer) -> No
     text = ""
     for number in range(30):
         text += turn(number)
-        cold = cache.look_up(text).cold_characters
+        cold = sum(map(len, cache.look_up(text).cold))
         assert cold <= len(turn(number)) + SHORTEST_PIECE
         tokens_of(cache, text)
-        assert cache.look_up(text).cold_characters == 0
+        assert sum(map(len, cache.look_up(text).cold)) == 0
 
 
 def test_conversations_share_their_common_start_only(deepseek: Tokenizer) -> None:
@@ -172,7 +172,7 @@ def test_a_parent_may_be_evicted_meanwhile(deepseek: Tokenizer) -> None:
     lookup = cache.look_up(turn(0) + turn(1))
     for number in range(2, 60):
         tokens_of(cache, turn(number))
-    assert cache.look_up(turn(0)).cold_characters > 0
+    assert cache.look_up(turn(0)).cold
     segments = cache.complete(lookup)
     cache.keep(lookup, segments)
     assert tokens_in(segments) == deepseek.encode(turn(0) + turn(1)).tolist()

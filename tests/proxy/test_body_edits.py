@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
 from router.frontends.body_edits import UuidRemoval
 from router.hashing import hash_array, token_array
@@ -67,7 +68,7 @@ async def test_other_bodies_are_forwarded_as_they_are() -> None:
         await pods.forward(context)
         assert pods.made["a"].asked[-1].raw == sent
         for body in (b"{}", json.dumps({"messages": chat(PICTURE)}).encode(), b"uuid", b'["uuid"]'):
-            assert await UuidRemoval().removed(body) is body
+            assert await UuidRemoval().removed(body, OPEN_TENANT) is body
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ async def test_all_apis_with_pictures_are_searched(endpoint: Endpoint) -> None:
         context = named(pods)
         context.request = replace(context.request, endpoint=endpoint)
         context.prompt = None if endpoint in (Endpoint.CHAT, Endpoint.RESPONSES) else TEXT
-        assert b"uuid" not in await UuidRemoval().removed(context.request.body)
+        assert b"uuid" not in await UuidRemoval().removed(context.request.body, OPEN_TENANT)
 
 
 @pytest.mark.parametrize("shift", range(-30, 9, 3))
@@ -87,7 +88,7 @@ async def test_a_uuid_at_the_border_of_two_searches_is_found(shift: int) -> None
     async with town() as pods:
         context = named(pods)
         filler = "x" * (SEARCHED_BYTES - context.request.body.index(b'"uuid"') + shift)
-        assert b"uuid" not in await UuidRemoval().removed(named(pods, filler).request.body)
+        assert b"uuid" not in await UuidRemoval().removed(named(pods, filler).request.body, OPEN_TENANT)
 
 
 @pytest.mark.parametrize("parts", [[{**PICTURE, "uuid": "theirs"}] * 1000, [""] * 300_000])
@@ -97,5 +98,19 @@ async def test_other_requests_are_served_while_a_body_is_searched_and_edited(par
         context = pods.context(messages=chat(*parts))
         served = asyncio.Event()
         asyncio.get_running_loop().call_soon(served.set)
-        assert b"uuid" not in await UuidRemoval().removed(context.request.body)
+        assert b"uuid" not in await UuidRemoval().removed(context.request.body, OPEN_TENANT)
         assert served.is_set()
+
+
+async def test_a_large_body_waits_for_few_of_another_tenant() -> None:
+    """Not for all that another has sent before."""
+    removal, order = UuidRemoval(), list[str]()
+
+    async def removed(tenant: str, body: bytes) -> None:
+        await removal.removed(body, Tenant(name=tenant))
+        order.append(tenant)
+
+    part = json.dumps({**PICTURE, "uuid": "theirs"})
+    body = f'{{"messages":[{{"content":[{",".join([part] * 500)}]}}]}}'.encode()
+    await asyncio.gather(*(removed("evil", body) for _ in range(9)), removed("good", body))
+    assert order.index("good") <= 2

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.decision import Direct, Pull, Split
 from router.engines.engine_catalog import DIALECTS
@@ -253,6 +254,20 @@ async def test_without_an_offered_handoff_the_decode_pod_computes() -> None:
         assert pods.made["d"].asked[0].body == CHAT
         assert client.json["usage"] == usage(48)
         assert pods.handoffs("not_offered") == 1
+
+
+async def test_a_prefill_pod_makes_no_other_pod_connect_elsewhere() -> None:
+    """Its handoff is left out, with one warning, and the decode pod computes."""
+    evil = saying(answer("h", 16, kv_transfer_params={**PARAMS, "remote_host": "10.0.0.66"}))
+    with capture_logs() as logs:
+        async with town(p=evil, d=ANSWERING) as pods:
+            for _ in range(2):
+                await pods.serve(pods.context(split(pods)))
+            assert [asked.body for asked in pods.made["d"].asked] == [CHAT, CHAT]
+            assert pods.handoffs("not_offered") == 2
+    (warned,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (warned["pod"], warned["address"]) == ("p", "remote_host: 10.0.0.66")
+    assert "handoff_hosts" in warned["hint"]
 
 
 async def test_a_decode_pod_without_a_handoff_fails_like_any_pod() -> None:

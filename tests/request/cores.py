@@ -174,6 +174,7 @@ class CoreOfPods:
             target=endpoint.value.encode(),
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
+            owner="192.0.2.0",
         )
         candidates = tuple(Candidate(plan, Cost.of([("prefill", expected_ms)], expected_ms), 7) for plan in plans)
         decision = RouteDecision("scripted", "1", candidates) if plans else None

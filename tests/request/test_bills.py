@@ -56,9 +56,11 @@ class Billed(Rig):
     def used(self, kind: str = "output", tenant: Tenant = TENANT) -> int:
         """What is counted now: of `requests`, `prompt` or `output` tokens, or `concurrent` requests."""
         found = self.known.quotas.begin(tenant.name, tenant.quotas, "m", "", self.now_s)
-        if isinstance(found, Hold):
-            self.known.quotas.refuse(found)
         assert found.applied is not None
+        if isinstance(found, Hold):
+            self.known.quotas.end(found, 0, 0, self.now_s)
+            for meter in found.applied.requests:
+                meter.own.take_back(found.second, 1)
         (meter,) = getattr(found.applied, kind)
         return int(meter.own.at(int(self.now_s)))
 
@@ -114,6 +116,14 @@ def test_an_answer_that_never_came_keeps_its_expected_cost() -> None:
         if not served.is_over:
             served.fail(UpstreamTimeout("late", pod=served.asked[-1]))
     assert served.status == 504 and billed.used("output") == before > 0
+
+
+def test_a_prompt_above_the_limit_counts_as_a_request() -> None:
+    """It has been read, and can be sent again and again."""
+    quota = Quota(requests_per_minute=3, uncached_prompt_tokens_per_minute=10)
+    billed, tenant = Billed(), Tenant(name="long", quotas=(quota,))
+    assert [billed.post(tenant=tenant).status for _ in range(5)] == [429] * 5
+    assert billed.used("requests", tenant) == len(billed.read) == 3
 
 
 @pytest.mark.parametrize("choices", [1, 10])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from tests.examples import examples
 from tests.policy.scenes import LLAMA_8B
 
 
-def pod_of(num_blocks: int = 64, **limits: int) -> SimPod:
+def pod_of(num_blocks: int = 64, **limits: Any) -> SimPod:
     return SimPod(SimPodConfig(speed=LLAMA_8B, num_blocks=num_blocks, block_size_tokens=4, **limits))
 
 

@@ -18,6 +18,7 @@ from router.index.cluster import ClusterIndex
 from router.index.events import decode_batch
 from router.index.holders import HolderFacts, KnownHolder
 from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.sim.mock.event_publisher import encode_batch
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -27,6 +28,7 @@ from router.types import Generation, KvEvent, PromptPrefix, Tier
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, requests
 from tests.policy.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
+from tests.sim.test_layered_pool import AHEAD, FULL, pod_of, served, window
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -150,6 +152,20 @@ async def test_every_request_hits_what_a_router_expects_that_reads_redis(
     await until(lambda: published(late).epoch > epoch and not published(late).reloading)
     for store in (router, late, world.router()):
         await world.expects(store, world.sent, expected)
+
+
+async def test_hashes_that_include_the_next_token_pass_through_redis(worlds: Callable[[Session], World]) -> None:
+    """The same requests to a mock engine that looks ahead: the publisher learns it from events."""
+    session = WITH_FULL_ATTENTION[0]
+    world = worlds(session)
+    pod = pod_of((*[window(128)] * 5, FULL), AHEAD, world.block)
+    router = world.router()
+    for sent, step in zip(world.sent, session["steps"], strict=True):
+        cached, events = served(pod, sent.prompt, step["output"], sent.salt)
+        await world.expects(router, [sent], [cached])
+        world.apply(sent._replace(batches=[encode_batch(events, "map", 0.0)]))
+    assert published(router).facts.ahead_tokens == 1
+    await world.expects(world.router(), world.sent, world.hits(world.local()))
 
 
 async def test_other_versions_read_full_attention_alone(worlds: Callable[[Session], World]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, BlocksStored, Generation, LayerType, PrefixMatch, PromptPrefix, Tier
 from tests.policy.scenes import make_pod
@@ -61,7 +62,15 @@ def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announc
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert store.match(prompt(), 1.0).held_blocks("a") == matched
     assert store.match(prompt(), 2.0).held_blocks("a") == announced
-    assert store.known_blocks("a", prompt()) == announced
+    assert store.full_run("a", prompt()) == announced
+
+
+def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -> None:
+    """The self-test counts what was announced."""
+    store.apply("a", [stored(3)])
+    store.learn("a", CacheHabits(drops_block=True))
+    assert store.match(prompt(), 0.0).held_blocks("a") == 1
+    assert store.full_run("a", prompt()) == 3
 
 
 def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:

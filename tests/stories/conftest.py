@@ -20,7 +20,7 @@ from router.config.load import shipped
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
-from router.config.schema import AdmissionConfig, Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import AdmissionConfig, ContinuationConfig, Limits, ModelConfig, Probes, RouterConfig
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
@@ -197,6 +197,7 @@ def deploy(
         tenants: Path | None = None,
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
+        continuation: ContinuationConfig | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -215,6 +216,7 @@ def deploy(
                 tenants=str(tenants) if tenants else None,
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
+                continuation=continuation or ContinuationConfig(),
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),

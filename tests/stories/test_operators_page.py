@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
+from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import DEADLINE_S, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 CHAT = [{"role": "user", "content": "Which pod holds my prefix? This question is long enough to fill a block or two."}]
+WORDS = ("id", "model", "pod", "policy", "workload", "result", "prompt_tokens")
 
 
 async def snapshots(client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
@@ -42,6 +46,21 @@ async def test_the_page_and_its_data_are_served(deploy: Deploy) -> None:
         assert found["models"] == ["demo"]
         assert found["decisions"][0]["id"] == answer.headers["x-request-id"]
         assert found["since_start"]["requests"] == 1 and found["since_start"]["token_shares"]["available"] == 0
+
+
+async def test_the_page_has_the_words_of_the_log(deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a request, and of the state of a pod with its reason."""
+    with capture_logs() as lines:
+        async with deploy(pods=1) as deployment:
+            await deployment.chat(CHAT)
+            deployment.engines[0].inject(Fault(kind=FaultKind.REFUSE))
+            await deployment.until(lambda: any(line.get("new") == "ejected" for line in lines))
+            found = await anext(snapshots(deployment.admin))
+    request = next(json.loads(line) for line in capsys.readouterr().err.splitlines() if '"request"' in line)
+    decision, pod = found["decisions"][0], found["pods"][0]
+    assert {name: decision[name] for name in WORDS} == {name: request[name] for name in WORDS}
+    assert pod["state"] == next(line["new"] for line in lines if line.get("new") == "ejected")
+    assert pod["state_reason"] in {line.get("reason") for line in lines if line.get("pod") == pod["id"]}
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/events"])

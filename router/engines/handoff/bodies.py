@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from router.engines.adapter import decode
-from router.engines.handoff.usage import Usage
+from router.engines.adapter import Usage, decode
 from router.engines.steering import HANDOFF_FIELDS
 from router.errors import MalformedRequest
 from router.guards import Bound

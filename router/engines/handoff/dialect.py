@@ -21,7 +21,6 @@ class Order(StrEnum):
     """When the decode request is sent."""
 
     PREFILL_FIRST = "prefill_first"
-    """After the prefill response."""
     TOGETHER = "together"
     """With the prefill request: either alone would wait, so the failure of one aborts the other."""
 

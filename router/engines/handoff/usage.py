@@ -7,11 +7,10 @@ the engine reports `usage.prompt_tokens_details.cached_tokens`, the number is re
 from __future__ import annotations
 
 import re
-from typing import Annotated
 
 import msgspec
 
-from router.engines.adapter import MAX_COUNT, decode
+from router.engines.adapter import Usage, decode
 from router.guards import Bound
 
 MAX_HELD_BYTES = 1024 * 1024
@@ -22,21 +21,6 @@ _RESPONSE = Bound("response", MAX_HELD_BYTES, counted=b"")
 _NUMBER = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
 _KEY = b'"cached_tokens"'
 _DATA = b"data:"
-
-
-class _PromptTokensDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)] | None = None
-
-
-class Usage(msgspec.Struct):
-    """The `usage` of a response; engines omit the details unless they are configured to report them."""
-
-    prompt_tokens_details: _PromptTokensDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        details = self.prompt_tokens_details
-        return details.cached_tokens if details else None
 
 
 class _WithUsage(msgspec.Struct):
@@ -53,7 +37,6 @@ class UsageCorrection:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """The bytes that can be sent now."""
         if self._cached_tokens is None:
             return chunk
         end = chunk.rfind(b"\n") + 1 if self._stream else 0
@@ -68,7 +51,6 @@ class UsageCorrection:
         return _corrected_lines(lines, self._cached_tokens)
 
     def end(self) -> bytes:
-        """The remaining bytes, after the last chunk."""
         rest, self._held = bytes(self._held), bytearray()
         if self._cached_tokens is None:
             return rest

@@ -17,9 +17,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint, Pod
 
 BOOTSTRAP_PORT = 8998
-"""Default port of Mooncake's bootstrap server."""
 P2P_PORT = 5710
-"""Default port of the p2p side channel."""
 
 _EMPTY: Mapping[str, Any] = {}
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")

@@ -297,6 +297,7 @@ def configured_pods(
             hardware=_hardware(config),
             handoff=config.handoff,
             handoff_port=config.handoff_port,
+            handoff_hosts=config.handoff_hosts,
             serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
             pulls=config.pulls,
             dp_rank=rank if config.dp_size > 1 else None,

@@ -33,7 +33,6 @@ class SnapshotStream:
         self._compute = compute
         self._watched = asyncio.Event()
         self._tick = asyncio.Event()
-        """Set when the next value is there, and replaced."""
         self._latest = b""
         self._runs = False
         self.viewers = 0
@@ -125,6 +124,5 @@ def page_headers(page: bytes) -> dict[str, str]:
 
 
 def _hash_of(tag: bytes, page: bytes) -> str:
-    """The hash source of the one element of this kind."""
     (content,) = re.findall(b"<%b>(.*?)</%b>" % (tag, tag), page, re.DOTALL)
     return f"sha256-{b64encode(sha256(content).digest()).decode()}"

@@ -69,8 +69,6 @@ class Quantiles(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClassFigures(msgspec.Struct, frozen=True):
-    """Requests of one class that ended."""
-
     requests: float
     failures: float
     ttft_s: Quantiles
@@ -140,7 +138,6 @@ class MetricsGrowth:
         )
 
     def unread(self) -> dict[str, float]:
-        """Requests routed without prefix matching, by reason."""
         return self._values(of_requests.UNREAD_PROMPTS)
 
     def requests(self) -> float:

@@ -18,17 +18,13 @@ import msgspec
 
 from router.decision import Direct
 from router.errors import shortened
-from router.feeds.kv_zmq import KvStreams
-from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet
 from router.frontends.admin.page_figures import MetricRows, MetricsGrowth
 from router.observe import thresholds
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
-from router.policy.calibration import Calibration
 from router.policy.decide import expected_ttft_ms
-from router.types import Matching, PodId, PodState
+from router.types import Matching, PodId
 
 MINUTE_S = 60.0
 RECENT_S = 15.0
@@ -71,11 +67,8 @@ class Present:
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Times of prefills relative to the class, of pods that differ from it."""
     lateness: Mapping[str, float] = field(default_factory=dict)
-    """See `lateness_of`."""
     tenant_tokens: Mapping[str, float] = field(default_factory=dict)
-    """Prompt tokens being served, by tenant."""
     waiting: int = 0
-    """Requests that wait in engines."""
     index_age_s: float | None = None
     policy_error: str = ""
     reload_age_s: float | None = None
@@ -148,7 +141,7 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
     return found
 
 
-def _latest_ratios(recent: RecentDecisions) -> Iterator[tuple[PodId, float]]:
+def latest_ratios(recent: RecentDecisions) -> Iterator[tuple[PodId, float]]:
     """Observed over expected times to first token, of requests that one pod served alone."""
     since_s = time.time() - RECENT_S
     for kept in recent.latest(LATEST_DECISIONS):
@@ -157,33 +150,6 @@ def _latest_ratios(recent: RecentDecisions) -> Iterator[tuple[PodId, float]]:
             expected_ms = expected_ttft_ms(ended.served.cost)
             if isinstance(ended.served.plan, Direct) and expected_ms > 0:
                 yield ended.served.plan.pod.id, ended.ttft_ms / expected_ms
-
-
-def present_of(
-    fleet: Fleet,
-    streams: KvStreams,
-    calibration: Calibration,
-    policies: PolicyFeed,
-    recent: RecentDecisions,
-    tenant_tokens: Mapping[str, float],
-    index_age_s: float | None,
-) -> Present:
-    """O(pods + `LATEST_DECISIONS`)."""
-    statuses, reload = fleet.snapshot.pods, policies.last_reload
-    return Present(
-        pods=len(statuses),
-        ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
-        events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
-        slowdowns=calibration.slowdowns(),
-        lateness=lateness_of(_latest_ratios(recent)),
-        tenant_tokens=tenant_tokens,
-        waiting=sum(status.load.waiting for status in statuses),
-        index_age_s=index_age_s,
-        policy_error=policies.error,
-        reload_age_s=time.time() - reload.at_s if reload else None,
-        reload_review=(reload.review or "") if reload else "",
-        reload_ttft_ratio=reload.ttft_ratio if reload else 1.0,
-    )
 
 
 def _pods(present: Present) -> Iterator[Notice]:

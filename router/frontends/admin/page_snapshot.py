@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import add
 from typing import Any
@@ -21,7 +21,15 @@ from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.frontends.admin.page_figures import SHOWN, MetricRows, MetricsGrowth
-from router.frontends.admin.page_notices import MINUTE_S, CountedHistory, Notice, counted_of, present_of
+from router.frontends.admin.page_notices import (
+    MINUTE_S,
+    CountedHistory,
+    Notice,
+    Present,
+    counted_of,
+    lateness_of,
+    latest_ratios,
+)
 from router.frontends.admin.views import MetricsPage, kv_events_state
 from router.observe.declared import of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
@@ -154,7 +162,6 @@ class PageSource:
         return shown
 
     async def _hot_prefixes(self) -> list[HotPrefix]:
-        """Those of all decisions in memory."""
         tally = PrefixTally()
         for number, kept in enumerate(self.recent.latest(MAX_GROUPED)):
             tally.add(kept)
@@ -216,17 +223,27 @@ class PageSource:
     def _notices(self, metrics: Mapping[str, MetricRows], index_age_s: float | None) -> list[Notice]:
         self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
-        calibration, policies = self.gauges.calibrator.calibration, self.policies
-        present = present_of(
-            self.gauges.fleet, self.kv_streams, calibration, policies, self.recent, tenants, index_age_s
-        )
+        reload, statuses = self.policies.last_reload, self.gauges.fleet.snapshot.pods
         failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
-        matching = {
-            status.pod.id: self.gauges.matching_of(status.pod)
-            for status in self.gauges.fleet.snapshot.pods
-            if status.state is PodState.READY
-        }
-        return self.history.notices(replace(present, providers_failing=int(failing), matching=matching))
+        ready = [status.pod for status in statuses if status.state is PodState.READY]
+        streams = self.kv_streams
+        present = Present(
+            pods=len(statuses),
+            ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
+            events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
+            slowdowns=self.gauges.calibrator.calibration.slowdowns(),
+            lateness=lateness_of(latest_ratios(self.recent)),
+            tenant_tokens=tenants,
+            waiting=sum(status.load.waiting for status in statuses),
+            index_age_s=index_age_s,
+            policy_error=self.policies.error,
+            reload_age_s=time.time() - reload.at_s if reload else None,
+            reload_review=(reload.review or "") if reload else "",
+            reload_ttft_ratio=reload.ttft_ratio if reload else 1.0,
+            matching={pod.id: self.gauges.matching_of(pod) for pod in ready},
+            providers_failing=int(failing),
+        )
+        return self.history.notices(present)
 
     def _models(self) -> list[str]:
         names = {

@@ -35,7 +35,6 @@ PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
 
 def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
-    """HTTP status and JSON body for one of `PROBE_PATHS`."""
     if path == "/livez":
         return 200, b'{"status":"alive"}'
     return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')
@@ -49,7 +48,6 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
 MAX_ECHOED_CHARACTERS = 200
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
-"""Called with the error of each request that is refused."""
 
 
 class App:

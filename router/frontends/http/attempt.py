@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
@@ -12,15 +13,14 @@ from typing import TypeAlias
 
 from router.decision import Candidate, Split
 from router.errors import UpstreamError
-from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
-from router.frontends.http.silence import SilenceWatch
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.tracker import Tracker
 
 RESOLUTION_S = 0.01
+CHECK_S = 0.5
 
 Call: TypeAlias = Callable[[float], object]
 """Receives the time in seconds of `monotonic`."""
@@ -35,7 +35,6 @@ class CoarseTimers:
     def __init__(self) -> None:
         self._numbers = count()
         self._waiting: list[tuple[float, int, Call]] = []
-        """A heap by time."""
         self._is_running = False
 
     def call_later(self, delay_s: float, call: Call) -> None:
@@ -57,10 +56,38 @@ class CoarseTimers:
                 loop.call_later(RESOLUTION_S, self._run, loop)
 
 
+class SilenceWatch:
+    """Closes the connections to pods that have fallen silent within a stream, so that another pod continues it. One
+    timer serves all streams."""
+
+    def __init__(self) -> None:
+        self._streams: dict[ContinuingTracker, AnyReply] = {}
+        self._is_running = False
+
+    @contextmanager
+    def watched(self, tracker: ContinuingTracker, reply: AnyReply) -> Iterator[None]:
+        self._streams[tracker] = reply
+        if not self._is_running:
+            self._is_running = True
+            asyncio.get_running_loop().call_later(CHECK_S, self._check)
+        try:
+            yield
+        finally:
+            del self._streams[tracker]
+
+    def _check(self) -> None:
+        now_s = monotonic()
+        for tracker, reply in list(self._streams.items()):
+            if tracker.is_silent(now_s):
+                reply.close()
+        self._is_running = bool(self._streams)
+        if self._is_running:
+            asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+
 class Attempts:
-    def __init__(self, sender: UpstreamSender, rules: HeaderRules, splits: SplitExecutor, pulls: PullExecutor) -> None:
+    def __init__(self, sender: UpstreamSender, splits: SplitExecutor, pulls: PullExecutor) -> None:
         self._sender = sender
-        self._rules = rules
         self._splits = splits
         self._pulls = pulls
         self._timers = CoarseTimers()
@@ -96,7 +123,7 @@ class Attempts:
             try:
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
-                headers = [*self._rules.downstream(reply.headers), *tracker.headers()]
+                headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
                     with self._silence.watched(tracker, reply):
                         await relay_joined(reply, client, tracker, headers)

@@ -52,7 +52,6 @@ class ClientDeadlines:
             self._start_timer()
 
     def await_rest_of_request(self) -> None:
-        """Wait for the rest of a request that the client has begun."""
         self.waiting_since_s = self._loop.time()
         self._act_by_s, self._on_late = self.waiting_since_s + self._limits.request_timeout_s, self._on_late_request
         if self._timer is None:

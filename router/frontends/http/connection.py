@@ -151,7 +151,6 @@ class Connection(asyncio.Protocol):
     # --- one exchange ---
 
     def send(self, message: UpstreamMessage) -> None:
-        """Begin an exchange: write the whole request."""
         self._reset()
         if isinstance(message, bytes):
             self._transport.write(message)
@@ -270,7 +269,6 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
     def _check_deadline(self) -> None:
-        """End the current wait if its deadline has passed."""
         self._timer, waiter = None, self._waiter
         if waiter is None or waiter.done():
             return

@@ -28,8 +28,6 @@ _PREFLIGHT: HeaderList = [
 
 
 class CorsPolicy:
-    """The response headers of each allowed origin."""
-
     def __init__(self, origins: Iterable[str]) -> None:
         self._headers: Mapping[bytes, HeaderList] = {origin.encode(): _allowing(origin.encode()) for origin in origins}
         self._other = self._headers.get(b"*", [])

@@ -19,7 +19,7 @@ from router.admission.fair_bound import FairBound
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.relay import LARGE_PIECE_BYTES, is_stream
 from router.request.inbound import HeaderList
 
@@ -50,7 +50,6 @@ class ReceivedRequest(msgspec.Struct):
     named: Mapping[bytes, bytes]
     """The first header of each name."""
     peer: str
-    """Address of the client."""
     body: bytes = b""
     refusal: RouterError | None = None
     """Why the request is refused, if that follows from its headers."""
@@ -63,7 +62,6 @@ class ReceivedRequest(msgspec.Struct):
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
     pods_allowed: frozenset[str] | None = None
-    """See `RequestContext`."""
 
 
 class BodyHolder(Protocol):
@@ -90,7 +88,6 @@ class BodyMemory:
     def __init__(self, max_bytes: int) -> None:
         self.bound = FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
         self.freed_bytes = 0
-        """Total size of all bodies that were freed."""
         self.arriving: dict[BodyHolder, float] = {}
         """Requests that hold bytes and are not complete, by the time of the first byte, oldest first."""
 
@@ -131,7 +128,6 @@ class ClientConnection:
     tasks: set[asyncio.Task[Any]]
     loop: asyncio.AbstractEventLoop
     on_complete: Callable[[], None]
-    """Called when a response is complete."""
     body_memory: BodyMemory
     turns: FairTurns
     """For the next large piece of a response."""
@@ -158,7 +154,6 @@ class ClientConnection:
         self._writable.set()
 
     async def drain(self) -> None:
-        """Wait until the client has read enough."""
         await self._writable.wait()
 
 
@@ -180,24 +175,20 @@ class Exchange(msgspec.Struct, eq=False):
     on_disconnect: Callable[[], None] | None = None
     """Called when the client disconnects, in place of cancelling the task."""
     began: bool = False
-    """Whether its task has run."""
     started: bool = False
     response_complete: bool = False
     disconnected: bool = False
     was_slow: bool = False
     """Whether the response had to wait for the client."""
     more_body: bool = True
-    """Whether the request is incomplete."""
     pieces: list[bytes] = []
     buffered_bytes: int = 0
     arrived_s: float = 0.0
     """When the last piece arrived."""
     _first: bool = False
     _served: bool = False
-    """Whether a task was started for it."""
     _task: asyncio.Task[None] | None = None
     _headers: HeaderList | None = None
-    """Headers of the response."""
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
@@ -245,7 +236,6 @@ class Exchange(msgspec.Struct, eq=False):
             self.buffered_bytes = 0
 
     def complete_request(self) -> None:
-        """Serve the request, whose last byte has arrived."""
         self.more_body = False
         self._connection.body_memory.arriving.pop(self, None)
         if self._first:
@@ -318,7 +308,6 @@ class Exchange(msgspec.Struct, eq=False):
 
     @property
     def streams(self) -> bool:
-        """Whether the response is an event stream."""
         return self._headers is not None and is_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:

@@ -15,7 +15,7 @@ from itertools import count
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest, shortened
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.types import MAX_NAME_CHARACTERS, Endpoint
 
 MAX_PARTS = 1000
@@ -172,7 +172,6 @@ def _check_field(name: bytes, refused: frozenset[bytes]) -> None:
 
 
 def _only_name(models: list[bytes]) -> str:
-    """The one name in the list; "" if it is empty."""
     if len(models) > 1:
         raise MalformedRequest("The form has several fields `model`; send one.", param="model")
     value = models[0] if models else b""

@@ -61,7 +61,6 @@ class Forwarder:
 
 
 async def send_answer(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:
-    """Send an answer of the router's own."""
     context.status, context.result = 200, "ok"
     client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
     for piece in answer:

@@ -56,7 +56,6 @@ class HeaderRules:
         return kept
 
     def downstream(self, headers: HeaderList) -> HeaderList:
-        """The pod's headers without those that the client must not receive."""
         dropped = self._not_downstream
         if b"connection" in dict(headers):
             dropped |= _named_by_connection(headers)
@@ -81,6 +80,5 @@ def request_head(method: str, target: bytes, host: bytes, headers: HeaderList, b
 
 
 def _named_by_connection(headers: HeaderList) -> set[bytes]:
-    """Names that the sender declared to be hop-by-hop."""
     tokens = b",".join([value for name, value in headers if name == b"connection"]).split(b",")
     return {token.strip().lower() for token in tokens}

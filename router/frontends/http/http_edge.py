@@ -12,9 +12,9 @@ from typing import Protocol
 from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, RouterError
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import STATUS_LINES, BodyMemory, ReceivedRequest
-from router.frontends.http.fair_turns import FairTurns
 from router.frontends.http.relay import Downstream
 from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers, response_for
@@ -55,7 +55,6 @@ class HttpEdge:
         self.client_connections = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
-        """Paths of GET requests that become websockets."""
 
     def refusal(
         self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True

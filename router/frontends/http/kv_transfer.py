@@ -22,8 +22,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 
+import structlog
+
 from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.addresses import foreign_address
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
@@ -46,9 +49,11 @@ PREFILL_GRACE_S = 0.5
 MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
+MAX_WARNED, MAX_SHOWN = 1024, 200
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 _ERROR_EVENT = re.compile(rb'data: ?\{"error"')
+log = structlog.get_logger()
 
 
 def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
@@ -69,7 +74,6 @@ class SplitAttempt:
     began_s: float = field(default_factory=time.monotonic)
     """When the KV transfer may have begun; `Dialect.hold_s` counts from here."""
     sent_handoff: bool = False
-    """Whether a decode request that names the KV was sent."""
     reply: Reply | None = None
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
@@ -78,10 +82,6 @@ class SplitAttempt:
     @property
     def context(self) -> RequestContext:
         return self.tracker.context
-
-    def prefill_body(self) -> bytes:
-        request = self.context.request
-        return self.dialect.prefill_body(request.endpoint, request.body, self.pair)
 
     def read(self, response: bytes) -> Handoff | None:
         """The handoff that the prefill pod offers."""
@@ -118,19 +118,16 @@ class SplitAttempt:
             raise HandoffFailed(why, pod=caused_by, doubtful=doubtful)
 
     def count_cached_tokens(self, prefill: asyncio.Task[WholeReply]) -> None:
-        """Take the cached tokens from the prefill response, if it has arrived."""
         if prefill.done() and not prefill.cancelled() and prefill.exception() is None:
             reader = ResponseReader()
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
 
     def close_reply(self) -> None:
-        """Close the decode pod's response, if it has begun."""
         if self.reply is not None:
             self.reply.close()
 
     def failed_by(self, error: BaseException) -> str:
-        """The metric label of a failure."""
         if isinstance(error, asyncio.CancelledError):
             return CLIENT_GONE
         if self.result != "ok" or not isinstance(error, UpstreamError):
@@ -147,6 +144,7 @@ class SplitExecutor:
         self._metrics = metrics
         self._calibrator = state.calibrator
         self._edits = BodyEdits()
+        self._warned: set[PodId] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -172,7 +170,9 @@ class SplitExecutor:
     async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
         """The whole response: a 200, or a refusal of the request."""
         pod = attempt.pair.prefill
-        body = await self._edits.run(attempt.context.request.body, attempt.prefill_body)
+        request = attempt.context.request
+        prefill_body = partial(attempt.dialect.prefill_body, request.endpoint, request.body, attempt.pair)
+        body = await self._edits.run(request.body, prefill_body)
         inbound = attempt.context.inbound
         reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
@@ -187,12 +187,14 @@ class SplitExecutor:
         return response
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
-        """The decode request follows the prefill response."""
         response = await prefill
         if response.status != 200:
             return _refusal(attempt, response)
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
+        if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
+            self._warn(attempt.pair.prefill, address)
+            handoff = None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
         return await self._decode(attempt, handoff, prefill)
@@ -218,6 +220,13 @@ class SplitExecutor:
             if not decode.done() and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
+
+    def _warn(self, prefill: Pod, address: str) -> None:
+        """Say once that handoffs of the pod are not used."""
+        if prefill.id not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add(prefill.id)
+            hint = "if its peers may connect there, add the host to the pod's `handoff_hosts`"
+            log.warning("a handoff names another host", pod=prefill.id, address=address[:MAX_SHOWN], hint=hint)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
         """The client's response, which the one token of the prefill response completed."""

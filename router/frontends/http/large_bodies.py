@@ -21,7 +21,7 @@ import xxhash
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.fair_turns import FairTurns
 from router.types import Endpoint
 
 SLICE_BYTES = 128 * 1024
@@ -71,7 +71,6 @@ class ItemCounter(msgspec.Struct, gc=False):
     """The first bytes of a character that continues in the next piece."""
 
     def feed(self, piece: bytes) -> None:
-        """Count the next piece. Raises `UnicodeDecodeError`."""
         if self._character or not piece.isascii():
             text = self._character + piece
             self._character = text[utf_8_decode(text, "strict", False)[1] :]

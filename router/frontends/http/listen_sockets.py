@@ -36,7 +36,6 @@ def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "
 
 
 def bind_admin(listen: AdminListen) -> socket.socket:
-    """The listening socket of the admin listener. Raises `ConfigError`."""
     if listen.socket:
         return _listen_unix(listen.socket)
     bound = bind_port(listen.host, listen.port, exclusive=True, section="admin")

@@ -72,12 +72,10 @@ class EdgeProtocol(asyncio.Protocol):
         self.url = b""
         self.headers: HeaderList = []
         self.last: Exchange | None = None
-        """The last request that was parsed or is being parsed."""
         self._serving: Exchange | None = None
         """The exchange that is served or was served last; later ones wait in the pipeline."""
         self.pipeline: deque[Exchange] = deque()
         self._receiving = False
-        """Whether a request is incomplete."""
         self._boundary_seen = False
         """Whether the bytes being parsed begin or end a request."""
         self._unread_bytes = 0
@@ -219,7 +217,6 @@ class EdgeProtocol(asyncio.Protocol):
             self.last = self._serving = None
 
     def _set_deadline(self) -> None:
-        """Set the deadline for the client's next action."""
         last = self.last
         if last is not None and not last.response_complete and (self.pipeline or not last.more_body):
             self._deadlines.disarm()

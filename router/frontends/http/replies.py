@@ -25,7 +25,6 @@ class _ReadReply:
         raise NotImplementedError
 
     async def pour(self, sink: Sink, ready: Ready) -> None:
-        """See `AnyReply`."""
         while piece := await self.read():
             if not sink(piece):
                 await ready()
@@ -39,7 +38,6 @@ class WholeReply(_ReadReply):
     body: bytes
 
     async def read(self) -> bytes:
-        """The whole body, once."""
         body, self.body = self.body, b""
         return body
 

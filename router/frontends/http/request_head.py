@@ -51,7 +51,6 @@ def parse_refusal(error: httptools.HttpParserError) -> RouterError:
 
 
 MAX_SHOWN_CHARACTERS = 80
-"""A longer path is shortened in error messages."""
 
 _AMBIGUOUS = re.compile(
     r"""
@@ -70,7 +69,6 @@ class RequestTarget(NamedTuple):
 
     path: str
     raw: bytes
-    """Path and query."""
     fault: str
 
 

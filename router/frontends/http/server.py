@@ -58,12 +58,10 @@ class TlsListener:
         self._protocol = protocol
         self._free_connections = free_connections
         self._handshakes: dict[asyncio.Task[None], str] = {}
-        """Those in progress and their clients, the oldest first."""
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
 
     def open(self, backlog: int) -> None:
-        """Start to accept connections."""
         self._sock.setblocking(False)
         self._sock.listen(backlog)
         self._loop.add_reader(self._sock.fileno(), self._accept_waiting)
@@ -187,7 +185,6 @@ class DrainingServer(_TlsCapableServer):
         self._drains = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by uvicorn on a signal."""
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
             cast(App, self.config.app).begin_stopping()
@@ -203,7 +200,6 @@ class DrainingServer(_TlsCapableServer):
             log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn when it stops."""
         began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0
         log.info("draining", delay_s=delay_s, timeout_s=self.config.timeout_graceful_shutdown, **self._figures())
         await asyncio.sleep(delay_s)

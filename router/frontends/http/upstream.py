@@ -66,7 +66,6 @@ class Reply:
         self._connection = connection
         self._closed = False
         self.pod = pool.pod
-        """Id of the pod that responded."""
         self.status = connection.status
         self.headers = connection.headers
         self.read = connection.read
@@ -104,7 +103,6 @@ class UpstreamPool:
 
     @property
     def credentials(self) -> HeaderList:
-        """The headers that authorize the router at the pod."""
         if not self.has_key:
             return []
         headers = key_headers(self._bearer_file, self._bearer_env)
@@ -202,7 +200,6 @@ class UpstreamPool:
         return (await self._connected(opened))[1]
 
     async def _connected(self, opened: Callable[[], _Protocol]) -> tuple[asyncio.Transport, _Protocol]:
-        """A new connection. Raises `ConnectFailed`."""
         loop = asyncio.get_running_loop()
         try:
             tls = self._tls.current() if self._tls else None
@@ -288,20 +285,17 @@ class UpstreamPools:
             pool.close()
 
     async def expire_idle(self) -> None:
-        """Close connections before engines close them, until cancelled."""
         while True:
             await asyncio.sleep(IDLE_SWEEP_S)
             for pool in self._pools.values():
                 pool.expire_idle()
 
     def close(self) -> None:
-        """Close all idle connections, when the router stops."""
         for pod in list(self._pools):
             self.remove(pod)
 
 
 def upstream_pools(limits: Limits) -> UpstreamPools:
-    """Pools with the configured timeouts."""
     timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
     return UpstreamPools(timeouts)
 

@@ -18,9 +18,8 @@ import httptools
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.headers import HeaderRules
 from router.frontends.http.request_head import check_head
-from router.frontends.http.upstream import UpstreamPool, UpstreamSender
+from router.frontends.http.upstream import UpstreamSender
 from router.policy.plans import FORM_BYTES_PER_TOKEN
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList, first_values
@@ -42,7 +41,6 @@ class TunnelEnd:
     writer: asyncio.StreamWriter
 
     async def close(self) -> None:
-        """Close the connection when all is sent, within `CLOSE_S`."""
         self.writer.close()
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -69,9 +67,7 @@ class WebSocketClient(TunnelEnd):
 
 
 class WebSocketTunnels:
-    def __init__(self, pool: Callable[[Pod], UpstreamPool], rules: HeaderRules, sender: UpstreamSender) -> None:
-        self._pool = pool
-        self._rules = rules
+    def __init__(self, sender: UpstreamSender) -> None:
         self._sender = sender
 
     async def serve(self, tracker: Tracker, client: WebSocketClient) -> None:
@@ -93,21 +89,22 @@ class WebSocketTunnels:
             tracker.end(time.monotonic())
 
     async def _attempt(self, tracker: Tracker, pod: Pod, client: WebSocketClient) -> None:
-        side = TunnelEnd(*await self._pool(pod).stream(BUFFER_BYTES))
+        pool = self._sender.pool(pod)
+        side = TunnelEnd(*await pool.stream(BUFFER_BYTES))
         try:
             headers = await self._upgraded(tracker.context, pod, side)
             now_s = time.monotonic()
             tracker.assume_first_token(now_s)
             tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
             tracker.complete(now_s)  # no byte that follows is read
-            client.start([*self._rules.downstream(headers), *_UPGRADE, *tracker.headers()])
-            await _relay(client, side, self._pool(pod).timeouts.idle_s, tracker.context)
+            client.start([*self._sender.rules.downstream(headers), *_UPGRADE, *tracker.headers()])
+            await _relay(client, side, pool.timeouts.idle_s, tracker.context)
         finally:
             await side.close()
 
     async def _upgraded(self, context: RequestContext, pod: Pod, side: TunnelEnd) -> HeaderList:
         """The headers of the pod's response that begins the websocket. Raises `UpstreamError`."""
-        timeout_s = self._pool(pod).timeouts.first_byte_s
+        timeout_s = self._sender.pool(pod).timeouts.first_byte_s
         side.writer.write(self._sender.upgrade_head(context.inbound, pod))
         try:
             async with asyncio.timeout(timeout_s):

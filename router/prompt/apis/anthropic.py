@@ -6,7 +6,7 @@ Only what some engine reads; further fields are ignored, as by all engines.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -42,8 +42,6 @@ class ToolResult(msgspec.Struct, tag="tool_result", tag_field="type"):
 
 
 class ToolReference(msgspec.Struct, tag="tool_reference", tag_field="type"):
-    """A tool by its name."""
-
     name: str | None = None
 
 
@@ -95,16 +93,6 @@ class OutputConfig(msgspec.Struct):
     effort: str | None = None
 
 
-_MESSAGE = Decoder.of(Message)
-_FIELDS = {
-    "system": Decoder.of(str | list[Block] | None),
-    "tools": Decoder.of(list[Tool] | None),
-    "thinking": Decoder.of(ThinkingConfig | None),
-    "output_config": Decoder.of(OutputConfig | None),
-    "chat_template_kwargs": Decoder.of(dict[str, Any] | None),
-}
-
-
 class MessagesFields(msgspec.Struct):
     messages: list[Message]
     system: str | list[Block] | None = None
@@ -112,6 +100,10 @@ class MessagesFields(msgspec.Struct):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+_MESSAGE = Decoder.of(Message)
+_FIELDS = {name: Decoder.of(kind) for name, kind in get_type_hints(MessagesFields).items() if name != "messages"}
 
 
 def read_fields(body: Mapping[str, Any]) -> MessagesFields:

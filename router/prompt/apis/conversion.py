@@ -65,5 +65,4 @@ class Decoder(msgspec.Struct, frozen=True):
 
 
 def not_converted(message: str) -> Unrenderable:
-    """The error for a body that a conversion does not know."""
     return Unrenderable(UnreadReason.NOT_CONVERTED, message)

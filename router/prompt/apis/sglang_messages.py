@@ -31,8 +31,6 @@ from router.prompt.sandbox import renders_bare
 
 
 class _AllowedTools(msgspec.Struct):
-    """Which tools may be called."""
-
     type: str = "auto"
     name: str | None = None
 
@@ -92,7 +90,6 @@ def _stripped(message: Message) -> str:
 
 
 def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    """One message as several, in the order of its blocks."""
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:

@@ -82,7 +82,6 @@ def _refuse(block: Block) -> str:
 
 
 def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
-    """One message as several, in the order of its blocks."""
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[str] = []

@@ -22,8 +22,6 @@ _ENGINE_KNOWS = ("previous_response_id", "previous_input_messages", "prompt")
 
 
 class Part(msgspec.Struct):
-    """A part of a message, a reasoning item or the output of a tool."""
-
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -39,8 +37,6 @@ class Part(msgspec.Struct):
 
 
 class Item(msgspec.Struct):
-    """An item of the input: a message, or what its type says."""
-
     type: str | None = None
     role: str | None = None
     id: str | None = None
@@ -93,6 +89,14 @@ def _read_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _read_items(body: Mapping[str, Any]) -> list[Item]:
+    """The items of `input`; a text is one message of the user. Raises `Unrenderable`."""
+    given = body.get("input")
+    if isinstance(given, list):
+        return [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)]
+    return [Item(role="user", content=_TEXT.read(given, "input"))]
+
+
 _ENGINE_TOOLS = ("web_search_preview", "code_interpreter", "container")
 """Without a server for them, they are ignored."""
 
@@ -102,14 +106,9 @@ class HarmonyResponses(Conversion):
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = _read_fields(body)
-        given = body.get("input")
-        instructions = fields.get("instructions")
+        items, instructions = _read_items(body), fields.get("instructions")
         messages: list[ChatMessage] = [] if instructions is None else [{"role": "system", "content": instructions}]
-        if isinstance(given, list):
-            items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)]
-            messages += _harmony_messages(items, bool(messages))
-        else:
-            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
+        messages += _harmony_messages(items, bool(messages))
         chat: dict[str, Any] = {"messages": messages}
         if tools := list(_functions(fields.get("tools") or ())):
             chat["tools"] = tools
@@ -174,14 +173,9 @@ class VllmResponses(Conversion):
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         fields = _read_fields(body)
-        given = body.get("input")
-        items = [_ITEM.read(item, f"input[{i}]") for i, item in enumerate(given)] if isinstance(given, list) else None
-        instructions = fields.get("instructions")
+        items, instructions = _read_items(body), fields.get("instructions")
         messages: list[ChatMessage] = [{"role": "system", "content": instructions}] if instructions else []
-        if items is None:
-            messages.append({"role": "user", "content": _TEXT.read(given, "input")})
-        else:
-            messages += _messages(items)
+        messages += _messages(items)
         chat: dict[str, Any] = {"messages": messages}
         if items and _is_partial(items[-1]):
             chat |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -196,7 +190,6 @@ class VllmResponses(Conversion):
 
 
 def _is_partial(last: Item) -> bool:
-    """Whether the model continues the last item."""
     if last.type not in (None, "message", "reasoning") or last.status not in ("in_progress", "incomplete"):
         return False
     if last.type != "reasoning" and isinstance(last.content, str):

@@ -37,7 +37,6 @@ class CachedPrefix(msgspec.Struct, frozen=True, gc=False):
     """The prompt of a chat's first messages, encoded up to the last place where its text may be cut."""
 
     messages: int = 0
-    """Number of messages."""
     roles: tuple[str, ...] = ()
     """Roles of the messages of a chat with only roles and texts."""
     skeleton: int = 0
@@ -71,7 +70,6 @@ class PrefixCache:
         self._prefixes: OrderedDict[int, CachedPrefix | None] = OrderedDict()
         self._stored: deque[tuple[int, CachedPrefix, int]] = deque()
         self.bytes = 0
-        """Bytes held, estimated."""
 
     def __len__(self) -> int:
         return len(self._prefixes)

@@ -62,7 +62,6 @@ class IncrementalReader:
         self.cache = PrefixCache(seed, cache_bytes)
 
     def disable(self) -> None:
-        """Return None from now on."""
         self.enabled = self._continues = False
         self.clear()
 
@@ -168,15 +167,7 @@ class IncrementalReader:
         short = render_samples(_renderer(text_of, fields, found.key), samples)
         return None if short is None else _entry(found, samples, head_of(short, text), rest)
 
-    def look_up(self, rendered: IncrementalPrompt, segments: SegmentCache) -> None:
-        """Look up the segments of a whole prompt. What follows a cached prefix is new."""
-        if rendered.prefix is EMPTY_PREFIX:
-            rendered.lookup = segments.look_up(
-                rendered.text, pieces=rendered.lookup.cold, salt=rendered.generation.salt
-            )
-
     def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
-        """Encode the new text and hash the new blocks."""
         prefix, seed, block = pending.prefix, pending.seed, pending.generation.block_size_tokens
         encoded = segments.complete(pending.lookup)
         if prefix is EMPTY_PREFIX:
@@ -198,7 +189,6 @@ class IncrementalReader:
 def _incremental(
     opened: OpenedPrompt, prefix: CachedPrefix, text: str, entry: PendingEntry | None
 ) -> IncrementalPrompt:
-    """A prompt that continues `prefix` with `text`."""
     lookup = all_cold(text, opened.segments.pieces(text), opened.generation.salt)
     return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry, opened.conversion)
 

@@ -33,7 +33,6 @@ MAX_SAMPLES = 24
 MAX_SAMPLE_BYTES, MAX_TOOL_BYTES = 32 * 1024, 16 * 1024
 """Maximum size of all samples together, and of the tool."""
 TEXT_CHARACTERS = 64
-"""A text in a known message of a short chat is cut here."""
 MAX_NEW_MESSAGES = 24
 """Boundaries that are looked up per chat: one step of an agent may have several calls."""
 MAX_REMOVED = 256
@@ -43,7 +42,6 @@ Render: TypeAlias = Callable[[Sequence[Any]], str | None]
 """The prompt of a chat with these messages and the other fields of the request; None if it cannot be rendered."""
 
 Raw: TypeAlias = msgspec.Raw | bytes
-"""A message as JSON."""
 
 _MARKS = (
     *(b'"user"', b'"assistant"', b'"system"', b'"developer"', b'"tool"', b'"text"', b'"tool_calls"'),
@@ -184,7 +182,6 @@ def _without_cache_control(text: bytes) -> bytes:
 
 
 def render_samples(render: Render, samples: Sequence[ChatSample], new: Sequence[Raw] = ()) -> str | None:
-    """The prompt of a short chat, with new messages behind it."""
     return render([*[msgspec.Raw(sample.message) for sample in samples], *new])
 
 
@@ -223,7 +220,6 @@ def digest_of(text: str) -> int:
 
 
 def continues(prefix: CachedPrefix, found: PromptEnd) -> bool:
-    """Whether the short chat starts as the whole prompt did, and ends as it."""
     is_same = len(found.short) >= prefix.head and digest_of(found.short[: prefix.head]) == prefix.head_digest
     removed = found.short[len(found.short) - found.removed :]
     return is_same and prefix.rest.endswith(removed)

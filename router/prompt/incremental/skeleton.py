@@ -26,7 +26,6 @@ from router.prompt.template import ChatTemplate
 MAX_MESSAGES = 256
 """Longer chats have no skeleton, because it would take too much memory."""
 SKELETONS = 1024
-"""Maximum number of cached skeletons."""
 
 Strip: TypeAlias = str | None
 """Characters stripped from one side of a content, as in `str.lstrip`: None is all whitespace, "" is nothing."""
@@ -91,7 +90,6 @@ class Skeletons:
         self._template = template
         self._guard_words: tuple[str, ...] = ()
         self.find = lru_cache(SKELETONS)(self._trace)
-        """The skeleton of chats with these roles, or None."""
         self.enabled = not varies(template.source) and self._try_out()
 
     def can_fill(self, contents: Iterable[str]) -> bool:
@@ -141,7 +139,6 @@ class Skeletons:
         return True
 
     def _agrees(self, skeletons: Mapping[tuple[str, ...], TemplateSkeleton], contents: Sequence[str]) -> bool:
-        """Whether skeletons and template print the same text for these contents."""
         return all(
             "".join(skeleton.fill(contents[: len(roles)])) == self._render(roles, contents[: len(roles)])
             for roles, skeleton in skeletons.items()

@@ -48,7 +48,6 @@ class LearntPictures:
 
     @property
     def gave_up(self) -> bool:
-        """Whether nothing can be learnt."""
         return not self._tokens and self._failures >= MAX_FAILURES
 
     def tokens(self, wanted: Wanted) -> array[int] | None:

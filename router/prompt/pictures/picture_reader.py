@@ -22,7 +22,6 @@ Identify: TypeAlias = Callable[[str, str], tuple[str, PictureHeader] | None]
 """(base64 of a file, weights of the model) to (the engine's identifier, header); None if it is unknown."""
 CACHED_PICTURES = 4096
 MAX_PICTURES = 1024
-"""Further pictures of a prompt are not read."""
 MAX_PICTURE_TOKENS = 1 << 20
 """Maximum tokens of all pictures of a prompt: no context is longer."""
 MAX_UUID_CHARACTERS = 1024
@@ -37,8 +36,6 @@ class PictureIdentities(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture whose tokens in the prompt are known."""
-
     identifier: str
     token_count: int
     tokens: array[int] | None = None
@@ -46,7 +43,6 @@ class Picture(NamedTuple):
 
     @property
     def key(self) -> int:
-        """64-bit hash of the identifier."""
         return key_of(self.identifier)
 
 

@@ -104,7 +104,6 @@ def _is_media(fields: _RawFields) -> bool:
 
 
 def _is_given(value: msgspec.Raw) -> bool:
-    """Whether an item has content: text, or an object with some."""
     view = memoryview(value)
     if bytes(view[:1]) == b"{":
         inner = _OBJECT.decode(value)

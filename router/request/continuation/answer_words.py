@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 HALF = "\ufffd"
 """A text that ends with it ends inside a character."""
@@ -25,6 +26,10 @@ class AnswerWords:
         context = max(begin - _CONTEXT, 0)
         before = self.text_of(ids[context:begin], special)
         return self.text_of(ids[context:end], special)[len(before) :]
+
+
+WordsOf: TypeAlias = Callable[[str], AnswerWords | None]
+"""What is known of a model; None where its tokenizer is not."""
 
 
 def answer_words(text_of: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> AnswerWords:

@@ -7,7 +7,6 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamEr
 from router.observe.counters import Counters
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
@@ -26,7 +25,7 @@ from router.request.continuation.terms import terms_of
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
-from router.types import Pod, PodId, PodState
+from router.types import PodId, PodState
 
 MAX_CONTINUATIONS = 2
 DEATHS = frozenset({"connection", "error event"})
@@ -36,9 +35,6 @@ MAX_REMEMBERED_BYTES = 1024 * 1024
 """Limit of one stream: planning with more would stop the event loop for too long."""
 COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 """Pieces between two counts of what is remembered, unless they are large."""
-_FIRST_RELEASE = (0, 27)
-"""vLLM takes ids in chats since then."""
-_RELEASE = re.compile(r"(\d{1,4})\.(\d{1,4})\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +42,7 @@ class ContinuationRules:
     """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
     nothing."""
 
-    words_of: Callable[[str], AnswerWords | None]
+    words_of: WordsOf
     memory: FairBound
     silence_s: float
 
@@ -116,7 +112,8 @@ class ContinuingTracker(Tracker):
         self._is_silent = False
         if not self.has_sent:
             self._refusal = self._refused_by(candidate)
-            self._asks_ids = not self._refusal and self._words is not None and takes_ids(candidate.pod)
+            is_proven = self.context.request.endpoint in candidate.pod.continues
+            self._asks_ids = is_proven and not self._refusal and self._words is not None
             can_repeat = not self._terms.no_replay
             if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
                 self._refusal = self._terms.no_ids if self._asks_ids else "engine"
@@ -178,19 +175,18 @@ class ContinuingTracker(Tracker):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
-        if not self.has_sent or now_s - self._last_s < self._options.silence_s:
-            return False
-        if self._refusal:
+        is_continued = self._reader is not None and not self._reader.record.forgotten
+        if not is_continued or now_s - self._last_s < self._options.silence_s:
             return False
         status = self._state.fleet.status(self._pod)
         self._is_silent = status is None or status.state is not PodState.READY
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
-        reader = self._reader
+        candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
+        self._deaths += cause in DEATHS
         if not self.has_sent or reader is None:
             return super().failed(error, now_s)
-        candidate, cause = self.context.candidate, self._cause_of(error, reader)
         assert candidate is not None
         self.release(now_s)
         self._record_failure(candidate, error, now_s)
@@ -200,7 +196,10 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                self._reader = Joiner(self._terms, reader.current, found, self._words)
+                if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
+                    self._reader = Recorder(self._terms, asks_ids=self._asks_ids)
+                else:
+                    self._reader = Joiner(self._terms, reader.current, found, self._words)
                 return following
             found = following
         if isinstance(found, Finish):
@@ -229,7 +228,7 @@ class ContinuingTracker(Tracker):
         super().end(now_s)
         self._count("failed")
         if self._taken_bytes:
-            self._options.memory.give_back(self._owner, self._taken_bytes)
+            self._options.memory.give_back(self.context.inbound.owner, self._taken_bytes)
             self._taken_bytes = 0
         self._reader, self._body, self._owned_body = None, b"", b""
 
@@ -254,14 +253,12 @@ class ContinuingTracker(Tracker):
         return "rank" if candidate.pod.dp_rank is not None else ""
 
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
-        if self._refusal or reader.differs:
-            return Refuse(self._refusal or "differs")
+        if reader.record.forgotten or reader.differs:
+            return Refuse(reader.record.forgotten or "differs")
         return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
-        is_unsent = isinstance(error, ConnectFailed)
-        self._deaths += self._cause in DEATHS and not is_unsent
         if self._deaths >= MAX_DEATHS:
             return Refuse("two pods failed")
         if self._continuations >= MAX_CONTINUATIONS or len(self.context.failures) > 2 * MAX_CONTINUATIONS:
@@ -269,17 +266,18 @@ class ContinuingTracker(Tracker):
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
-        if is_unsent or self._rules.budget.spend(now_s):
+        if isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
 
-    def _cause_of(self, error: UpstreamError, reader: PodStream) -> str:
+    def _cause_of(self, error: UpstreamError) -> str:
         if self._is_silent:
             return "silence"
         if isinstance(error, UpstreamBroken) and error.status:
             return "status"
-        return reader.fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
+        fault = self._reader.fault if self._reader is not None else ""
+        return fault or ("connect" if isinstance(error, ConnectFailed) else "connection")
 
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
@@ -292,16 +290,12 @@ class ContinuingTracker(Tracker):
             return None
         for candidate in decision.candidates:
             pod = candidate.pod
-            alike = (pod.engine, pod.version) == (first.engine, first.version)
+            alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
             if alike and pod.id not in failed and pod.serves_alone and pod.dp_rank is None:
                 return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
         return None
 
     # --- what it counts ---
-
-    @property
-    def _owner(self) -> str:
-        return self.context.request.tenant or self.context.inbound.peer
 
     def _count(self, result: str) -> None:
         """How the continuation in progress ended, if there is one."""
@@ -314,23 +308,18 @@ class ContinuingTracker(Tracker):
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.record.size_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
-        if size > MAX_REMEMBERED_BYTES and isinstance(reader, Recorder):
-            self._refusal = self._refusal or "too long"
-        elif more > 0 and self._options.memory.take(self._owner, self.context.tenant.weight, more):
+        owner, weight = self.context.inbound.owner, self.context.tenant.weight
+        is_first = isinstance(reader, Recorder)
+        if size > MAX_REMEMBERED_BYTES and is_first:
+            reader.record.forget("too long")
+        elif more > 0 and self._options.memory.take(owner, weight, more):
             self._taken_bytes += more
-        elif more > 0 and isinstance(reader, Recorder):
-            self._refusal = self._refusal or "memory"
-        if self._refusal:
-            reader.record.forget()
+        elif more > 0 and is_first:
+            reader.record.forget("memory")
+        if reader.record.forgotten:
             self._drop_body()
 
     def _drop_body(self) -> None:
         """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
         if self.has_sent:
             self._owned_body = self._body = b""
-
-
-def takes_ids(pod: Pod) -> bool:
-    """Whether the pod takes and gives token ids in streams."""
-    found = _RELEASE.match(pod.version)
-    return pod.engine == "vllm" and found is not None and (int(found[1]), int(found[2])) >= _FIRST_RELEASE

@@ -86,7 +86,7 @@ class Joiner(PodStream):
             return b""
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
-        if not self._has_begun:
+        if not self.has_begun:
             self._begin(read)
             if read.choices and _is_role_alone(read.choices[0]):
                 return b""
@@ -102,7 +102,7 @@ class Joiner(PodStream):
 
     def _begin(self, read: StreamEvent) -> None:
         """Check that the pod reads the same prompt, and has taken the ids."""
-        plan, self._has_begun = self._plan, True
+        plan, self.has_begun = self._plan, True
         given = read.prompt_ids
         if given is None:
             if plan.method == "ids":

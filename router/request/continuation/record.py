@@ -35,8 +35,8 @@ class Record(msgspec.Struct):
     """Whether the choice has its finish reason."""
     has_usage: bool = False
     is_done: bool = False
-    is_forgotten: bool = False
-    """Whether nothing is remembered of the answer any more."""
+    forgotten: str = ""
+    """Why nothing is remembered of the answer any more."""
 
     @property
     def size_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Record(msgspec.Struct):
 
     def add(self, choice: StreamChoice) -> None:
         """Remember a piece of the answer. Raises `ValueError` for log probabilities that cannot be read."""
-        if self.is_forgotten:
+        if self.forgotten:
             return
         if choice.token_ids:
             self.ids.extend(choice.token_ids)
@@ -79,9 +79,9 @@ class Record(msgspec.Struct):
                 call.name += piece.function.name or ""
                 call.arguments += piece.function.arguments or ""
 
-    def forget(self) -> None:
+    def forget(self, why: str) -> None:
         """Free what is remembered: the stream is not continued any more."""
-        self.is_forgotten, self.prompt, self.ids = True, b"", array("I")
+        self.forgotten, self.prompt, self.ids = self.forgotten or why, b"", array("I")
         self.content, self.reasoning, self.calls = bytearray(), bytearray(), []
 
     def from_seam(self, kept: int, held: str = "") -> Record:

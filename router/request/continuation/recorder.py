@@ -21,10 +21,17 @@ class Recorder(PodStream):
         super().__init__(terms, Record())
         self.asks_ids = asks_ids
 
+    def _unread(self, event: bytes) -> bytes:
+        """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
+        if self.asks_ids and self.terms.hides_reasoning:
+            return super()._unread(event)
+        self.record.forget("unreadable")
+        return without_ids(event) if self.asks_ids else event
+
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         record = self.record
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             record.began(read)
         if not read.choices:
             return event

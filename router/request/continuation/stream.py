@@ -20,7 +20,7 @@ ABORT = "abort"
 class PodStream:
     """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
 
-    __slots__ = ("_has_begun", "_rest", "differs", "fault", "is_over", "record", "terms")
+    __slots__ = ("_rest", "differs", "fault", "has_begun", "is_over", "record", "terms")
 
     def __init__(self, terms: Terms, record: Record) -> None:
         self.terms = terms
@@ -31,7 +31,7 @@ class PodStream:
         """Whether the answer is complete although its pod still generates."""
         self.differs = False
         """Whether the pod has sent something else than the client has."""
-        self._has_begun = False
+        self.has_begun = False
         self._rest = bytearray()
         """The beginning of an event."""
 
@@ -42,6 +42,8 @@ class PodStream:
 
     def feed(self, piece: bytes) -> bytes:
         """The client's bytes of a piece of the body."""
+        if b"\r" in piece or self._rest.endswith(b"\r"):
+            piece = self._with_line_feeds(piece)
         if not self._rest and piece.endswith(END) and piece.find(END) == len(piece) - len(END):
             return self._event(piece)
         begin = max(len(self._rest) - 1, 0)
@@ -54,24 +56,35 @@ class PodStream:
         self._rest = bytearray(events.pop())
         return b"".join([self._event(event + END) for event in events])
 
+    def _with_line_feeds(self, piece: bytes) -> bytes:
+        """The piece with LF for CRLF, of which it may have a part. Texts in JSON have both escaped."""
+        if self._rest.endswith(b"\r"):
+            del self._rest[-1:]
+            piece = b"\r" + piece
+        return piece.replace(b"\r\n", b"\n")
+
     def end(self) -> None:
         """The body has ended: a fault where that was not after `[DONE]`."""
-        if not self.record.is_done and not self.fault:
+        if not self.record.is_done and not self.fault and not self.record.forgotten:
             self.fault = "ended without [DONE]"
 
     def _event(self, event: bytes) -> bytes:
         if self.fault or self.record.is_done:
             return b""
         if not event.startswith(DATA):
-            return event
-        if event == DONE:
+            return self._unread(event) if DATA in event else event  # comments keep connections open
+        if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
         try:
-            read = read_event(event, is_first=not self._has_begun)
+            read = read_event(event, is_first=not self.has_begun)
             return self._read(event, read)
         except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
-            self.fault = "unreadable event"
-            return b""
+            return self._unread(event)
+
+    def _unread(self, event: bytes) -> bytes:
+        """What the client gets of an event that cannot be read."""
+        self.fault = "unreadable event"
+        return b""
 
     def _read(self, event: bytes, read: StreamEvent) -> bytes:
         if is_given(read.error) and not read.choices:
@@ -86,7 +99,8 @@ class PodStream:
 
     def _done(self) -> bytes:
         record = self.record
-        if not record.is_finished or (self.terms.wants_usage and not record.has_usage):
+        is_whole = record.is_finished and (record.has_usage or not self.terms.wants_usage)
+        if not is_whole and not record.forgotten:
             self.fault = "[DONE] before the end"
             return b""
         record.is_done = True

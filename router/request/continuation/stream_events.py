@@ -11,7 +11,7 @@ from router.guards import Bound
 
 END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
-DATA = b"data: "
+DATA = b"data:"
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The first event has the ids of the prompt, about 6 bytes a token."""
 _FIRST = Bound("first event", MAX_EVENT_BYTES, 4 * 1024 * 1024, b",")
@@ -96,7 +96,7 @@ def fields_of(event: bytes) -> dict[str, Any]:
 
 def written(fields: Any) -> bytes:
     """The event with these fields."""
-    return DATA + msgspec.json.encode(fields) + END
+    return b"data: " + msgspec.json.encode(fields) + END
 
 
 def without_ids(event: bytes) -> bytes:

@@ -12,6 +12,8 @@ import msgspec
 
 from router.types import Endpoint
 
+MAX_STOP_CHARACTERS = 1024
+"""All stop strings together have at most as many: text as long is decoded with each token behind the seam."""
 _GRAMMARS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 
 
@@ -28,6 +30,7 @@ class _AskedBody(msgspec.Struct):
     seed: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool | None = None
     stream_options: _UsageAsked | None = None
@@ -77,6 +80,7 @@ class Terms:
     may_call: bool = False
     """Whether the model may call tools when it likes."""
     hides_reasoning: bool = False
+    """Whether the router hides it. Else the pod does, whose grammars begin at once then, and which sends no ids."""
     wants_usage: bool = False
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
@@ -106,15 +110,15 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Ter
     is_greedy = asked.temperature == 0
     has_tools = bool(asked.tools) and choice != "none"
     options = asked.stream_options
-    hides = asked.include_reasoning is False
+    hides, needs_pod = asked.include_reasoning is False, has_grammar or is_forced or bool(asked.logprobs)
     return Terms(
-        no_ids=_no_ids(asked, is_greedy, has_media, has_tools) or ("hidden reasoning" if hides and has_grammar else ""),
+        no_ids="hidden reasoning" if hides and needs_pod else _no_ids(asked, is_greedy, has_media, has_tools),
         no_replay="" if is_greedy or asked.seed is not None else "sampled",
         is_chat=endpoint is Endpoint.CHAT,
         is_greedy=is_greedy,
         has_grammar=has_grammar or is_forced,
         may_call=has_tools and not is_forced,
-        hides_reasoning=hides,
+        hides_reasoning=hides and not needs_pod,
         wants_usage=options is not None and options.include_usage is True,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         stops=tuple(one for one in stops if one),
@@ -148,6 +152,10 @@ def _no_ids(asked: _AskedBody, is_greedy: bool, has_media: bool, has_tools: bool
         return "bad words"
     if asked.stop and has_tools:
         return "stop strings and tools"
+    if asked.stop and asked.min_tokens:
+        return "stop strings and min_tokens"
+    if sum(map(len, asked.stop or ())) > MAX_STOP_CHARACTERS:
+        return "long stop strings"
     special = asked.skip_special_tokens is False or asked.spaces_between_special_tokens is False
     return "special tokens" if special else ""
 

@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from router.sim.mock.faults import FaultBoard, FaultKind
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
-from router.types import BlocksRemoved, BlocksStored, KvEvent
+from router.types import AttentionKind, BlocksRemoved, BlocksStored, KvEvent
 
 SEND_HIGH_WATER_MARK = 100_000
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
@@ -43,24 +43,33 @@ def _as_map(event: KvEvent) -> dict[str, Any]:
             "lora_name": event.adapter or None,
             "extra_keys": _extra_keys(event),
             "group_idx": event.group,
-            "kv_cache_spec_kind": "full_attention",
+            "kv_cache_spec_kind": _KINDS[event.layers.kind if event.layers else AttentionKind.FULL],
+            **({_WINDOW: event.layers.span_tokens} if event.layers and event.layers.span_tokens else {}),
+            **({"lookahead_token_ids": event.lookahead_tokens} if event.lookahead_tokens else {}),
         }
     if isinstance(event, BlocksRemoved):
         return {"type": "BlockRemoved", "block_hashes": event.block_hashes, "medium": "GPU", "group_idx": event.group}
     return {"type": "AllBlocksCleared"}
 
 
+_WINDOW = "kv_cache_spec_sliding_window"
+_KINDS = {
+    AttentionKind.FULL: "full_attention",
+    AttentionKind.WINDOW: "sliding_window",
+    AttentionKind.STATE: "mamba",
+}
+
+
 def _as_array(event: dict[str, Any]) -> list[Any]:
-    """The values of the map in its order. A BlockStored has one more, the sliding window width; here null."""
-    values = list(event.values())
-    return [*values, None] if event["type"] == "BlockStored" else values
+    """The values of the map in its order. A BlockStored has the width of its window in any case."""
+    return list((event | {_WINDOW: event.get(_WINDOW)} if event["type"] == "BlockStored" else event).values())
 
 
-def _extra_keys(event: BlocksStored) -> list[list[str] | None]:
+def _extra_keys(event: BlocksStored) -> list[list[str] | None] | None:
     """Hash inputs beyond tokens: the adapter in every block, the salt in the first block of a chain."""
     rest = [event.adapter] if event.adapter else []
     first = [*rest, event.salt] if event.salt else rest
-    return [(first if at == 0 else rest) or None for at in range(len(event.block_hashes))]
+    return [(first if at == 0 else rest) or None for at in range(len(event.block_hashes))] or None
 
 
 class KvPublisher:

@@ -15,6 +15,7 @@ from router.hashing import generation_seed, hash_blocks
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
 from router.prompt.prompt_stages import IncrementalPrompt
+from router.prompt.segments import Lookup
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
@@ -114,8 +115,8 @@ def test_a_repeated_chat_stores_nothing_more(fingerprinter: Fingerprinter) -> No
     pending = fingerprinter.begin(chat(grown(3)))
     assert isinstance(pending, IncrementalPrompt)
     assert pending.entry is None
-    assert pending.text.startswith(pending.prefix.rest)
-    assert pending.text.endswith(grown(3)[-1]["content"] + "<｜Assistant｜>")
+    assert pending.lookup.text.startswith(pending.prefix.rest)
+    assert pending.lookup.text.endswith(grown(3)[-1]["content"] + "<｜Assistant｜>")
     assert len(pending.prefix.roles) == len(grown(3)) - 1
     assert fingerprinter.incremental.cache.bytes == held
 
@@ -137,7 +138,8 @@ def test_other_chats_are_read_whole(fingerprinter: Fingerprinter, template: Chat
         fingerprinter.fingerprint(chat(grown(turns)))
     pending = fingerprinter.begin(chat(**prompt))
     assert not isinstance(pending, IncrementalPrompt)
-    assert pending.text == template.render(prompt)
+    assert isinstance(pending.prompt, Lookup)
+    assert pending.prompt.text == template.render(prompt)
 
 
 def test_a_message_that_is_not_json_is_refused(fingerprinter: Fingerprinter) -> None:

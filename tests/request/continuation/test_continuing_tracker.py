@@ -21,15 +21,17 @@ from tests.request.continuation.recorded import Received, body_of, case_named, e
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.cores import CoreOfPods, pods_at
 
-PODS = {"a": "http://a", "b": "http://b", "c": "http://c"}
+PODS = {one: f"http://{one}" for one in "abcd"}
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
 
 
 class Fleet:
     """Pods that answer as recorded, and one request."""
 
-    def __init__(self, name: str, plans: str = "abc", *, limit: int = 1_000_000, **fields: Any) -> None:
+    def __init__(self, name: str, plans: str = "abcd", *, limit: int = 1_000_000, **fields: Any) -> None:
         self.core = CoreOfPods(pods_at(PODS))
+        for pod in PODS:
+            self.core.fleet.trust_continuation(pod, frozenset({Endpoint.CHAT}))
         self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
         self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
         context = self.core.context(*(Direct(self.core.pod(one)) for one in plans), prompt=PROMPT, stream=True)
@@ -53,8 +55,9 @@ class Fleet:
 
     def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
         assert context.decision is not None
-        kept = tuple(one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None)
-        return RouteDecision("scripted", "1", kept)
+        known = [one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None]
+        now = (Candidate(Direct(self.core.pod(one.pod.id)), one.cost, one.cached_tokens) for one in known)
+        return RouteDecision("scripted", "1", tuple(now))
 
     def begin(self, candidate: Candidate) -> None:
         self.pod = candidate.pod.id
@@ -220,6 +223,21 @@ def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     assert fleet.tracker.is_silent(100.0)
 
 
+def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_ready() -> None:
+    fleet = Fleet("bytes")
+    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    assert not fleet.tracker.is_silent(100.0)
+    fleet.core.fleet.event("a", PodEvent.DRAIN)
+    assert not fleet.tracker.is_silent(1.0)
+    assert fleet.tracker.is_silent(100.0)
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert not fleet.counted
+
+
 def test_without_memory_the_stream_is_not_continued() -> None:
     fleet = Fleet("bytes", limit=100)
     fleet.answer(0.5)
@@ -248,10 +266,12 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
     fleet.close()
 
 
-@pytest.mark.parametrize(("plans", "version", "said"), [("a", "0.32.0", "one pod"), ("ab", "0.26.1", "engine")])
-def test_response_says_why_its_pods_cannot_continue_it(plans: str, version: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("plans", "proven", "said"), [("a", Endpoint.CHAT, "one pod"), ("ab", Endpoint.COMPLETIONS, "engine")]
+)
+def test_response_says_why_its_pods_cannot_continue_it(plans: str, proven: Endpoint, said: str) -> None:
     fleet = Fleet("sampled", plans=plans)
-    fleet.core.fleet.describe("a", version=version)
+    fleet.core.fleet.trust_continuation("a", frozenset({proven}))
     pod = fleet.core.pod("a")
     fleet.tracker.release(0.0)
     fleet.begin(Candidate(Direct(pod), fleet.context.decision.candidates[0].cost, 0))  # type: ignore[union-attr]
@@ -322,3 +342,61 @@ def test_connection_that_breaks_behind_the_end_has_lost_nothing() -> None:
     assert fleet.tracker.is_whole
     fleet.end()
     fleet.close()
+
+
+def test_no_third_pod_gets_a_body_of_which_one_died_before_its_first_byte() -> None:
+    fleet = Fleet("bytes")
+    assert fleet.fail()
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
+def test_pod_that_was_busy_or_out_of_reach_before_the_first_byte_has_not_died() -> None:
+    fleet = Fleet("bytes")
+    with pytest.raises(UpstreamBroken) as busy:
+        fleet.tracker.head("a", 503, 0.0, is_stream=False)
+    assert fleet.fail(busy.value)
+    assert fleet.fail(ConnectFailed("refused", pod="b"))
+    fleet.answer(0.5)
+    assert fleet.fail()
+    assert fleet.pod == "d"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+
+
+@pytest.mark.parametrize("name", ["bytes", "sampled, tools", "json schema"])
+def test_pod_that_only_sent_pings_is_replaced_as_if_nothing_was_sent(name: str) -> None:
+    fleet = Fleet(name)
+    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    assert fleet.tracker.piece(b": ping\n\n", 0.0) == b": ping\n\n"
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received.removeprefix(b": ping\n\n")) == uncut(name)
+
+
+def test_owner_of_remembered_bytes_is_not_a_name_that_the_client_gives() -> None:
+    fleet = Fleet("bytes")
+    fleet.context.request = structs.replace(fleet.context.request, tenant="anybody")
+    fleet.answer(0.5)
+    assert fleet.memory.part(fleet.context.inbound.owner) > 0
+    assert fleet.memory.part("anybody") == 0
+    fleet.close()
+
+
+def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
+    fleet = Fleet("sampled")
+    fleet.answer(0.5)
+    for pod in "bc":
+        fleet.core.fleet.trust_continuation(pod, frozenset())
+    assert fleet.fail()
+    assert fleet.pod == "d"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("sampled")

@@ -1,0 +1,84 @@
+"""Tests whether a pod continues a broken stream from its token ids: in each of its lives, before it has to.
+
+Until a pod has passed, its streams go on by being made again, or not at all (docs/continuation.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import structlog
+
+from router.engines.engine_catalog import ENGINES
+from router.errors import UpstreamError
+from router.feeds.self_test import MAX_RETEST_FACTOR, SelfTestTiming
+from router.feeds.supervise import each_pod, pause
+from router.fleet.fleet import Fleet
+from router.fleet.retry_pause import retry_pause_s
+from router.request.continuation.answer_words import AnswerWords, WordsOf
+from router.request.continuation.rehearsal import rehearsal
+from router.types import Endpoint, Pod, PodId, PodState
+
+_TEXT = "Write the numbers from one to twenty in words."
+_PROBES: Mapping[Endpoint, Mapping[str, Any]] = {
+    Endpoint.CHAT: {"messages": [{"role": "user", "content": _TEXT}]},
+    Endpoint.COMPLETIONS: {"prompt": _TEXT},
+}
+
+_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
+
+log = structlog.get_logger()
+
+
+class ContinuationTestFeed:
+    """Tests pods that serve alone, and updates what they continue in the fleet."""
+
+    def __init__(self, fleet: Fleet, post: _Post, words_of: WordsOf, timing: SelfTestTiming) -> None:
+        self._fleet = fleet
+        self._post = post
+        self._words_of = words_of
+        self._timing = timing
+
+    async def run(self) -> None:
+        await each_pod("continuation test", self._fleet, self._watch)
+
+    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
+        tested = failed = 0
+        while True:
+            status = self._fleet.status(pod_id)
+            if status is not None and status.state is PodState.READY and status.pod.epoch != tested:
+                is_done = await self.test(status.pod, is_first=not failed)
+                tested, failed = (status.pod.epoch, 0) if is_done else (tested, failed + 1)
+            retest_s = self._timing.retest_s
+            await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
+
+    async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
+        """Test a pod whose streams may be continued. False if the test should be repeated."""
+        words = self._words_of(pod.base_model)
+        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
+        if words is None or not could:
+            return True
+        reasons = {one: await self._failure(pod, one, words) for one in _PROBES}
+        if self._fleet.same_epoch(pod) is None:
+            return True
+        self._fleet.trust_continuation(pod.id, frozenset(one for one, reason in reasons.items() if not reason))
+        if is_first and any(reasons.values()):
+            failed = {one.value: reason for one, reason in reasons.items() if reason}
+            log.warning("pod does not continue streams", pod=pod.id, reasons=failed)
+        return not any(reasons.values())
+
+    async def _failure(self, pod: Pod, endpoint: Endpoint, words: AnswerWords) -> str:
+        """Why the pod does not continue its own answer; "" if it does."""
+        steps = rehearsal(endpoint, {"model": pod.base_model, "temperature": 0, **_PROBES[endpoint]}, words)
+        try:
+            asked = next(steps)
+            while True:
+                fields, timeout_s = msgspec.json.decode(asked), self._timing.answer_timeout_s
+                asked = steps.send(await self._post(pod, endpoint.value, fields, timeout_s))
+        except StopIteration as ended:
+            return str(ended.value)
+        except UpstreamError as error:
+            return str(error)

@@ -1,0 +1,185 @@
+"""Random histories through vLLM's own KV cache manager: do simulated pods, mock engines and the index agree with it?
+
+    python -m tests.live.manager_histories --count 1000 [--seed 0]
+
+Needs vLLM as `install.sh` installs it, no GPU and no model. Requests run one after the other; they share starts, are
+cut, sent again and continued, and some pools are too small for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.blockmap import BlockMap
+from router.index.events import decode_batch
+from router.index.hit_probe import CacheHabits
+from router.sim.pod import SimPod, SimPodConfig, SimRequest
+from router.sim.virtual.layered_pod import new_pod
+from router.sim.virtual.traffic import TrafficRequest
+from router.sim.virtual.virtual_job import Job
+from router.sim.virtual.virtual_pod import VirtualPodConfig
+from router.types import AttentionKind, Generation, LayerType, PromptPrefix
+from tests.live.engines import HOME
+from tests.policy.scenes import LLAMA_8B
+
+BLOCK = 16
+FULL, STATE = LayerType(AttentionKind.FULL, BLOCK), LayerType(AttentionKind.STATE, BLOCK)
+
+
+def window(tokens: int, block: int = BLOCK) -> LayerType:
+    return LayerType(AttentionKind.WINDOW, block, tokens)
+
+
+class Family(NamedTuple):
+    groups: Sequence[LayerType]
+    drops: bool = False
+
+    @property
+    def is_simulated(self) -> bool:
+        """Simulated pods have no drafters, and blocks of one size."""
+        return not self.drops and {one.block_tokens for one in self.groups} == {BLOCK}
+
+
+WIDE = LayerType(AttentionKind.FULL, 2 * BLOCK)
+FAMILIES = {
+    "gpt-oss": Family((window(128), FULL)),
+    "gemma 3": Family((*[window(64)] * 3, FULL)),
+    "full first": Family((FULL, window(40))),
+    "two windows": Family((window(48), FULL, window(160))),
+    "qwen3-next": Family((STATE, STATE, STATE, FULL)),
+    "full, drafter": Family((FULL,), drops=True),
+    "gpt-oss, drafter": Family((window(128), FULL), drops=True),
+    "unequal blocks": Family((*[window(64)] * 2, WIDE)),
+    "unequal blocks, drafter": Family((window(128), WIDE), drops=True),
+}
+
+
+class History(NamedTuple):
+    family: str
+    blocks: int
+    requests: list[tuple[list[int], list[int]]]
+
+
+def histories(count: int, seed: int) -> Iterator[History]:
+    for number in range(count):
+        rng = random.Random(f"{seed} {number}")
+        family = [*FAMILIES][number % len(FAMILIES)]
+        groups = len(FAMILIES[family].groups)
+        yield History(family, rng.choice([80, 110, 150]) * groups if rng.random() < 0.6 else 20_000, [*sent(rng)])
+
+
+def sent(rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompts of at most 700 tokens."""
+    starts = [[rng.randrange(1000) for _ in range(rng.randrange(20, 400))] for _ in range(2)]
+    before = [starts[0]]
+    for _ in range(rng.randrange(6, 25)):
+        more = [rng.randrange(1000) for _ in range(rng.randrange(1, 200))]
+        known = rng.choice(before)
+        known = rng.choice([known, known[: rng.randrange(1, len(known) + 1)], rng.choice(starts)])
+        prompt = (known if rng.random() < 0.2 else known + more)[:700]
+        output = [rng.randrange(1000) for _ in range(rng.randrange(1, 50))]
+        before.append(prompt + output)
+        yield prompt, output
+
+
+Answers = list[tuple[int, list[str]]]
+
+
+def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
+    command = [str(HOME / "vllm/bin/python"), str(Path(__file__).with_name("engine_manager.py"))]
+    lines = []
+    for one in asked:
+        family = FAMILIES[one.family]
+        groups = [(group.kind, group.block_tokens, group.span_tokens) for group in family.groups]
+        fields = {"groups": groups, "drops": family.drops, "blocks": one.blocks, "requests": one.requests}
+        lines.append(json.dumps(fields))
+    done = subprocess.run(command, input="\n".join(lines), stdout=subprocess.PIPE, text=True, check=True)
+    for line in done.stdout.splitlines():
+        if line.startswith("answer "):
+            yield json.loads(line.removeprefix("answer "))
+
+
+def by_events(history: History, answers: Answers) -> list[int]:
+    """What a router expects of each request, that has the events of those before."""
+    generation, blocks = Generation(model="m", block_size_tokens=BLOCK), BlockMap()
+    blocks.add_holder("pod", generation)
+    blocks.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
+    found = []
+    for (prompt, _), (_, batches) in zip(history.requests, answers, strict=True):
+        tokens = token_array(prompt)
+        prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, BLOCK, generation_seed(generation)))
+        hit = sum(blocks.match(prefix).get("pod", (0,)))
+        found.append(BLOCK * min(hit, (len(prompt) - 1) // BLOCK))
+        for batch in batches:
+            for event in decode_batch(bytes.fromhex(batch)):
+                blocks.apply("pod", event)
+    return found
+
+
+def by_the_mock_engine(history: History) -> list[int]:
+    family, found = FAMILIES[history.family], list[int]()
+    habits = CacheHabits(drops_block=family.drops)
+    config = SimPodConfig(speed=LLAMA_8B, num_blocks=history.blocks, kv_groups=family.groups, habits=habits)
+    pod = SimPod(config)
+    for prompt, output in history.requests:
+        pod.submit(SimRequest(id="one", prompt=token_array(prompt), output=output))
+        while pod.start_step() is not None:
+            found += pod.end_step().started.values()
+    return found
+
+
+def by_the_simulated_pod(history: History) -> list[int]:
+    groups = FAMILIES[history.family].groups
+    config = VirtualPodConfig(
+        speed=LLAMA_8B, kv_tokens=history.blocks * BLOCK, engine_block_tokens=BLOCK, kv_groups=tuple(groups)
+    )
+    pod, now_ms, found = new_pod(config, BLOCK), 0.0, []
+    seed = generation_seed(Generation(model="m", block_size_tokens=BLOCK))
+    for prompt, output in history.requests:
+        hashes = hash_blocks(token_array(prompt + output[:-1]), BLOCK, seed)
+        job = Job(None, TrafficRequest(len(prompt), len(output), hashes, len(prompt) // BLOCK))
+        pod.submit(job, now_ms)
+        pod.advance(now_ms)
+        while pod.wake_ms < float("inf"):
+            now_ms = pod.wake_ms
+            pod.advance(now_ms)
+        assert job.cached_tokens is not None
+        found.append(job.cached_tokens)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    asked = [*histories(args.count, args.seed)]
+    sums, differs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for history, answers in zip(asked, by_the_engine(asked), strict=True):
+        cached = [hit for hit, _ in answers]
+        ways = {"index": by_events(history, answers)}
+        if FAMILIES[history.family].is_simulated:
+            ways["simulated pod"] = by_the_simulated_pod(history)
+        if len({one.block_tokens for one in FAMILIES[history.family].groups}) == 1 and history.blocks > 10_000:
+            ways["mock engine"] = by_the_mock_engine(history)
+        pool = "never full" if history.blocks > 10_000 else "evicts"
+        for way, found in ways.items():
+            way = f"{way}, {pool}"
+            sums[history.family, way] += len(cached)
+            differs[history.family, way] += sum(ours != theirs for ours, theirs in zip(found, cached, strict=True))
+    for (family, way), requests in sorted(sums.items()):
+        print(f"{family:24} {way:26} {requests:6} requests, {differs[family, way]} differ")
+    sys.exit(1 if +differs else 0)
+
+
+if __name__ == "__main__":
+    main()

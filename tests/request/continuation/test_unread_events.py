@@ -1,0 +1,108 @@
+"""A healthy stream passes, however it is written: where the router cannot read it, it is not continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from router.request.continuation.recorder import Recorder
+from router.request.continuation.terms import terms_of
+from router.types import Endpoint
+from tests.request.continuation.recorded import Received, body_of, case_named, event
+from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.test_any_fault import in_pieces
+from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
+
+CASE = case_named("bytes")
+SENT = b"".join(ScriptedPod(CASE).stream(body_of(CASE)))
+ROLE = event({"role": "assistant", "content": ""}, given=CASE["prompt_ids"])
+MANY = [["a", -1.0, list(range(1000))]] * 6
+"""Log probabilities with more items than are read of one event."""
+
+
+def recorder(**fields: object) -> Recorder:
+    return Recorder(terms_of(Endpoint.CHAT, body_of({**CASE, "request": {**CASE["request"], **fields}})), asks_ids=True)
+
+
+def fed(reader: Recorder, sent: bytes, size: int = 10**9) -> bytes:
+    received = b"".join(map(reader.feed, in_pieces(sent, [size])))
+    reader.end()
+    assert not reader.fault
+    return received
+
+
+def test_event_with_too_many_log_probabilities_passes_and_its_stream_is_whole() -> None:
+    reader = recorder()
+    last = event({}, t=[7], f="stop", l=MANY) + event(u={"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3})
+    received = Received(fed(reader, ROLE + event({"content": "a"}, t=[1], l=MANY) + last + b"data: [DONE]\n\n"))
+    assert received.logprobs == ["a"] * 12
+    assert received.is_done and received.texts == {"content": "a"}
+    assert reader.record.forgotten == "unreadable"
+
+
+def test_stream_with_an_unreadable_event_is_not_continued() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5, event({"content": "a"}, t=[1], l=MANY))
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", "unreadable")]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 10**9])
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        lambda sent: sent.replace(b"data: ", b"data:"),
+        lambda sent: sent.replace(b"\n", b"\r\n"),
+        lambda sent: sent.replace(b"data: ", b"data:").replace(b"\n", b"\r\n"),
+    ],
+    ids=["without a space", "CRLF", "both"],
+)
+def test_other_ways_to_write_events_are_read(rewritten: Callable[[bytes], bytes], size: int) -> None:
+    plain, reader = recorder(), recorder()
+    expected = Received(fed(plain, SENT))
+    received = fed(reader, rewritten(SENT), size).replace(b"data:{", b"data: {").replace(b"data:[", b"data: [")
+    assert Received(received).whole == expected.whole
+    assert reader.record == plain.record
+
+
+@pytest.mark.parametrize("field", [b"event: message\n", b"id: 3\n", b": a comment\n"])
+def test_events_with_other_fields_pass_without_ids(field: bytes) -> None:
+    reader = recorder()
+    received = fed(reader, SENT.replace(b"data: ", field + b"data: "))
+    assert received.count(field) == SENT.count(b"data: ")
+    assert b'ids":[' not in received
+    assert reader.record.forgotten == "unreadable"
+
+
+def test_pings_are_passed_and_change_nothing() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5, b": ping\n\n")
+    assert fleet.received.endswith(b": ping\n\n")
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received.replace(b": ping\n\n", b"")) == uncut("bytes")
+
+
+def test_hidden_reasoning_of_an_unreadable_event_stays_hidden() -> None:
+    reader = recorder(include_reasoning=False)
+    received = reader.feed(ROLE + event({"reasoning": "secret," * 6000}, t=[1]))
+    assert b"secret" not in received
+    assert reader.fault == "unreadable event"
+
+
+def test_unreadable_answer_of_a_later_pod_ends_the_stream() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5)
+    assert fleet.fail()
+    fleet.tracker.head("b", 200, 0.0, is_stream=True)
+    assert fleet.tracker.piece(b"event: message\ndata: {}\n\n", 0.0) == b""
+    assert fleet.tracker.has_ended
+    assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
