@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import thread_time
 
 import pytest
@@ -57,10 +58,12 @@ def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
 
 @examples(100)
 @given(noise=st.binary(max_size=60))
-def test_garbage_never_raises(noise: bytes) -> None:
+@example(noise=b"1000001")
+def test_garbage_is_nothing_or_a_figure_out_of_range(noise: bytes) -> None:
     """Also around a searched name."""
     for text in (noise, b"run" + noise, b"run{" + noise, b"\nrun " + noise):
-        read_load(text, GAUGES, None, 0.0)
+        with suppress(OutOfRange):
+            read_load(text, GAUGES, None, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from typer.testing import CliRunner, Result
 
 from router.cli.index import index_app
 from router.config.index_schema import StandardBackend
-from router.prompt.tokenizer import Tokenizer
 from router.wiring.agent import Agent
 from tests.index_verify import verify_index
 from tests.stories.conftest import SOURCE, TEMPLATE
@@ -114,38 +113,24 @@ async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment)
         await until(lambda: holder.written_blocks >= 3)
 
 
-async def test_index_commands_inspect_the_cluster_index(
-    cluster: ClusterDeployment, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """stats, holders and lookup, with the configuration of the routers, in 80 columns; and without Redis."""
-    monkeypatch.setattr("router.cli.index.load_tokenizer", lambda source, *, fast: tokenizer)
+async def test_holders_of_the_cluster_index_are_listed(cluster: ClusterDeployment, tmp_path: Path) -> None:
+    """With the configuration of the routers, in 80 columns; and without Redis."""
     router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
     config = tmp_path / "router.yaml"
     model = {"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE}
     config.write_text(json.dumps({"models": [model], "index": {"redis": {"url": cluster.redis.url}}}))
-    text = question("bees")[0]["content"]
-
-    async def held() -> bool:
-        found = await run("lookup", "--config", str(config), "--model", "demo", "--prompt", text)
-        return found.exit_code == 0 and pod in found.output
-
-    await until(held)
-    assert "No holder has" in (await run("lookup", "--config", str(config), "--model", "demo", "--prompt", "?")).output
-    stats = (await run("stats", "--config", str(config))).output
-    assert "demo" in stats and "1 routers share" in stats
     holders = (await run("holders", "--config", str(config))).output
     assert all(str(engine.url)[-5:] in holders for engine in cluster.engines)
     verified = await verify_index(config)
     assert len(verified) == 2 and all(one.agrees and one.stale == 0 for one in verified), verified
-    for command in ("stats", "holders"):
-        shown = (await run(command, "--config", str(config), columns=80)).output
-        assert "…" not in shown and max(map(len, shown.splitlines())) <= 80, shown
+    shown = (await run("holders", "--config", str(config), columns=80)).output
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80, shown
     empty = await run("holders", "--config", str(config), "--model", "nobody")
     assert empty.exit_code == 1 and "No holders of model 'nobody' in the index" in empty.output
     cluster.redis.kill()
-    lost = await run("stats", "--config", str(config))
+    lost = await run("holders", "--config", str(config))
     assert lost.exit_code == 3 and "Redis does not answer" in lost.output and ".." not in lost.output
 
 
