@@ -147,7 +147,7 @@ async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouch
 )
 async def test_invalid_input_is_a_4xx_and_reaches_no_pod(deploy: Deploy, body: bytes, status: int, word: str) -> None:
     """OpenAI's error format with a specific message, and nothing is sent upstream."""
-    async with deploy(pods=1) as deployment:
+    async with deploy(pods=1, probes={"self_test": False}) as deployment:  # no prompts of our own
         before = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
         answer = await deployment.client.post("/v1/chat/completions", content=body)
         after = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
