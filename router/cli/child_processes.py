@@ -203,7 +203,7 @@ async def all_pods_trusted(client: httpx.AsyncClient, pods: int, *, continue_: b
     except httpx.TransportError:
         return False
     found = answer.json() if answer.status_code == 200 else []
-    is_proven = all(pod["continues"] for pod in found) or not continue_
+    is_proven = not continue_ or all(pod["continues"] for pod in found)
     is_trusted = all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in found)
     return len(found) == pods and is_trusted and is_proven
 
