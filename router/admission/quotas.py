@@ -131,8 +131,9 @@ class Quotas:
             self.sharing.mark_used(requests, int(now_s), 1)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
-        """Count the tokens that a decided request is expected to cost, if they fit; else `end` it. The
-        output is a guess: it never exceeds a whole limit, which would refuse the tenant for ever."""
+        """Count the tokens that a decided request is expected to cost, if they fit. If they do
+        not, the caller ends the hold. The output is a guess: it never exceeds a whole limit, which would refuse the
+        tenant for ever."""
         applied, second = hold.applied, int(now_s)
         for meter in applied.output:
             if output_tokens > meter.limit:

@@ -146,7 +146,7 @@ async def configured_router(
         with child(name, arguments, folder) as router:
 
             async def all_trusted() -> bool | None:
-                return await all_pods_trusted(client, len(config["pods"]), continue_="continuation" in config) or None
+                return await all_pods_trusted(client, len(config["pods"]), continues="continuation" in config) or None
 
             await router.until(all_trusted)
             try:
@@ -195,15 +195,15 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
     return {**config, "continuation": {"enabled": True}} if plan.continues else config
 
 
-async def all_pods_trusted(client: httpx.AsyncClient, pods: int, *, continue_: bool = False) -> bool:
-    """Whether the router has this number of pods and trusts them all, with `continue_` also to continue streams.
+async def all_pods_trusted(client: httpx.AsyncClient, pods: int, *, continues: bool = False) -> bool:
+    """Whether the router has this number of pods and trusts them all, with `continues` also to continue streams.
     `client`: of its admin listener."""
     try:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:
         return False
     found = answer.json() if answer.status_code == 200 else []
-    is_proven = not continue_ or all(pod["continues"] for pod in found)
+    is_proven = not continues or all(pod["continues"] for pod in found)
     is_trusted = all(pod["state"] == "ready" and pod["trust"] == "trusted" for pod in found)
     return len(found) == pods and is_trusted and is_proven
 

@@ -133,7 +133,7 @@ class KubernetesPods(Strict):
     """Pods of a Kubernetes cluster, by label selector or by InferencePool."""
 
     selector: str = ""
-    """Label selector of the pods, such as `app=vllm`. Needs get, list and watch on pods. Where those must not be read,
+    """Label selector of the pods, such as `app=vllm`. Needs list and watch on pods. Where those must not be read,
     `dns` finds them by a headless Service, without any permission."""
     inference_pool: Annotated[str, Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)?$")] = ""
     """Name of an InferencePool of Gateway API, instead of `selector`: its pods, each at its `targetPorts`. Needs, in

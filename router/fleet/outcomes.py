@@ -2,8 +2,8 @@
 
 A client that sends bad requests fails at every pod alike, and says nothing about one. A client that fails at one pod
 and is served by others has one vote against it, however many requests it sends; one that the pod serves has a vote for
-it. Only the votes of the last seconds count, and of few clients: with made-up names a client gets more votes, but not
-more failures than all others have successes.
+it. A client is a tenant, or an address where there are no keys: names that it makes up give it no more votes. Only the
+votes of the last seconds count, and of few clients.
 """
 
 from __future__ import annotations
