@@ -36,8 +36,6 @@ class RequestContext(msgspec.Struct, eq=False):
     inbound: Inbound
     phases: Phases
     tenant: Tenant = OPEN_TENANT
-    voter: str = ""
-    """Who has one vote against a pod: whose share of the router's limits the request uses; empty if unknown."""
     hold: Hold | None = None
     """What it has been counted with, if its tenant has quotas."""
     limit_headers: HeaderList = []

@@ -330,7 +330,7 @@ class Tracker:
             return
         if isinstance(error, UpstreamBroken) and error.status == BUSY_STATUS:
             return
-        breaker.ended(error.pod, context.voter, now_s, is_served=False)
+        breaker.ended(error.pod, context.inbound.owner, now_s, is_served=False)
         if error.doubtful or self.has_sent:
             breaker.doubt(error.pod, context.client, now_s)
         if not self.has_sent:
@@ -350,7 +350,7 @@ class Tracker:
         self._counters.attempt_ended(self._pod, context.result)
         breaker, is_served = self._state.breaker, status < 400
         if status != BUSY_STATUS and (not is_served or breaker.counts_success(now_s)):
-            breaker.ended(self._pod, context.voter, now_s, is_served=is_served)
+            breaker.ended(self._pod, context.inbound.owner, now_s, is_served=is_served)
         if is_served:
             if context.suspects:
                 self._count_failures(context.candidate.plan, now_s)

@@ -275,7 +275,6 @@ class OpenAiEdge(HttpEdge):
             phases,
             reader=reader_of(endpoint),
             tenant=received.tenant,
-            voter=received.owner,
             pods_allowed=received.pods_allowed,
         )
 
