@@ -54,7 +54,7 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None = None
     """With `tracing.enabled`."""
     owner: str = ""
-    """Whose share of the router's limits it uses, and whose vote against a pod it has; empty if unknown: `FairBound`."""
+    """Whose share of the router's limits it uses, and whose vote against a pod it has: `FairBound`. Empty: unknown."""
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:
