@@ -74,3 +74,81 @@ async def test_drained_pod_that_is_deleted_before_its_streams_end_cuts_none(depl
         assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
         engine.inject(Fault(kind=FaultKind.TERMINATE, after_chunks=5))
         assert await reading == expected
+
+
+async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fields: Any) -> list[dict[str, Any]]:
+    """The events that a client reads of a stream of named ones. `fault`: of the pod that has
+    just served the same request."""
+    body = {"model": "demo", "stream": True, "temperature": 0, **fields}
+    answer = await deployment.client.post(path, json=body)
+    if fault is not None:
+        (engine,) = [one for one in deployment.engines if one.url.endswith(answer.headers["x-warmroute-pod"])]
+        engine.inject(fault)
+        answer = await deployment.client.post(path, json=body)
+    return [json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n") if "data: " in event]
+
+
+def said(events: list[dict[str, Any]]) -> list[Any]:
+    """What events say, without ids: their kinds, one text for deltas behind each other, and the usage."""
+    told: list[Any] = []
+    for event in events:
+        delta = event.get("delta")
+        if isinstance(delta, dict):
+            delta = next((delta[name] for name in ("text", "thinking", "partial_json") if name in delta), None)
+        if isinstance(delta, str) and told and told[-1][0] == event["type"]:
+            told[-1][1] += delta
+        else:
+            told.append([event["type"], delta])
+    usage = events[-2].get("usage") or events[-1]["response"]["usage"]
+    return [*told, usage["output_tokens"]]
+
+
+PROMPT = f"{' '.join(map(str, range(300)))}\nthink: It is the tide 🌊 of the sea.\nsay: I look up the tides.\n"
+PROMPT += 'tool_call: look {"place": "Köln 😀", "days": [1, 2]}'
+SCHEMA = {"type": "object", "properties": {}}
+AGENTS: list[Any] = [
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": PROMPT}], "tools": [{"name": "look", "input_schema": SCHEMA}]},
+    ),
+    ("/v1/responses", {"input": PROMPT, "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}]}),
+    ("/v1/messages", {"messages": opening("tides")}),
+    ("/v1/responses", {"input": " ".join(map(str, range(300)))}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), AGENTS[:2], ids=["messages", "responses"])
+@pytest.mark.parametrize("kind", [FaultKind.TERMINATE, FaultKind.CORE_DIES])
+async def test_greedy_stream_of_an_agent_is_read_to_its_end(
+    deploy: Deploy, kind: FaultKind, path: str, fields: dict[str, Any]
+) -> None:
+    if path == "/v1/messages":
+        fields = {"max_tokens": 100, **fields}
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        expected = said(await events_of(deployment, path, None, **fields))
+        events = await events_of(deployment, path, Fault(kind=kind, after_chunks=12), **fields)
+        assert said(events) == expected
+        if path == "/v1/responses":
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            begun, ended = events[0]["response"], events[-1]["response"]
+            assert (begun["id"], begun["created_at"]) == (ended["id"], ended["created_at"])
+            items = {event["item_id"] for event in events if "item_id" in event}
+            assert items == {item["id"] for item in ended["output"]}
+        counted = "".join(await continued(deployment))
+        assert 'method="replay"' in counted and 'method="none"' not in counted
+
+
+@pytest.mark.parametrize(("path", "fields"), AGENTS[2:], ids=["messages", "responses"])
+async def test_sampled_stream_of_an_agent_is_refused_by_name(deploy: Deploy, path: str, fields: dict[str, Any]) -> None:
+    if path == "/v1/messages":
+        fields = {"max_tokens": 100, **fields}
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.CUT, after_chunks=8))
+        body = {"model": "demo", "stream": True, **fields}
+        answer = await deployment.client.post(path, json=body)
+        assert answer.headers["x-warmroute-continuable"] == "no; reason=sampled"
+        assert answer.text.count("event: error\n") == 1
+        assert 'outcome="sampled"' in "".join(await continued(deployment))

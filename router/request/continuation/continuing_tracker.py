@@ -20,8 +20,9 @@ from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
+from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.stream import PodStream
-from router.request.continuation.terms import terms_of
+from router.request.continuation.terms import REPEATED, terms_of
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
@@ -117,7 +118,7 @@ class ContinuingTracker(Tracker):
             can_repeat = not self._terms.no_replay
             if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
                 self._refusal = self._terms.no_ids if self._asks_ids else "engine"
-            self._reader = None if self._refusal else Recorder(self._terms, asks_ids=self._asks_ids)
+            self._reader = None if self._refusal else self._recorder()
             self._asks_ids &= self._reader is not None
             self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
         return super().begin(candidate, now_s)
@@ -186,6 +187,8 @@ class ContinuingTracker(Tracker):
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
         self._deaths += cause in DEATHS
         if not self.has_sent or reader is None:
+            if self.has_sent:
+                self._counters.continued("none", cause, self._refusal)
             return super().failed(error, now_s)
         assert candidate is not None
         self.release(now_s)
@@ -196,10 +199,7 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
-                    self._reader = Recorder(self._terms, asks_ids=self._asks_ids)
-                else:
-                    self._reader = Joiner(self._terms, reader.current, found, self._words)
+                self._reader = self._joining(reader, found)
                 return following
             found = following
         if isinstance(found, Finish):
@@ -246,6 +246,8 @@ class ContinuingTracker(Tracker):
         decision = self.context.decision
         if self._terms.refusal or self.context.request.prompts != 1:
             return self._terms.refusal or "n"
+        if not self.context.repeatable:
+            return "not repeatable"
         if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
             return "handoff"
         if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
@@ -255,7 +257,31 @@ class ContinuingTracker(Tracker):
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
         if reader.record.forgotten or reader.differs:
             return Refuse(reader.record.forgotten or "differs")
+        if isinstance(reader, RepeatedStream):
+            return self._again(reader.said)
         return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+
+    def _again(self, said: SaidEvents) -> Continue | Finish:
+        """The same request again. The client knows its response by the id of the first one."""
+        if said.is_finished:
+            return Finish(MESSAGE_STOP)
+        body, response_id = self._owned_body, self.context.reader.response_id
+        if response_id:
+            body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
+        return Continue(method="replay", body=body, prompt=[])
+
+    def _recorder(self) -> PodStream:
+        if self.context.request.endpoint in REPEATED:
+            return RepeatedStream(self._terms, SaidEvents())
+        return Recorder(self._terms, asks_ids=self._asks_ids)
+
+    def _joining(self, reader: PodStream, found: Continue) -> PodStream:
+        """What reads the later pod."""
+        if isinstance(reader, RepeatedStream):
+            return RepeatedStream(self._terms, reader.said)
+        if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
+            return self._recorder()
+        return Joiner(self._terms, reader.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
@@ -309,12 +335,11 @@ class ContinuingTracker(Tracker):
         size = reader.record.size_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
-        is_first = isinstance(reader, Recorder)
-        if size > MAX_REMEMBERED_BYTES and is_first:
+        if size > MAX_REMEMBERED_BYTES and reader.may_be_forgotten:
             reader.record.forget("too long")
         elif more > 0 and self._options.memory.take(owner, weight, more):
             self._taken_bytes += more
-        elif more > 0 and is_first:
+        elif more > 0 and reader.may_be_forgotten:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()

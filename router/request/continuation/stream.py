@@ -17,6 +17,10 @@ from router.request.continuation.terms import Terms
 ABORT = "abort"
 
 
+class Diverged(Exception):
+    """The later pod sends something else than the client has. The message is a fault."""
+
+
 class PodStream:
     """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
 
@@ -34,6 +38,11 @@ class PodStream:
         self.has_begun = False
         self._rest = bytearray()
         """The beginning of an event."""
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether the stream goes on without what is remembered."""
+        return True
 
     @property
     def current(self) -> Record:
@@ -69,17 +78,24 @@ class PodStream:
             self.fault = "ended without [DONE]"
 
     def _event(self, event: bytes) -> bytes:
-        if self.fault or self.record.is_done:
+        if self.fault:
+            return b""
+        try:
+            return self._read_event(event)
+        except Diverged as error:
+            self.fault, self.differs = str(error), True
+            return b""
+        except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
+            return self._unread(event)
+
+    def _read_event(self, event: bytes) -> bytes:
+        if self.record.is_done:
             return b""
         if not event.startswith(DATA):
             return self._unread(event) if DATA in event else event  # comments keep connections open
         if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
-        try:
-            read = read_event(event, is_first=not self.has_begun)
-            return self._read(event, read)
-        except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
-            return self._unread(event)
+        return self._read(event, read_event(event, is_first=not self.has_begun))
 
     def _unread(self, event: bytes) -> bytes:
         """What the client gets of an event that cannot be read."""

@@ -60,7 +60,20 @@ class _AskedBody(msgspec.Struct):
     stream_interval: int | None = None
 
 
+class _RepeatedBody(msgspec.Struct):
+    """The fields that matter, of messages and responses."""
+
+    temperature: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+
+
 _BODY = msgspec.json.Decoder(_AskedBody, strict=False)
+_REPEATED_BODY = msgspec.json.Decoder(_RepeatedBody, strict=False)
+WITH_IDS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Endpoints whose streams may have token ids."""
+REPEATED = frozenset({Endpoint.MESSAGES, Endpoint.RESPONSES})
+"""Those whose streams have none: greedy ones are made again, others are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +111,10 @@ class Terms:
 
 
 def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Terms:
-    """The terms of a streamed chat or completion."""
+    """The terms of a streamed request."""
     try:
+        if endpoint in REPEATED:
+            return Terms(refusal=_refusal_to_repeat(_REPEATED_BODY.decode(body)), no_ids="no ids", is_greedy=True)
         asked = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Terms(refusal="body")
@@ -126,6 +141,13 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Ter
         frequency_penalty=asked.frequency_penalty or 0.0,
         logit_bias=tuple((asked.logit_bias or {}).items()),
     )
+
+
+def _refusal_to_repeat(asked: _RepeatedBody) -> str:
+    if asked.temperature != 0:
+        return "sampled"
+    has_logprobs = asked.top_logprobs or any("logprobs" in one for one in asked.include or ())
+    return "log probabilities" if has_logprobs else ""
 
 
 def _refusal(asked: _AskedBody) -> str:

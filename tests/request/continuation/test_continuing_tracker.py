@@ -267,6 +267,19 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
+    ("fields", "why"), [({"n": 2}, "n"), ({"temperature": 1.0, "presence_penalty": 1.0}, "presence penalty")]
+)
+def test_broken_stream_that_was_refused_from_the_start_is_counted_by_its_reason(
+    fields: dict[str, Any], why: str
+) -> None:
+    fleet = Fleet("bytes", **fields)
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", why)]
+
+
+@pytest.mark.parametrize(
     ("plans", "proven", "said"), [("a", Endpoint.CHAT, "one pod"), ("ab", Endpoint.COMPLETIONS, "engine")]
 )
 def test_response_says_why_its_pods_cannot_continue_it(plans: str, proven: Endpoint, said: str) -> None:
