@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 
+from router.config.load import shipped
 from router.config.schema import ContinuationConfig
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
@@ -137,6 +140,45 @@ async def test_greedy_stream_of_an_agent_is_read_to_its_end(
             assert items == {item["id"] for item in ended["output"]}
         counted = "".join(await continued(deployment))
         assert 'method="replay"' in counted and 'method="none"' not in counted
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_sampled_call_that_a_policy_holds_until_it_is_whole_is_not_lost(
+    deploy: Deploy, tmp_path: Path, holds: bool
+) -> None:
+    policy = "name: agents\nabout: Agents\nextends: cost_aware\nmatch: {}\n"
+    policy += f"continuation: {{hold_tool_calls: {str(holds).lower()}}}\n"
+    copytree(shipped("policies"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "agents.yaml").write_text(policy)
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "tools": [tool], "stream": True}
+    async with deploy(continuation=ON, engine=SLOW, policies=tmp_path) as deployment:
+        await proven(deployment)
+        first = await deployment.client.post("/v1/chat/completions", json=body)
+        announced = "yes" if holds else "until=tool-call"
+        assert first.headers["x-warmroute-continuable"] == announced
+        (engine,) = [one for one in deployment.engines if one.url.endswith(first.headers["x-warmroute-pod"])]
+        place = len(chunks_of(first.text)) - 8
+        engine.inject(Fault(kind=FaultKind.DIE, after_chunks=place))
+        second = await deployment.client.post("/v1/chat/completions", json=body)
+        assert (calls_of(second.text) == calls_of(first.text)) == holds
+        counted = "".join(await continued(deployment))
+        assert ('method="ids"' if holds else 'outcome="tool call"') in counted
+
+
+def chunks_of(answer: str) -> list[Any]:
+    events = [event.removeprefix("data: ") for event in answer.split("\n\n") if event.startswith("data: {")]
+    return [json.loads(event)["choices"] for event in events]
+
+
+def calls_of(answer: str) -> list[str]:
+    """Names and arguments, and the reason to stop."""
+    said = []
+    for choices in chunks_of(answer):
+        for call in choices[0]["delta"].get("tool_calls") or ():
+            said += [call["function"].get("name", ""), call["function"].get("arguments", "")]
+        said.append(choices[0]["finish_reason"] or "")
+    return ["".join(said)]
 
 
 @pytest.mark.parametrize(("path", "fields"), AGENTS[2:], ids=["messages", "responses"])

@@ -86,7 +86,9 @@ class ContinuingTracker(Tracker):
         request, prompt = context.request, context.prompt
         self._options, self._decide_again = options, decide_again
         self._owned_body = self._body = request.body
-        self._terms = terms_of(request.endpoint, request.body, has_media=prompt is not None and prompt.has_media)
+        has_media, policy = prompt is not None and prompt.has_media, context.policy
+        holds_calls = policy is not None and policy.hold_tool_calls
+        self._terms = terms_of(request.endpoint, request.body, has_media=has_media, holds_calls=holds_calls)
         self._words = None if request.adapter else options.words_of(request.model)
         self._reader: PodStream | None = None
         self._refusal = ""
@@ -147,7 +149,7 @@ class ContinuingTracker(Tracker):
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
         self._pieces += 1
-        if self._joins:
+        if self._joins or (reader.held_bytes and self.context.first_token_s is None):
             self._joins = False
             self._first_token(now_s)
         if shown:
@@ -332,7 +334,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.record.size_bytes + len(self._owned_body)
+        size = reader.record.size_bytes + reader.held_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
         if size > MAX_REMEMBERED_BYTES and reader.may_be_forgotten:
