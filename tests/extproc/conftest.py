@@ -62,7 +62,7 @@ class Answer:
     body: bytes = b""
     metadata: bytes = b""
     status: int = 0
-    """Of an answer of the picker's own; 0 for a pick."""
+    """The status of an answer of the picker's own; 0 for a pick."""
 
     def take(self, response: Any) -> bool:
         """Read one message. Returns whether it is the last one of the request."""

@@ -168,7 +168,7 @@ def test_every_reader_of_foreign_input_states_a_bound() -> None:
 
 
 def test_no_exception_is_left_over() -> None:
-    """Of a reader that has a bound by now."""
+    """An exception goes when its reader has a bound."""
     found = unbounded()
     assert [place for place in EXCEPTIONS if place not in found] == []
 

@@ -254,7 +254,7 @@ class GatewayExchange:
             self.refuse(error)
 
     def _add(self, message: Any) -> bool:
-        """Take a part of the body. Returns whether it was the last one."""
+        """Take a part of the body, which is all of it where the gateway buffers. Returns whether it was the last one."""
         if message.HasField("request_trailers"):
             self._has_trailers = True
             return True
@@ -269,7 +269,7 @@ class GatewayExchange:
             memory.arriving.setdefault(self, self.arrived_s)
             self.buffered_bytes += size_bytes
             self._pieces.append(piece)
-        return bool(message.request_body.end_of_stream)
+        return bool(message.request_body.end_of_stream) or self.modes.request == BUFFERED
 
     def release_body(self) -> None:
         """See `BodyHolder`."""

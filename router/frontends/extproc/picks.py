@@ -164,6 +164,8 @@ class PickForwarder(Forwarder):
                 is_complete = await self._head(tracker, client, message)
             elif kind == "response_body":
                 is_complete = await _piece(tracker, client, message.response_body)
+            elif kind == "request_trailers":
+                await client.write(ProcessingResponse(request_trailers={}))
             elif kind == "response_trailers":
                 await client.write(ProcessingResponse(response_trailers={}))
                 is_complete = True

@@ -87,14 +87,15 @@ class PodStream:
         return b""
 
     def _read(self, event: bytes, read: StreamEvent) -> bytes:
-        if is_given(read.error) and not read.choices:
-            self.fault = "error event"
-            return b""
+        if not read.choices:
+            if is_given(read.error):
+                self.fault = "error event"
+                return b""
+            self.record.has_usage |= is_given(read.usage)
         for choice in read.choices:
             if choice.finish_reason == ABORT:
                 self.fault = "aborted"
                 return b""
-        self.record.has_usage |= not read.choices and is_given(read.usage)
         return self._passed(event, read)
 
     def _done(self) -> bytes:

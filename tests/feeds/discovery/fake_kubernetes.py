@@ -25,7 +25,7 @@ POOLS, OBJECTIVES = "inferencepools", "inferenceobjectives"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
 BOOKMARK_S = 20.0
 PRECONDITIONS = ("uid", "resourceVersion")
-"""Of a change: fields of the metadata that must be equal where they are given."""
+"""Fields of a change's metadata that must be equal where they are given."""
 
 
 @dataclass
