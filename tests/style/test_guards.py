@@ -85,7 +85,7 @@ EXCEPTIONS = {
     "request/parse.py:without_engine_fields": _CLIENT,
     "request/parse.py:_FieldSearch._searched": _CLIENT,
     "request/parse.py:_check_items": _CLIENT,
-    "request/reading.py:replaced_salt": _CLIENT,
+    "request/reading.py:with_field": _CLIENT,
     "request/response_reader.py:ResponseReader._reported": "at most 12 digits, bounded by `counted_output_tokens`",
     "stores/redis_schema.py:decode_generation": _STORES,
     "stores/redis_schema.py:decode_row": _STORES,
