@@ -16,6 +16,7 @@ from router.observe.receipts import RecordedDecision
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
@@ -23,9 +24,9 @@ from router.request.inbound import HeaderList
 from router.request.preparation import Preparation
 from router.request.preparation_steps import Locate, Step, Tokens
 from router.request.tracker import Tracker
-from router.types import Endpoint, InferenceRequest, PromptPrefix
+from router.types import InferenceRequest, PromptPrefix
 
-CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+CONTINUED = WITH_IDS | REPEATED
 """Endpoints whose streams another pod may continue."""
 
 

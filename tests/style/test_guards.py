@@ -83,7 +83,7 @@ EXCEPTIONS = {
     "request/parse.py:without_engine_fields": _CLIENT,
     "request/parse.py:_FieldSearch._searched": _CLIENT,
     "request/parse.py:_check_items": _CLIENT,
-    "request/reading.py:replaced_salt": _CLIENT,
+    "request/reading.py:with_field": _CLIENT,
     "request/response_reader.py:ResponseReader._reported": "at most 12 digits, bounded by `counted_output_tokens`",
     "stores/redis_schema.py:decode_generation": _STORES,
     "stores/redis_schema.py:decode_row": _STORES,
@@ -166,7 +166,7 @@ def test_every_reader_of_foreign_input_states_a_bound() -> None:
 
 
 def test_no_exception_is_left_over() -> None:
-    """Of a reader that has a bound by now."""
+    """An exception goes when its reader has a bound."""
     found = unbounded()
     assert [place for place in EXCEPTIONS if place not in found] == []
 
