@@ -8,7 +8,7 @@ when it returns 0 or `on_change` is called, else after the milliseconds that it 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
@@ -45,24 +45,17 @@ class QueueSettings:
     senders: Callable[[], int]
 
 
+@dataclass(slots=True, eq=False)
 class RequestQueues:
     """The queues of all models. `on_change` is called with the queue in which a request begins or stops to wait."""
 
-    def __init__(
-        self,
-        settings: QueueSettings,
-        state: FleetState,
-        decisions: RequestDecisions,
-        counters: Counters,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._state = state
-        self._decisions = decisions
-        self._counters = counters
-        self._clock = clock
-        self._queues: dict[str, ModelQueue] = {}
-        self.on_change: Callable[[ModelQueue], None] = lambda _queue: None
+    settings: QueueSettings
+    state: FleetState
+    decisions: RequestDecisions
+    counters: Counters
+    clock: Clock
+    _queues: dict[str, ModelQueue] = field(default_factory=dict)
+    on_change: Callable[[ModelQueue], None] = lambda _queue: None
 
     @property
     def waiting(self) -> int:
@@ -72,7 +65,7 @@ class RequestQueues:
     def wait_for_place(self, context: RequestContext) -> Generator[Step, None, None]:
         """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
         `ShareExceeded`."""
-        queue, now_s = self._queue_of(context.request.model), self._clock.now_s()
+        queue, now_s = self._queue_of(context.request.model), self.clock.now_s()
         offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
         if queue.sends_at_once(context, offer, now_s):
             return
@@ -82,8 +75,8 @@ class RequestQueues:
             self.on_change(queue)
             yield ticket
         finally:
-            context.waited_s = self._clock.now_s() - now_s
-            self._counters.queue_left(context.request.model, context.waited_s)
+            context.waited_s = self.clock.now_s() - now_s
+            self.counters.queue_left(context.request.model, context.waited_s)
             if ticket is not None and queue.leave(ticket):
                 self.on_change(queue)  # the next one may have been skipped for it
 
@@ -101,7 +94,7 @@ class RequestQueues:
     def _queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
-            queue = ModelQueue(model, self._settings, self._state, self._decisions, self._counters)
+            queue = ModelQueue(model, self.settings, self.state, self.decisions, self.counters)
             self._queues[model] = queue
         return queue
 
@@ -111,7 +104,7 @@ class RequestQueues:
         for name, value in context.inbound.headers:
             if name == DEADLINE_HEADER:
                 return _deadline_ms(value)
-        slo = self._settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
+        slo = self.settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
         speed = context.decision.candidates[0].pod.speed
         context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
         return context.ttft_limit_ms

@@ -25,9 +25,10 @@ from router.request.attempt_rules import AttemptRules, FactsLookup
 from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
 from router.request.continuation.continuing_tracker import ContinuationRules
-from router.request.core import CoreSettings, Observers, SharedQuotas
+from router.request.core import CoreSettings, Observers
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
+from router.request.quota_charges import QuotaCharges
 from router.types import PodId
 from router.wiring.decision_records import call_later
 
@@ -60,7 +61,7 @@ def observers(
 
 
 def core_settings(
-    config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None, *, hands_over: bool = False
+    config: RouterConfig, lookups: PodLookups, charges: QuotaCharges | None = None, *, hands_over: bool = False
 ) -> CoreSettings:
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
@@ -82,7 +83,7 @@ def core_settings(
     return CoreSettings(
         rules=rules,
         queue=queue,
-        quotas=quotas,
+        charges=charges,
         records_usage=config.tenants is not None or config.usage.file is not None,
         trusts_uuids=config.edge.trust_engine_fields,
     )

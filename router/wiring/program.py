@@ -53,8 +53,9 @@ from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.request.attempt_rules import FactsLookup
-from router.request.core import Core, Routing, SharedQuotas, build_core
+from router.request.core import Core, Routing, build_core
 from router.request.inbound import HeaderList
+from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
@@ -158,11 +159,11 @@ class Program:
             senders=pods.senders,
             continuation=self._continuation,
         )
-        shared, refused = None, self.metrics.by_class.observe_quota_refusal
+        charges = None
         if config.tenants is not None:
-            has_others = self.quotas.next_exchange is not None
-            shared = SharedQuotas(quotas=self.quotas.quotas, has_others=has_others, on_refusal=refused)
-        settings = core_settings(config, lookups, shared, hands_over=self._front.hands_over)
+            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self.quotas.next_exchange is not None
+            charges = QuotaCharges(self.quotas.quotas, SYSTEM_CLOCK, has_others, on_refusal)
+        settings = core_settings(config, lookups, charges, hands_over=self._front.hands_over)
         routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
