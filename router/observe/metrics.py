@@ -6,12 +6,15 @@ Names start with `warmroute_` and end with their unit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_not, methodcaller
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
 
+from router import __version__
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
@@ -19,7 +22,6 @@ from router.observe.declared import of_decisions, of_pods, of_process, of_reques
 from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labelled, Labels
-from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
 from router.phases import PHASES
@@ -40,12 +42,26 @@ class PhaseMetrics(Histogram):
             self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
 
 
+class KvStreamMetrics:
+    """Applied events, and whether the stream is complete, by pod."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.events = Counter(r, of_pods.KV_EVENTS)
+        self.gaps = Counter(r, of_pods.KV_GAPS)
+        self.complete = Gauge(r, of_pods.KV_STREAM_COMPLETE)
+
+    def keep(self, pods: Container[PodId]) -> None:
+        """Remove the series of all other pods."""
+        for metric in (self.events, self.gaps, self.complete):
+            metric.remove_where(lambda labels: labels[0] not in pods)
+
+
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
 COUNTED_AT_ONCE = 32
 
 
-class Metrics:
+class Metrics(Counters):
     def __init__(self) -> None:
         self.registry = Registry()
         r = self.registry
@@ -295,44 +311,46 @@ class Metrics:
             await asyncio.sleep(0)
         return b"".join(texts)
 
+    # --- `Counters` ---
+
+    def requests_began(self, more: int) -> None:
+        self.in_flight.value += more
+
+    def match_degraded(self, model: str) -> None:
+        self.degraded_matches.labels(model).inc()
+
+    def attempt_ended(self, pod: PodId, result: str) -> None:
+        self.sent.labels(pod, result).value += 1
+
+    def retried(self, reason: str) -> None:
+        self.retries.labels(reason).inc()
+
+    def retry_refused(self, reason: str) -> None:
+        self.retries_refused.labels(reason).inc()
+
+    def continued(self, method: str, cause: str, result: str) -> None:
+        self.continuations.labels(method, cause, result).inc()
+
+    def token_gap(self, model: str, workload: str, gap_s: float) -> None:
+        self.inter_token_s.labels(model, workload).observe(gap_s)
+
+    def queue_left(self, model: str, waited_s: float) -> None:
+        self.queue_s.labels(model).observe(waited_s)
+
+    def place_refused(self, model: str, reason: str) -> None:
+        self.queue_refused.labels(model, reason).inc()
+
+    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
+        self.queue_error.labels(model).set(error_share)
+        self.queue_rest_s.labels(model).set(rest_ms / 1000)
+
 
 def _described(pod: Pod) -> Labels:
     return pod.id, pod.base_model, pod.engine, pod.version, pod.role.value
 
 
-class RequestCounters(Counters):
-    """The `Counters` of `request/` over the metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def in_flight(self, more: int) -> None:
-        self._metrics.in_flight.value += more
-
-    def match_degraded(self, model: str) -> None:
-        self._metrics.degraded_matches.labels(model).inc()
-
-    def attempt_ended(self, pod: PodId, result: str) -> None:
-        self._metrics.sent.labels(pod, result).value += 1
-
-    def retried(self, reason: str) -> None:
-        self._metrics.retries.labels(reason).inc()
-
-    def retry_refused(self, reason: str) -> None:
-        self._metrics.retries_refused.labels(reason).inc()
-
-    def continued(self, method: str, cause: str, result: str) -> None:
-        self._metrics.continuations.labels(method, cause, result).inc()
-
-    def token_gap(self, model: str, workload: str, gap_s: float) -> None:
-        self._metrics.inter_token_s.labels(model, workload).observe(gap_s)
-
-    def queue_left(self, model: str, waited_s: float) -> None:
-        self._metrics.queue_s.labels(model).observe(waited_s)
-
-    def queue_refused(self, model: str, reason: str) -> None:
-        self._metrics.queue_refused.labels(model, reason).inc()
-
-    def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
-        self._metrics.queue_error.labels(model).set(error_share)
-        self._metrics.queue_rest_s.labels(model).set(rest_ms / 1000)
+def add_process_metrics(registry: CollectorRegistry) -> None:
+    """Add `warmroute_build_info` and `process_*`. There are none of the latter without /proc."""
+    info = Gauge(registry, of_process.BUILD_INFO)
+    info.replace({(__version__, platform.python_version()): 1.0})
+    ProcessCollector(registry=registry)

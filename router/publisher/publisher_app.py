@@ -19,9 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from router.errors import shortened
 from router.observe.declared import of_pods, of_publisher
 from router.observe.fast_metrics import Counter, Gauge
-from router.observe.kv_stream_metrics import KvStreamMetrics
-from router.observe.metrics import KNOWN_STATES
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import KNOWN_STATES, KvStreamMetrics, add_process_metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event

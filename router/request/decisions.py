@@ -31,7 +31,6 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.types import (
     FleetSnapshot,
-    InferenceRequest,
     PodId,
     PodState,
     PodStatus,
@@ -74,10 +73,7 @@ class RequestDecisions:
         if match.degraded:
             self.counters.match_degraded(context.request.model)
         context.phases.enter("decide", self.clock.now_s())
-        allowed = context.pods_allowed
-        scene = self.scene(
-            context.request, context.prompt, match, now_s, stored_pod=context.stored_pod, allowed=allowed
-        )
+        scene = self._scene(context, match, now_s)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         self.redecided(context, scene, decide(scene, context.policy))
         return scene
@@ -85,11 +81,7 @@ class RequestDecisions:
     def decide_again(self, context: RequestContext, now_s: float) -> tuple[Scene, RouteDecision]:
         """A later decision about a request that waits, by the same policy; not counted as traffic."""
         assert context.policy is not None
-        match = self._match(context.prompt, now_s)
-        stored_pod, allowed = context.stored_pod, context.pods_allowed
-        scene = self.scene(
-            context.request, context.prompt, match, now_s, counted=False, stored_pod=stored_pod, allowed=allowed
-        )
+        scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
         return scene, decide(scene, context.policy)
 
     def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
@@ -98,37 +90,20 @@ class RequestDecisions:
         context.decision = decision
         context.recorded = self.recorder.record(scene, decision, context.policy, context.workload)
 
-    def preview(
-        self,
-        request: InferenceRequest,
-        headers: HeaderList,
-        prompt: PromptPrefix | None,
-        stored_pod: PodId,
-    ) -> RecordedDecision:
+    def preview(self, context: RequestContext) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         now_s = self.clock.now_s()
-        match = self._match(prompt, now_s)
-        scene = self.scene(request, prompt, match, now_s, counted=False, stored_pod=stored_pod)
-        workload, policy = self._policy_for(scene, headers, counted=False)
+        scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
+        workload, policy = self._policy_for(scene, context.inbound.headers, counted=False)
         return record_decision(record(scene, workload), decide(scene, policy), policy, self.clock.unix_s())
 
-    def scene(
-        self,
-        request: InferenceRequest,
-        prompt: PromptPrefix | None,
-        match: PrefixMatch,
-        now_s: float,
-        *,
-        counted: bool = True,
-        stored_pod: PodId = "",
-        allowed: frozenset[str] | None = None,
-    ) -> Scene:
-        """What a decision is based on. `counted`: count the request as traffic. `stored_pod`: the only pod that has a
-        stored response which the request needs. `allowed`: addresses of the only pods that may be chosen."""
+    def _scene(self, context: RequestContext, match: PrefixMatch, now_s: float, *, counted: bool = True) -> Scene:
+        """What a decision is based on. `counted`: count the request as traffic."""
+        request, prompt, allowed = context.request, context.prompt, context.pods_allowed
         state, model, fleet = self.state, request.adapter or request.model, self.state.fleet.snapshot
         ledger = state.ledger
-        if stored_pod:
-            fleet = only(fleet, stored_pod)
+        if context.stored_pod:
+            fleet = only(fleet, context.stored_pod)
         if allowed is not None:
             fleet = within(fleet, allowed)
             if not any(status.pod.serves(model) for status in fleet.pods):

@@ -60,7 +60,7 @@ class Endings:
     def begin(self) -> None:
         """Count a request that is served; `end` must follow."""
         self._background.expire(self.clock.now_s())
-        self.counters.in_flight(1)
+        self.counters.requests_began(1)
 
     def failed(self, context: RequestContext, error: RouterError, *, has_answered: bool) -> None:
         """Record why no response was sent, or not to its end. `has_answered`: whether its status was sent."""
@@ -76,7 +76,7 @@ class Endings:
         """Settle the request, however it ended. `was_slow`: the response had to wait for its client."""
         phase, now_s = context.phases.current, self.clock.now_s()
         context.phases.enter("settle", now_s)
-        self.counters.in_flight(-1)
+        self.counters.requests_began(-1)
         outcome = outcome_of(context, now_s, self.clock.unix_s())
         used = self._settle(context, outcome, now_s) if self.records_usage or context.hold is not None else None
         self._observe(context, outcome, now_s, was_slow=was_slow)

@@ -219,7 +219,7 @@ class ModelQueue:
         self._tickets.pop(one.number).settle(self._refused(Refusal(Reason.FLEET, self._max_wait_s)))
 
     def _refused(self, refusal: Refusal) -> RouterError:
-        self._counters.queue_refused(self.model, refusal.reason.value)
+        self._counters.place_refused(self.model, refusal.reason.value)
         after_s = refusal.retry_after_s
         if refusal.reason is Reason.TENANT:
             return ShareExceeded(

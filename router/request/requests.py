@@ -19,6 +19,7 @@ from router.decision import RouteDecision
 from router.engines.engine_catalog import ENGINES
 from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision
+from router.phases import Phases
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
@@ -27,7 +28,7 @@ from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList
+from router.request.inbound import HeaderList, Inbound
 from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -115,12 +116,13 @@ class Requests:
 
     def preview(self, request: InferenceRequest, headers: HeaderList) -> Generator[Step, Any, RecordedDecision]:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        previous, stored_pod = request.prompt.get("previous_response_id"), ""
-        if previous:
-            stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
+        inbound = Inbound(id=request.id, method="POST", target=b"", headers=headers)
+        context = RequestContext(request=request, inbound=inbound, phases=Phases(self.clock.now_s()))
+        if previous := request.prompt.get("previous_response_id"):
+            context.stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
         found = (yield Tokens(request)) if request.prompt else None
-        prompt = found if isinstance(found, PromptPrefix) else None
-        return self.decisions.preview(request, headers, prompt, stored_pod)
+        context.prompt = found if isinstance(found, PromptPrefix) else None
+        return self.decisions.preview(context)
 
 
 def _may_have_uuids(context: RequestContext) -> bool:

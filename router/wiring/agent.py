@@ -32,7 +32,7 @@ from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import upstream_pools
 from router.index.holders import ALL_PODS, HolderFacts
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
-from router.publisher.mooncake_source import MooncakeSource
+from router.publisher.mooncake_source import Listing, MooncakeSource
 from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import PublisherMetrics, publisher_app
@@ -126,11 +126,10 @@ class Agent:
         source = MooncakeSource(
             store.id,
             store.url,
-            store.key_prefix or store.model,
+            Listing(store.key_prefix or store.model, store.group),
             StoreSink(self.publisher, store.model, lambda _holder: facts),
             self._pools.get_url,
-            group=store.group,
-            poll_interval_s=store.poll_interval_s,
+            store.poll_interval_s,
         )
         self._feeds[f"mooncake {store.id}"] = source.run
 

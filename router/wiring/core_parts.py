@@ -16,7 +16,7 @@ from router.feeds.supervise import Feeds
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
-from router.observe.metrics import Metrics, RequestCounters
+from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
@@ -57,7 +57,7 @@ def observers(
         sinks.append(usage.ended)
     if log is not None:
         sinks.append(log.ended)
-    return Observers(recent, RequestCounters(metrics), sinks)
+    return Observers(recent, metrics, sinks)
 
 
 def core_settings(

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
 from msgspec import structs
 
-from router.feeds.cluster_feeds import FactFeed
-from router.fleet.breaker import Breaker, EjectionRules
-from router.fleet.fleet import Fleet
+from router.feeds.cluster_feeds import ReplicaFeed
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration
-from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation
-from router.request.fleet_state import FleetState
-from router.sim.virtual.router_view import Unrecorded
-from router.stores.prefix_store import LocalStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
-from router.types import InFlight, Links, PodSpeed
-from router.wiring.shared_facts import shared_facts
+from router.stores.shared_state import SharedCalibration, SharedRows, calibration_key
+from router.types import InFlight, PodSpeed
 from tests.policy.scenes import make_pod
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
@@ -140,27 +132,14 @@ def test_the_key_contains_model_and_version() -> None:
     assert KEY == "state:1:calibration:2:org/model"
 
 
-def work_of(ledger: Ledger | None = None, ttl_s: float = 60) -> SharedFact[Work]:
-    """Requests in flight of a router with this ledger."""
-    found = ledger or Ledger()
-    state = FleetState(
-        fleet=Fleet(),
-        ledger=found,
-        breaker=Breaker(Fleet(), EjectionRules()),
-        store=LocalStore(),
-        calibrator=Calibrator(Calibration(), Unrecorded(), Links()),
-    )
-    return replace(shared_facts(state)[0], ttl_s=ttl_s)
-
-
-def rows(connection: RedisConnection, *routers: str, ttl_s: float = 60) -> list[SharedRows[Work]]:
+def rows(connection: RedisConnection, *routers: str, ttl_s: float = 60) -> list[SharedRows]:
     """One for each router."""
-    return [SharedRows(connection, KEYS, router, work_of(ttl_s=ttl_s)) for router in routers]
+    return [SharedRows(connection, KEYS, router, ttl_s) for router in routers]
 
 
 def shared_fields(ledger: Ledger) -> dict[str, InFlight]:
     """Requests in flight as other routers read them."""
-    return work_of(ledger).own()
+    return {pod: structs.replace(work, head_ms=0.0, head_since_s=0.0) for pod, work in ledger.own().items()}
 
 
 async def test_a_router_sees_the_others_and_not_itself(connection: RedisConnection) -> None:
@@ -170,17 +149,6 @@ async def test_a_router_sees_the_others_and_not_itself(connection: RedisConnecti
     assert await two.exchange({}) == {"1": WORK}
     assert await three.exchange({"c": InFlight(1, 1, 1, 1.0, 1)}) == {"1": WORK, "2": {}}
     assert await one.exchange({}) == {"2": {}, "3": {"c": InFlight(1, 1, 1, 1.0, 1)}}
-
-
-async def test_fields_by_the_routers_own_clock_are_not_shared(connection: RedisConnection) -> None:
-    """The time since a prompt is first in line."""
-    ledger = Ledger()
-    ledger.book(POD, 1000, 600, 77.0)
-    one, two = rows(connection, "1", "2")
-    await one.exchange(work_of(ledger).own())
-    (found,) = (await two.exchange({})).values()
-    assert ledger.own()["a"].head_ms > 0.0
-    assert found == {"a": structs.replace(ledger.own()["a"], head_ms=0.0, head_since_s=0.0)}
 
 
 async def test_leaving_removes_the_row(connection: RedisConnection) -> None:
@@ -219,16 +187,18 @@ async def test_an_unreadable_row_is_skipped(connection: RedisConnection, row: by
 
 
 async def test_two_routers_share_their_load_and_keep_their_own_without_redis(server: RedisServer) -> None:
-    """A dispatch of one counts for the other until it finishes or Redis fails."""
+    """A dispatch of one counts for the other until it finishes or Redis fails. The time since a prompt is first in
+    line, by its router's own clock, is not shared."""
     connections = [RedisConnection(address_of(server.url), timeout_s=1) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
-        FactFeed(SharedRows(connection, KEYS, name, work_of(ledger)), work_of(ledger))
+        ReplicaFeed(SharedRows(connection, KEYS, name, ttl_s=60), ledger)
         for connection, name, ledger in zip(connections, "12", ledgers, strict=True)
     ]
     tasks = [asyncio.create_task(feed.run()) for feed in feeds]
     try:
-        lease = ledgers[0].book(POD, 1000, 600, 0.0)
+        lease = ledgers[0].book(POD, 1000, 600, 77.0)
+        assert ledgers[0].own()["a"].head_ms > 0.0
 
         async def is_shared() -> bool:
             return ledgers[1].inflight() == shared_fields(ledgers[0]) and feeds[0].replicas == feeds[1].replicas == 1
