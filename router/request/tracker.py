@@ -32,7 +32,6 @@ from router.policy.retry import (
     Retry,
     retry_rule,
 )
-from router.request.added_headers import added_headers
 from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext, result_of_status
@@ -49,8 +48,6 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 
 
 class Tracker:
-    """The attempts of one decided request, one at a time."""
-
     __slots__ = (
         "_begun",
         "_booking",
@@ -391,8 +388,7 @@ class Tracker:
             self._state.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
 
     def headers(self) -> HeaderList:
-        """The headers that the router adds to the response."""
-        return added_headers(self.context, names_pods=self._rules.route_headers)
+        return self._rules.added_headers(self.context)
 
 
 def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:

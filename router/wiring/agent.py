@@ -153,7 +153,6 @@ class Agent:
             self.publisher.end(pod.id)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """Follow the events of a pod that has answered its first probe."""
         if self._membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._membership.describe(pod, facts)

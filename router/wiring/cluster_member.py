@@ -113,7 +113,6 @@ class ClusterMember:
 
     @property
     def other_routers(self) -> int:
-        """Number of other routers, as far as known."""
         return self._replicas.known
 
     @property

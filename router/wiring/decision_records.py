@@ -62,21 +62,13 @@ class DecisionRecords:
 USAGE_RETRIED_BYTES = 64 * 1024 * 1024
 
 
-class UsageLog:
-    """The file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
-
-    def __init__(self, config: UsageFile, metrics: Metrics) -> None:
-        self.writer: UsageWriter | None = None
-        self._log: ReceiptLog | None = None
-        if config.file is None:
-            return
-        lost = metrics.usage_lost.labels().inc
-        self._log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
-        self.writer = UsageWriter(secrets.token_hex(8), self._log.write)
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+def usage_writer(config: UsageFile, metrics: Metrics) -> UsageWriter | None:
+    """What writes the file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
+    if config.file is None:
+        return None
+    lost = metrics.usage_lost.labels().inc
+    log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
+    return UsageWriter(secrets.token_hex(8), log.write, log.close)
 
 
 def call_later(delay_s: float, call: Callable[[], None]) -> None:

@@ -45,8 +45,7 @@ from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
-from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
@@ -67,7 +66,7 @@ from router.wiring.core_parts import (
     observers,
     request_log,
 )
-from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
+from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
@@ -127,7 +126,7 @@ class Program:
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
         self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
         self.quotas = QuotaParts(config, self.pods.cluster)
-        self._usage_log = UsageLog(config.usage, self.metrics)
+        self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
         self._continuation = continuation_rules(config, self.prompts.readers)
         self.core = self._build_core()
@@ -152,7 +151,7 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage_log.writer)
+        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage)
         lookups = PodLookups(
             handoff_facts=pods.handoff_facts.of,
             publishes_events=pods.publishes_events,
@@ -262,7 +261,6 @@ class Program:
 
     @asynccontextmanager
     async def run(self, _app: FastAPI | None = None) -> AsyncIterator[None]:
-        """Run the background tasks while the application serves."""
         try:
             async with running(self._feeds()):
                 await self._wait_for_peers()
@@ -271,7 +269,8 @@ class Program:
             if self._request_log is not None:
                 self._request_log.close()
             self.records.close()
-            self._usage_log.close()
+            if self._usage is not None:
+                self._usage.close()
             self._pools.close()
             await self.pods.close()
             if self.tracing is not None:
@@ -340,7 +339,6 @@ async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: floa
 
 
 def _untested(fleet: Fleet) -> list[PodId]:
-    """Pods whose self-test has no result yet."""
     return [
         status.pod.id
         for status in fleet.snapshot.pods

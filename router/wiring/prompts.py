@@ -210,7 +210,6 @@ class Prompts:
         return reader.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
     def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
-        """Pictures whose tokens pods should be asked for."""
         for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
             pictures = reader.pictures
             while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):

@@ -33,6 +33,7 @@ from router.admission.tenant import Tenant
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics
+from router.observe.ended import EndedRequest
 from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
@@ -133,7 +134,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
             assert context.hold is not None
             charges.end(context.hold, used, is_unknown=False)
             metrics.observe_usage(used)
-            writer.write(used)
+            writer.ended(EndedRequest(outcome=ended, used=used))
 
     return serve
 

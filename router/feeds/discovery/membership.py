@@ -47,8 +47,6 @@ class ListedPod:
 
 
 class PodSource(Protocol):
-    """Finds pods."""
-
     def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         """Complete sets of pods: the current one first, then one after each change. After an error, `supervise`
         iterates again; meanwhile the last set stays in use."""
@@ -179,7 +177,6 @@ class Membership:
         return replace(listed, config=config.model_copy(update=facts)) if facts else listed
 
     def refresh_prior(self, pod: Pod) -> None:
-        """Use the prior of the model that the pod has reported."""
         listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)
         if listed is None or status is None:
             return

@@ -26,7 +26,6 @@ class SourceStatus:
         self._confirmed_s = loop_time_s()
 
     def confirm(self) -> None:
-        """The pods are up to date."""
         self.read()
         if self.error:
             log.info("pod source available again", source=self.source)
