@@ -95,7 +95,6 @@ class ListenCertificate:
 
     @property
     def stale(self) -> StaleFile | None:
-        """The files if they have changed and cannot be used."""
         problem = f"not usable; the last one stays in use: {self._loaded.error}"
         return StaleFile(self._files.cert_file, problem, self._loaded.failed_since_s) if self._loaded.error else None
 

@@ -131,7 +131,6 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
 
 
 def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
-    """The keys and TLS files of pods must be readable."""
     pods: dict[Location, PodConfig | DiscoveredPods] = {
         **{("pods", number): pod for number, pod in enumerate(config.pods)},
         **{("discovery", *place, "pod"): group for place, group in config.discovery.groups.items()},

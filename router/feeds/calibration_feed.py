@@ -60,7 +60,6 @@ class CalibrationFeed:
             await self._exchanges[model].exchange(self.calibrator.calibration)
 
     def apply(self) -> None:
-        """Give the fleet the current speeds and links."""
         calibration, priors = self.calibrator.calibration, {pod.id: pod.speed for pod in self.configured()}
         self.calibrator.priors = priors
         speeds = {

@@ -126,7 +126,6 @@ class SharedResponses:
         self._waiting: deque[StoredResponse] = deque(maxlen=MAX_WAITING_RESPONSES)
 
     def add(self, stored: StoredResponse) -> None:
-        """Write it with the next batch."""
         self._waiting.append(stored)
 
     async def find(self, response_id: str) -> StoredResponse | None:

@@ -116,7 +116,6 @@ class KvFeed:
                 self._report_state()
 
     async def receive(self, frames: Sequence[bytes]) -> None:
-        """Handle one live message."""
         parsed = self._parse(frames)
         if parsed is not None:
             async with self._apply_lock:
@@ -282,7 +281,6 @@ def _socket(kind: int, waiting_messages: int) -> zmq.asyncio.Socket:
 
 @lru_cache
 def _blocks_of(pod: Pod) -> Bound:
-    """How many blocks a pod can have."""
     capacity_blocks = (pod.capacity_tokens or MAX_BLOCKS) // (pod.block_size_tokens or 1)
     most = min(max(TIERS_FACTOR * capacity_blocks, MIN_BLOCKS), MAX_BLOCKS)
     return Bound("KV blocks that the pod says it has", 0, most)

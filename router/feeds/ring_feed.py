@@ -36,7 +36,6 @@ class RingFeed:
             unlisten()
 
     async def prepare(self) -> None:
-        """Compute all points that are not cached yet."""
         for points_per_pod in ring_sizes(self.policies()):
             for status in self.fleet.snapshot.pods:
                 known = pod_points.cache_info().misses

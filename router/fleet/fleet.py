@@ -185,7 +185,6 @@ class Fleet:
         self._learn(pod_id, **facts)
 
     def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
-        """Replace the adapters that the pod has loaded."""
         self._learn(pod_id, adapters=adapters)
 
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
@@ -196,7 +195,6 @@ class Fleet:
             self._version += 1
 
     def calibrate(self, speeds: Mapping[PodId, PodSpeed], links: Links) -> None:
-        """Replace the speeds of these pods, and the links."""
         for pod_id, speed in speeds.items():
             known = self._statuses.get(pod_id)
             if known is not None and not _alike(known.pod.speed, speed):
@@ -216,7 +214,6 @@ class Fleet:
         self._learn(pod_id, converts=endpoints)
 
     def trust_pictures(self, pod_id: PodId) -> None:
-        """Record that the pod passed the parity test with pictures."""
         self._learn(pod_id, reads_pictures=True)
 
     # --- changes ----------------------------------------------------------------------------------------------
@@ -263,7 +260,6 @@ class Fleet:
 
 
 def _process(pod: Pod) -> tuple[object, ...]:
-    """The identity of a pod's process, and how to reach it."""
     return pod.url, pod.uid, pod.socket, pod.engine, pod.bearer_file, pod.bearer_env, pod.tls
 
 

@@ -169,7 +169,6 @@ class Ledger:
         self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all routers on one pod."""
         return self._sums_of_all().get(pod, _NOTHING)
 
     def decoding(self, pod: PodId) -> tuple[int, int, float]:
@@ -194,11 +193,9 @@ class Ledger:
         return self._congestion.means(fleet, model, self._sums_of_all, now_s)
 
     def requests_of_router(self, pod: PodId) -> int:
-        """Open leases of this router on one pod."""
         return self._pods.get(pod, _IDLE).requests
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
-        """Replace the sums of the other routers."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():

@@ -123,7 +123,6 @@ class ScalingView:
         self._arrivals = Arrivals(now_s)
 
     def signals(self, now_s: float) -> list[PoolSignals]:
-        """O(pods)."""
         statuses = self._fleet.snapshot.pods
         booked_ms = self._ledger.booked_prefill_ms
         self._arrivals = self._arrivals.advanced(booked_ms, (status.pod for status in statuses), now_s)

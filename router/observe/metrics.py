@@ -43,15 +43,12 @@ class PhaseMetrics(Histogram):
 
 
 class KvStreamMetrics:
-    """Applied events, and whether the stream is complete, by pod."""
-
     def __init__(self, r: CollectorRegistry) -> None:
         self.events = Counter(r, of_pods.KV_EVENTS)
         self.gaps = Counter(r, of_pods.KV_GAPS)
         self.complete = Gauge(r, of_pods.KV_STREAM_COMPLETE)
 
     def keep(self, pods: Container[PodId]) -> None:
-        """Remove the series of all other pods."""
         for metric in (self.events, self.gaps, self.complete):
             metric.remove_where(lambda labels: labels[0] not in pods)
 
@@ -164,7 +161,6 @@ class Metrics(Counters):
         self.regret_s.labels(model).observe(regret_ms / 1000)
 
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
-        """Update the gauges; called before each rendering."""
         coefficients: dict[Labels, float] = {}
         confidences: dict[Labels, float] = {}
         errors: dict[Labels, float] = {}
@@ -293,7 +289,6 @@ class Metrics(Counters):
             self.ejections.labels(pod.id).inc()
 
     def observe_loads(self, fleet: FleetSnapshot, now_s: float) -> None:
-        """Update the gauges of the pods' loads; called before each rendering."""
         loads = {(status.pod.id,): status.load for status in fleet.pods if status.load.scraped_at_s}
         self.pod_running.replace({pod: load.running for pod, load in loads.items()})
         self.pod_waiting.replace({pod: load.waiting for pod, load in loads.items()})

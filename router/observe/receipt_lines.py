@@ -55,7 +55,6 @@ class ReceiptWriter:
         self._since = 0
 
     def write(self, outcome: Outcome, kept: RecordedDecision | None, prompt: PromptPrefix | None) -> None:
-        """Write one request that ended; `kept` where it was decided."""
         if kept is None:
             return self._put(receipt(outcome, prompt=prompt))
         found = decision_receipt(kept, prompt=prompt)
@@ -128,7 +127,6 @@ class ReceiptLog:
         """Called when the following lines go to a new file."""
 
     def write(self, line: bytes) -> None:
-        """Buffer a line."""
         if self._file is None:
             return
         if self._retried_bytes and len(self._buffer) + len(line) > self._retried_bytes:
@@ -142,7 +140,6 @@ class ReceiptLog:
             self._later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def close(self) -> None:
-        """Write what is buffered, and close the file."""
         self._flush()
         if self._file is not None:
             self._file.close()

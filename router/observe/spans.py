@@ -130,7 +130,6 @@ class _Spans:
         return self._span(name, self._context(leg.span_id), self._own, times_s, attributes, SpanKind.CLIENT)
 
     def _failures(self) -> Sequence[tuple[PodId, str]]:
-        """(pod, error) of each failed attempt."""
         return [(failure.pod, failure.error) for failure in self._outcome.failures]
 
     def _engines(self) -> Mapping[PodId, str]:
@@ -244,7 +243,6 @@ class _Exporter(OTLPSpanExporter):
         super().shutdown()  # type: ignore[no-untyped-call]
 
     def unfilter(self) -> None:
-        """Let the SDK log again."""
         for name in _SDK_LOGGERS:
             logging.getLogger(name).removeFilter(self._is_new)
 

@@ -63,7 +63,6 @@ class RequestTrace(msgspec.Struct, eq=False):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether spans are made of the request."""
         return self.sink is not None
 
     def ended(self, ended: EndedRequest) -> None:
@@ -145,6 +144,5 @@ def new_span_id() -> str:
 
 
 def trace_ended(ended: EndedRequest) -> None:
-    """Export the spans of a request, if it is recorded."""
     if isinstance(ended.trace, RequestTrace):
         ended.trace.ended(ended)

@@ -130,7 +130,6 @@ class ChunkTable:
 
 
 def _chunk(key: Key) -> tuple[_Chunk, int]:
-    """A key's chunk and the bit of its rank."""
     return _Chunk(key.chunk_hash_hex, key.cache_salt, key.kv_rank >> 24), 1 << (key.kv_rank >> 16 & 0xFF)
 
 

@@ -230,7 +230,6 @@ class PublishedHolder:
         await self._handle(result)
 
     async def _handle(self, result: WriteResult) -> None:
-        """Schedule a reload if Redis refused the write."""
         if result is WriteResult.OK:
             self.state = PublishState.PUBLISHING
             return

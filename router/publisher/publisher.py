@@ -47,7 +47,6 @@ class Publisher:
     # --- pods: an EventStore ---
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Start a new, empty epoch of the pod's cache."""
         current = self.generations.get(generation.model, generation)
         self.begin(pod.id, current, self.facts_of(pod))
 
@@ -58,7 +57,6 @@ class Publisher:
             holder.apply(events)
 
     def size_blocks(self, pod: PodId) -> int:
-        """Blocks in memory that a holder has announced."""
         holder = self._holders.get(pod)
         return holder.blocks.size_blocks if holder else 0
 
@@ -107,7 +105,6 @@ class Publisher:
         return generation
 
     async def stop(self) -> None:
-        """Stop publishing and remove all holders from the index."""
         for holder_id in list(self._holders):
             self.end(holder_id)
         try:

@@ -136,7 +136,6 @@ _READY = (PublishState.PUBLISHING, PublishState.STANDBY)
 
 
 def describe(publisher: Publisher) -> list[dict[str, Any]]:
-    """All holders as JSON values."""
     return [
         {
             "holder": holder.id,

@@ -78,7 +78,6 @@ class Booking:
                 self._begin_transfer(self._prefill_lease.pod)
 
     def first_token(self, now_s: float) -> None:
-        """The prompt is computed and the KV transferred."""
         if self._prefill_done:
             return
         if self._prefill_lease is None:

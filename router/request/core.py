@@ -21,8 +21,6 @@ from router.request.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The policies and workload classes of now."""
-
     policies: Callable[[], PolicySet]
     classes: Classes
 

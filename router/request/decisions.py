@@ -85,7 +85,6 @@ class RequestDecisions:
         return scene, decide(scene, context.policy)
 
     def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
-        """Record the decision by which the request is sent."""
         assert context.policy is not None
         context.decision = decision
         context.recorded = self.recorder.record(scene, decision, context.policy, context.workload)
@@ -130,7 +129,6 @@ class RequestDecisions:
         )
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
-        """Which holders have how many leading blocks of the prompt."""
         return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:

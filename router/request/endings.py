@@ -69,7 +69,6 @@ class Endings:
             context.status = response_for(error).status
 
     def interrupted(self, context: RequestContext, *, by_client: bool) -> None:
-        """Record that the client left, or else that the router stops."""
         context.result = CLIENT_GONE if by_client else Stopping.code
 
     def end(self, context: RequestContext, *, was_slow: bool = False) -> None:
@@ -177,7 +176,6 @@ class Endings:
         return max(step_ms, MIN_STEP_MS)
 
     def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
-        """Compare what was expected with what happened."""
         state, decision, chosen = self.state, context.decision, ended.served
         is_read = context.prompt is not None and not context.continued
         if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:

@@ -117,7 +117,6 @@ def stream_error_body(error: BaseException, path: str = "", *, names_pods: bool 
 
 
 def error_object(message: str, kind: str) -> bytes:
-    """The OpenAI error object with these fields."""
     return msgspec.json.encode({"error": _fields(message, kind)})
 
 

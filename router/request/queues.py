@@ -59,7 +59,6 @@ class RequestQueues:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, in all queues."""
         return sum(map(len, self._queues.values()))
 
     def wait_for_place(self, context: RequestContext) -> Generator[Step, None, None]:
@@ -138,7 +137,6 @@ class ModelQueue:
         return len(self._tickets)
 
     def sends_at_once(self, context: RequestContext, offer: Offer, now_s: float) -> bool:
-        """Whether the request goes now, to its best candidate."""
         assert context.decision is not None
         candidates = context.decision.candidates
         best, inflight = candidates[0], self._state.ledger.inflight()
@@ -215,7 +213,6 @@ class ModelQueue:
         return sum(status.pod.serves(model) for status in self._state.fleet.snapshot.pods)
 
     def _refuse(self, one: Waiting) -> None:
-        """Refuse a request that was taken out of the queue."""
         self._tickets.pop(one.number).settle(self._refused(Refusal(Reason.FLEET, self._max_wait_s)))
 
     def _refused(self, refusal: Refusal) -> RouterError:

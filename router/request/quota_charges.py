@@ -113,8 +113,6 @@ class QuotaCharges:
 
 
 class LimitLine(NamedTuple):
-    """One limit, and the names of its headers."""
-
     meter: Meter
     limit: tuple[bytes, bytes]
     remaining: bytes

@@ -42,8 +42,6 @@ CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Requests:
-    """Prepares and tracks the requests of any front."""
-
     state: FleetState
     decisions: RequestDecisions
     endings: Endings
@@ -105,7 +103,6 @@ class Requests:
             context.reader = TokenCountingReader(context.reader.format)
 
     def tracker(self, context: RequestContext) -> Tracker:
-        """The attempts of a decided request."""
         options, request = self.rules.continuation, context.request
         if options is not None and not self.rules.hands_over and request.stream and request.endpoint in CONTINUED:
             return ContinuingTracker(context, self.state, self.rules, self.counters, options, self._decide_again)

@@ -80,7 +80,6 @@ class IndexReader:
         return cast(list[bytes], found)
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
-        """All holders of a generation that have not expired."""
         scope = scope_of(generation)
         members = await self._members(self._keys.holders(scope), "-inf", HOLDERS)
         ids = [holder.decode(errors="replace") for holder in members]

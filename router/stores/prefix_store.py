@@ -185,7 +185,6 @@ class LocalStore:
         return sum(self._announced.match(prefix).get(pod, (0,)))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
-        """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
 
     def hits(self, pod: PodId) -> str:
@@ -264,6 +263,5 @@ class ReplicaStore(LocalStore):
         return max(announced, super().known_blocks(pod, prefix))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
-        """False while the replica is stale."""
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None
