@@ -40,8 +40,7 @@ class CacheCosts:
     generation_of: Callable[[Pod], Generation | None]
 
     async def read(self) -> dict[str, int] | None:
-        """The costs of all pods that have a uid; None while the index is incomplete. A pod that is not ready has what
-        it has in flight."""
+        """By uid; None while the index is incomplete. A pod that is not ready has its work in flight."""
         pods = self.fleet.snapshot.pods
         owners = self._owners(pods)
         values = CacheValues(owners)

@@ -40,8 +40,7 @@ SHARED_USER = "a publisher may have this router's user of Redis; give publishers
 
 
 class ReplicaFeed:
-    """Shares the requests in flight of `ledger` with the other routers: without them, two would send to the same idle
-    pod."""
+    """Shares the requests in flight with the other routers: without them, two would send to the same idle pod."""
 
     def __init__(self, rows: SharedRows, ledger: Ledger) -> None:
         self._rows = rows
@@ -129,8 +128,7 @@ class SharedResponses:
         self._waiting.append(stored)
 
     async def find(self, response_id: str) -> StoredResponse | None:
-        """A response that any router has written; None also while Redis is away. One with an owner is not read if
-        publishers might have written it."""
+        """One of any router; None also while Redis is away, and for an owner that publishers might have written."""
         try:
             found = await self._connection.client.getrange(self._keys.response(response_id), 0, _BOUND.max_bytes)
             pod, model, owner = _BOUND.msgpack(found, _RESPONSE) if found else ("", "", "")

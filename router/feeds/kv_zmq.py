@@ -147,8 +147,7 @@ class KvFeed:
         self._report_state()
 
     async def _replay(self) -> None:
-        """Replay, starting with the last received message. Repeat while replies are lost but progress is made. Raises
-        `OutOfBounds`."""
+        """Replay from the last message on, again while replies are lost. Raises `OutOfBounds`."""
         endpoint, replays = self._source.replay_endpoint, 0
         while endpoint is not None:
             replays += 1

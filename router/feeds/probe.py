@@ -37,8 +37,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Seen:
-    """Results of the probes of one pod. `described_epoch` 0: it has not been described yet. `reasons`: logged since it
-    was last READY."""
+    """State of one pod. `described_epoch` 0: not described yet. `reasons`: those logged since it was last READY."""
 
     described_epoch: int = 0
     refused: bool = False
@@ -124,8 +123,7 @@ class ProbeFeed:
             self.fleet.learn_adapters(pod_id, facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
-        """Fetch what the pod serves and report it. False if the pod does not answer, has restarted since, or is another
-        pod because of what it reported."""
+        """Fetch what the pod serves and report it. False if it does not answer, or is another pod now."""
         try:
             facts = await fetch_facts(self.fetch, pod, self.config.health_timeout_s)
         except UpstreamError as error:

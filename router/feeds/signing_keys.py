@@ -53,8 +53,7 @@ class _Attempts:
 
 @dataclass(slots=True, eq=False)
 class SigningKeyFeed:
-    """Gives `verifier` the keys of the issuers of the current tenants. `on_fetched` is called with the number of those
-    whose last fetch failed."""
+    """Gives `verifier` the keys of the issuers of the tenants. `on_fetched`: called with the number of failing ones."""
 
     tenants: Callable[[], Tenants]
     verifier: JwtVerifier

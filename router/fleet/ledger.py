@@ -182,10 +182,8 @@ class Ledger:
         return requests, tokens, own.step_at_s
 
     def own(self) -> Mapping[PodId, InFlight]:
-        """A snapshot of this process's sums by pod, without idle pods.
-
-        One shallow copy of a dict: O(busy pods), 2 us at 500; and a new value for every pod that has changed since the
-        last reading."""
+        """This process's sums by pod, without idle pods. O(busy pods): a copy of a dict, 2 us at 500, and new values of
+        changed pods."""
         return dict(self._sums_of_own())
 
     def congestion(self, fleet: FleetSnapshot, model: str, now_s: float) -> Congestion:

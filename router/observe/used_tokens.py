@@ -46,8 +46,7 @@ class UsageMetrics:
 
 @dataclass(slots=True, eq=False)
 class UsageWriter:
-    """Numbers the lines of this process, and passes them on as JSON. `process`: a name that no other process has or has
-    had."""
+    """Numbers the lines of this process, and passes them on as JSON. `process`: a name that no other ever has."""
 
     process: str
     sink: Callable[[bytes], None]

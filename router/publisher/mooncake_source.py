@@ -4,8 +4,7 @@ Polls the store's master for the names of all objects (`/get_all_keys`). The res
 and lists only complete objects; the difference to the previous response shows what was added and removed. The
 alternative `/batch_query_keys` needs the names in advance and returns three times the bytes. A block is one object per
 part of the model (tensor, context and pipeline ranks; keys and values), and is held only with all of them. Objects are
-named by the engine's hash, without tokens; the events of the engines resolve the hashes. This file reads no objects and
-writes nothing to the store.
+named by the engine's hash, without tokens; the events of the engines resolve the hashes.
 """
 
 from __future__ import annotations

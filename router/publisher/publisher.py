@@ -1,7 +1,6 @@
 """The holders that this process publishes: one `PublishedHolder` and one task for each.
 
 Receives the events of pods and of stores. A new revision of a model moves its holders to the new generation at once.
-This file does not write to Redis itself.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class Endings:
         self._background = BackgroundBills(settle)
 
     def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | RouterError | None:
-        """Count a request among its tenant's concurrent ones until it `has_arrived`, or return why its quota refuses
-        it before its body is read."""
+        """Count a request as concurrent until it `has_arrived`, or return why its quota refuses it before its body."""
         return self.charges.receive(tenant, endpoint) if self.charges is not None else None
 
     def has_arrived(self, arriving: Hold | None) -> None:

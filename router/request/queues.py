@@ -62,8 +62,7 @@ class RequestQueues:
         return sum(map(len, self._queues.values()))
 
     def wait_for_place(self, context: RequestContext) -> Generator[Step, None, None]:
-        """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
-        `ShareExceeded`."""
+        """Returns when the decided request may be sent. Raises `Overloaded` or `ShareExceeded`."""
         queue, now_s = self._queue_of(context.request.model), self.clock.now_s()
         offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
         if queue.sends_at_once(context, offer, now_s):
@@ -80,8 +79,7 @@ class RequestQueues:
                 self.on_change(queue)  # the next one may have been skipped for it
 
     def answered(self, context: RequestContext, now_s: float) -> None:
-        """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
-        Only streams show it."""
+        """Observe whether a request met its SLO, from a stream that its client has read as fast as it came."""
         first_s, limit_ms = context.first_token_s, evident_limit_ms(context)
         if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
             return

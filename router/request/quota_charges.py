@@ -33,8 +33,7 @@ MAX_EXCHANGES = 2
 
 @dataclass(slots=True, eq=False)
 class QuotaCharges:
-    """Charges requests. `has_others`: whether other processes enforce the same quotas. `on_refusal` is called with the
-    tenant and the limit."""
+    """`has_others`: whether other processes enforce the same quotas. `on_refusal`: called with tenant and limit."""
 
     quotas: Quotas
     clock: Clock
@@ -60,8 +59,7 @@ class QuotaCharges:
         context.hold = yield from self._fitting(context, begin)
 
     def charge(self, context: RequestContext, output: int) -> Generator[Step, None, None]:
-        """Count the tokens that the decided request will probably cost. `output`: expected tokens of the answer. Raises
-        `QuotaExceeded`."""
+        """Count what the decided request will probably cost. `output`: of the answer. Raises `QuotaExceeded`."""
         hold, decision, now_s = context.hold, context.decision, self.clock.now_s()
         assert hold is not None and decision is not None
         uncached = max(0, context.prompt_tokens - decision.candidates[0].cached_tokens)
@@ -149,8 +147,7 @@ def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: 
 
 
 def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
-    """Headers of the limit of each group that has the smallest part left. `reset` applies to all limits without
-    `reset_of`."""
+    """For each group, the limit with the smallest part left. `reset` applies to all limits without `reset_of`."""
     found: HeaderList = []
     for group in groups:
         least = inf

@@ -57,8 +57,7 @@ class Requests:
     """Pods receive the `uuid` that a client gives a picture."""
 
     def prepare(self, context: RequestContext) -> Generator[Step, Any, Iterator[bytes] | None]:
-        """Returns the body of the router's own answer in pieces, or None: then the request may be attempted. Raises
-        `RouterError`."""
+        """Returns the router's own answer in pieces, or None: then it may be attempted. Raises `RouterError`."""
         yield from self._begin(context)
         request = context.request
         if not context.stored_pod and (previous := request.prompt.get("previous_response_id")):

@@ -63,8 +63,7 @@ class IndexReader:
         self._skipped = Skipped()
 
     async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
-        """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
-        latest."""
+        """Those with a recent heartbeat: first of `known`, which no number of others displaces, then the latest."""
         oldest, members = time.time() - GENERATION_TTL_S, [encode_generation(each) for each in known]
         scores = await self._redis.zmscore(self._keys.scopes, members) if members else ()
         alive = [each for each, score in zip(known, scores, strict=True) if score is not None and score >= oldest]

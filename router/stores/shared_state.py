@@ -60,8 +60,7 @@ class SharedCalibration:
 
 
 class SharedRows:
-    """The requests in flight of each router, by pod. A row is ignored `ttl_s` after its router wrote it. Methods raise
-    `redis.RedisError`."""
+    """Requests in flight by router and pod. A row is ignored after `ttl_s`. Methods raise `redis.RedisError`."""
 
     def __init__(self, connection: RedisConnection, keys: Keys, router: str, ttl_s: float = ROW_TTL_S) -> None:
         self.nodes = connection.nodes

@@ -82,7 +82,8 @@ class Agent:
         self.fleet.listen(self._remove_gone)
         self.standard = StandardIntake()
         self._feeds: dict[str, Callable[[], Awaitable[None]]] = {"idle connections": self._pools.expire_idle}
-        self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
+        render = partial(self.metrics.render, self.publisher, self.fleet)
+        self.app = publisher_app(self.publisher, render, self.standard, self._life)
         for store in config.publish.stores:
             self._add_store(store)
 
@@ -103,9 +104,6 @@ class Agent:
             log.info("stopped", holders=len(holders), written_blocks=written_blocks, stop_s=stop_s)
             self._pools.close()
             await self._connection.close()
-
-    def _render_metrics(self) -> bytes:
-        return self.metrics.render(self.publisher, self.fleet.snapshot)
 
     # --- stores ---
 
@@ -186,8 +184,7 @@ def _with_router_id(pod: PodConfig) -> PodConfig:
 
 
 def generation_of(model: ModelConfig) -> Generation:
-    """The generation that routers with the same configuration use for the model. Loads the tokenizer for its
-    fingerprint."""
+    """The generation that routers with the same configuration use. Loads the tokenizer for its fingerprint."""
     if model.tokenizer in (None, ENGINE_TOKENIZER):
         return model.generation()
     return model.generation(load_tokenizer(source_of(model), fast=False).fingerprint)

@@ -38,8 +38,7 @@ log = structlog.get_logger()
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
-    """The configured address. Credentials of files and variables override those of the URL. Raises `ConfigError` if a
-    secret cannot be read."""
+    """Credentials of files and variables override those of the URL. Raises `ConfigError` if one cannot be read."""
     url = split_redis_url(config.url)
     address = RedisAddress(
         nodes=url.nodes,
@@ -63,8 +62,7 @@ def _secret(file: str | None, variable: str | None, value: str) -> Secret | None
 
 
 class ReadableGenerations:
-    """Whether blocks of a publisher's generation can match prompts of this router. `ours`: its generations by model.
-    One that differs is logged once."""
+    """Whether blocks of a publisher can match prompts of this router. `ours`: by model. Others are logged once."""
 
     def __init__(self, ours: Mapping[str, Generation]) -> None:
         self._ours = ours

@@ -20,9 +20,8 @@ from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokeni
 
 
 def check_router(path: Path, policies: Path, *, offline: bool, files: bool = True) -> tuple[RouterConfig, PolicySet]:
-    """The configuration and its active policies, after everything was loaded once; `offline`: except tokenizers of the
-    hub; without `files`: except the files, keys and folders of the machine that it is for. Raises `ConfigError` with
-    all mistakes."""
+    """The configuration and its policies, after everything was loaded once; `offline`: but tokenizers of the hub;
+    without `files`: but files, keys and folders of its machine. Raises `ConfigError` with all mistakes."""
     mistakes = MistakeList(path)
     config, wrong = load_valid(path, RouterConfig)
     mistakes.add(wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
-from router.feeds.supervise import Feeds
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
@@ -33,6 +32,7 @@ from router.types import PodId
 from router.wiring.decision_records import call_later
 
 if TYPE_CHECKING:
+    from router.feeds.quota_feed import QuotaFeed
     from router.wiring.cluster_member import ClusterMember
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
@@ -108,17 +108,12 @@ def request_log(config: Log) -> RequestLog | None:
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
 
 
-class QuotaParts:
-    def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
-        self.feeds: Feeds = {}
-        self.quotas = Quotas()
-        self.next_exchange: Callable[[], Awaitable[None]] | None = None
-        """Waits until shares have been exchanged with the other processes; None where this one is alone."""
-        if config.tenants is None or cluster is None:
-            return
-        from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
+def shared_quotas(config: RouterConfig, cluster: ClusterMember | None) -> tuple[Quotas, QuotaFeed | None]:
+    """The quotas of tenants, and the exchange of their shares with other processes; None where this one is alone."""
+    if config.tenants is None or cluster is None:
+        return Quotas(), None
+    from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
 
-        sharing = MeterSharing()
-        feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
-        self.quotas, self.next_exchange = Quotas(sharing), feed.next_exchange
-        self.feeds = {"quotas": feed.run}
+    book = cluster.quota_book
+    feed = QuotaFeed(MeterSharing(), book.exchange, book.leave, cluster.nodes)
+    return Quotas(feed.sharing), feed

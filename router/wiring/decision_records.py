@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
@@ -77,7 +78,7 @@ def call_later(delay_s: float, call: Callable[[], None]) -> None:
 
 def _log(key: str, file: str, **options: Any) -> ReceiptLog:
     try:
-        return ReceiptLog(file, call_later, **options)
+        return ReceiptLog(Path(file), call_later, **options)
     except OSError as error:
         raise ConfigError(f"{key}: {error}") from error
 
@@ -85,8 +86,7 @@ def _log(key: str, file: str, **options: Any) -> ReceiptLog:
 def _decided(
     last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
 ) -> Iterator[tuple[Scene, Choice | None, Policy]]:
-    """(scene, old choice, new policy) of each decision, with pauses. The old set decides again what an older version of
-    a policy decided."""
+    """(scene, old choice, new policy), with pauses. The old set decides again what an older version of it decided."""
     due_s = time.monotonic() + SLICE_S
     for kept in last:
         if time.monotonic() > due_s:

@@ -29,8 +29,7 @@ def api_server(url: str, tls: PodTls) -> UpstreamPool:
 
 
 class PodSources:
-    """The sources of a configuration by name. Of two pods with one URL the one of the later source wins. Raises
-    `ConfigError`."""
+    """The sources by name. Of two pods with one URL the one of the later source wins. Raises `ConfigError`."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.by_name: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}

@@ -60,11 +60,11 @@ from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
-    QuotaParts,
     continuation_rules,
     core_settings,
     observers,
     request_log,
+    shared_quotas,
 )
 from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -125,12 +125,13 @@ class Program:
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools)
         self.records = DecisionRecords(config.receipts, self.metrics, self.pods.cluster)
-        self.quotas = QuotaParts(config, self.pods.cluster)
+        self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
         self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
         self._continuation = continuation_rules(config, self.prompts.readers)
         self.core = self._build_core()
-        exchange, responses = self.quotas.next_exchange, self.pods.responses
+        feed, responses = self._quota_feed, self.pods.responses
+        exchange = feed.next_exchange if feed is not None else None
         self._steps = build_steps(
             self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
         )
@@ -160,8 +161,8 @@ class Program:
         )
         charges = None
         if config.tenants is not None:
-            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self.quotas.next_exchange is not None
-            charges = QuotaCharges(self.quotas.quotas, SYSTEM_CLOCK, has_others, on_refusal)
+            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
+            charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
         settings = core_settings(config, lookups, charges, hands_over=self._front.hands_over)
         routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
@@ -298,7 +299,6 @@ class Program:
         feeds = {
             **self.pods.feeds,
             **self.records.feeds,
-            **self.quotas.feeds,
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
@@ -307,6 +307,8 @@ class Program:
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
+        if self._quota_feed is not None:
+            feeds["quotas"] = self._quota_feed.run
         if self._recent is not None:
             feeds |= self.pods.deletion_costs(self._recent)
         if self.certificate:

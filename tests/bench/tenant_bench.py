@@ -162,7 +162,7 @@ def main() -> None:
     without, with_tenants = partial(serve, AdmissionGate()), partial(serve, AdmissionGate(lambda: tenants))
     print_difference("keys and salts", with_tenants, without)
     with TemporaryDirectory() as folder:
-        log = ReceiptLog(f"{folder}/usage.jsonl", lambda _delay_s, _call: None)
+        log = ReceiptLog(Path(folder, "usage.jsonl"), lambda _delay_s, _call: None)
         counted, uncounted = quotas_and_usage(log, (QUOTA,)), quotas_and_usage(log, ())
         print_difference("quotas, headers and usage", counted, uncounted)
         log.close()

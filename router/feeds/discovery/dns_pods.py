@@ -106,8 +106,7 @@ class DnsPods:
 
 
 async def resolve(entry: DnsName) -> DnsRecords:
-    """The addresses of the name: of its A, else its AAAA records; of its SRV records if it begins with `_`. Raises
-    `DnsUnavailable`."""
+    """Uses A, else AAAA records of the name; SRV records if it begins with `_`. Raises `DnsUnavailable`."""
     try:
         resolver = _resolver(entry.server)
         if entry.port is None:

@@ -42,8 +42,7 @@ NOT_SERVING = ""
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A label or annotation of a chart. `values`: what its values mean; None if they are used as they are. Values that
-    are not listed say nothing."""
+    """A label or annotation of a chart. `values`: what they mean, others nothing; None: they are used as they are."""
 
     chart: str
     label: str
@@ -109,7 +108,7 @@ def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: s
         "rack": pod.labels.get(entry.rack_label, "") or place.rack,
         **hints,
     }
-    ports = _numbers(own.pop("ports", "")) or _configured(entry) or _numbers(hints.pop("ports", ""))
+    ports = _numbers(own.pop("ports", "")) or ([entry.port] if entry.port else []) or _numbers(hints.pop("ports", ""))
     hints.pop("ports", None)
     ports = ports or [_container_port(pod, container)]
     ids = [pod_id] if len(ports) == 1 else [f"{pod_id}:{port}" for port in ports]
@@ -122,10 +121,6 @@ def pod_configs(pod: KubePod, entry: KubernetesPods, place: NodePlace, pod_id: s
 def unknown_annotations(pod: KubePod) -> list[str]:
     """Annotations with our prefix that mean nothing, most likely typing errors."""
     return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN]
-
-
-def _configured(entry: KubernetesPods) -> list[int]:
-    return [] if entry.port is None else [entry.port]
 
 
 def label_facts(labels: Mapping[str, str]) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
 from router.feeds.supervise import STEP, Feeds
-from router.fleet.fleet import Fleet, PodEvent, Reported
+from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
 PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
@@ -158,8 +158,7 @@ class Membership:
         return self._fleet.same_epoch(pod) is None
 
     def describe(self, pod: Pod, facts: PodFacts) -> None:
-        reported: dict[str, Any] = {name: getattr(facts, name) for name in Reported.__annotations__}
-        self._fleet.describe(pod.id, **reported)
+        self._fleet.describe(pod.id, **{name: getattr(facts, name) for name in UNREPORTED})
 
     def _completed(self, listed: ListedPod) -> ListedPod:
         """The definition with what the pod has reported, where the definition is silent."""
@@ -201,8 +200,7 @@ class Membership:
                         await asyncio.sleep(0)
 
     def _usable(self, source: str, pods: Iterable[ListedPod]) -> list[ListedPod]:
-        """The pods without a mistake, so that one wrong pod does not hide the others. Each mistake is logged once while
-        it lasts."""
+        """The pods without a mistake: one wrong pod does not hide the others. Each mistake is logged once."""
         others = [known for name, known in self._by_source.items() if name != source]
         taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in listed.config.ids}
         usable, mistakes = [], {}

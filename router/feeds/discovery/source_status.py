@@ -10,8 +10,7 @@ log = structlog.get_logger()
 
 
 class SourceStatus:
-    """Whether the pods of a source are up to date. The log gets a line when an error appears, when another one replaces
-    it, and when it is over."""
+    """Whether the pods of a source are up to date. Each new error, and its end, is logged."""
 
     def __init__(self, source: str) -> None:
         self.source = source
