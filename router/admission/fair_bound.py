@@ -88,6 +88,11 @@ class FairBound:
         return holding.amount / holding.weight if holding is not None and owner else 0.0
 
     @property
+    def is_shared(self) -> bool:
+        """Whether several owners hold some of it."""
+        return len(self._holdings) > 1
+
+    @property
     def is_full(self) -> bool:
         """Whether nobody may take anything."""
         return self.used >= self.limit + self._kept

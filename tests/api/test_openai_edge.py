@@ -25,6 +25,7 @@ from router.errors import (
     UpstreamError,
 )
 from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.fair_turns import MAX_AT_ONCE
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.request import reading
 from router.request.context import RequestContext
@@ -425,3 +426,37 @@ def test_requests_beyond_the_limit_are_refused_until_others_end() -> None:
         assert third.status == 0
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("others_run", [False, True])
+def test_a_burst_of_one_owner_does_not_begin_in_one_pass_while_others_are_served(others_run: bool) -> None:
+    """Forty requests in one pass of the event loop would delay all that arrive meanwhile by up to 40 ms."""
+    begun: list[str] = []
+
+    async def story() -> None:
+        go_on = asyncio.Event()
+
+        async def wait(context: RequestContext, _client: Exchange) -> None:
+            begun.append(context.request.id)
+            await go_on.wait()
+
+        edge = make_edge(forward=wait)
+
+        def sent(owner: str) -> asyncio.Task[None]:
+            client = Client([(b"x-request-id", owner.encode())])
+            client.received.owner = owner
+            return asyncio.create_task(edge.serve(cast(Exchange, client)))
+
+        running = [sent("other")] if others_run else []
+        await asyncio.sleep(0)
+        running += [sent("many") for _ in range(40)]
+        await asyncio.sleep(0)
+        running.append(sent("few"))
+        while len(begun) < len(running):
+            await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(*running)
+
+    asyncio.run(asyncio.wait_for(story(), 10))
+    assert begun.count("many") == 40
+    assert (begun.index("few") <= MAX_AT_ONCE + 2) == others_run

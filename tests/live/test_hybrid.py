@@ -27,15 +27,20 @@ VOCABULARY = 150_000
 FLAGS = ("--load-format", "dummy")
 BLOCKS = {"gemma3": 900, "gptoss": 400, "qwen3next": 160}
 """GPU blocks of a pod, too few for all sessions. Qwen3-Next has blocks of 256 tokens."""
+NGRAM = "-ngram"
+"""With n-gram speculation, which drops no block."""
+DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
 
 
-@pytest.fixture(scope="module", params=list(BLOCKS))
+@pytest.fixture(scope="module", params=[*BLOCKS, "gemma3" + NGRAM])
 def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
-    folder = tmp_path_factory.mktemp(request.param)
-    model = make_model(request.param, TOKENIZERS.get(request.param, HOME / "tokenizer" / "qwen3"), folder / "model")
-    flags = (*FLAGS, "--num-gpu-blocks-override", str(BLOCKS[request.param]))
-    block: dict[str, Any] = {"block_tokens": None} if request.param == "qwen3next" else {}
-    start = partial(start_vllm, model_dir=model, extra_args=flags, **block)
+    name = request.param.removesuffix(NGRAM)
+    folder = tmp_path_factory.mktemp(name)
+    model = make_model(name, TOKENIZERS.get(name, HOME / "tokenizer" / "qwen3"), folder / "model")
+    flags = (*FLAGS, "--num-gpu-blocks-override", str(BLOCKS[name]))
+    drafts = ("--speculative-config", DRAFTS) if request.param.endswith(NGRAM) else ()
+    block: dict[str, Any] = {"block_tokens": None} if name == "qwen3next" else {}
+    start = partial(start_vllm, model_dir=model, extra_args=(*flags, *drafts), **block)
     with live_fleet(f"hybrid-{request.param}", folder, model, start) as running:
         yield running
 
@@ -71,7 +76,7 @@ HITS = {
 
 
 async def test_the_pods_show_by_which_rule_they_hit(fleet: LiveFleet, request: pytest.FixtureRequest) -> None:
-    expected, found = HITS[request.node.callspec.params["fleet"]], set[str]()
+    expected, found = HITS[request.node.callspec.params["fleet"].removesuffix(NGRAM)], set[str]()
     async with httpx.AsyncClient() as client:
         for _ in range(120):
             pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()

@@ -1,4 +1,4 @@
-"""A lock that tenants take in turn."""
+"""A lock that tenants take in turn, and the count of requests that decides who takes it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from itertools import count
 
 from router.admission.fair_order import FairOrder, Waiting
 from router.admission.tenant import Tenant
+
+MAX_AT_ONCE = 8
+"""Requests of one owner that begin in one pass of the event loop; each takes up to a millisecond of it."""
+
+
+class BurstCounter:
+    """Counts the requests of each owner (a tenant or an address; "" for unknown ones) in one pass of the event loop."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+
+    def is_burst(self, owner: str) -> bool:
+        """Count a request. Returns whether it should begin in a later pass."""
+        begun = self._begun
+        if not begun:
+            asyncio.get_running_loop().call_soon(begun.clear)
+        begun[owner] = count = begun.get(owner, 0) + 1
+        return count > MAX_AT_ONCE and owner != ""
 
 
 class FairTurns:

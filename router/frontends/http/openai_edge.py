@@ -30,7 +30,7 @@ from router.errors import (
 )
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
-from router.frontends.http.fair_turns import FairTurns
+from router.frontends.http.fair_turns import BurstCounter, FairTurns
 from router.frontends.http.form_fields import Forms, declares_form
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error, whole_error
@@ -86,6 +86,7 @@ class OpenAiEdge(HttpEdge):
         turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
+        self._bursts = BurstCounter()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
@@ -147,6 +148,9 @@ class OpenAiEdge(HttpEdge):
             trace = self._tracing.begin(received.headers, received.named)
         request_id, counted = checked_id(received.named, trace), self._begin(received)
         try:
+            if self._bursts.is_burst(received.owner) and self.in_flight.is_shared:
+                async with self.response_turns.turn(received.tenant, 0, len(received.body)):
+                    await asyncio.sleep(0)
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
