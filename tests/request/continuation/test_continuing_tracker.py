@@ -43,11 +43,11 @@ class Fleet:
         )
         context.reader = reader_of(Endpoint.CHAT)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests._rules
+        rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
         options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests._counters
+        counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
         self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
         self.core.core.requests.endings.begin()
