@@ -34,7 +34,7 @@ from tests.policy.scenes import make_pod
 pytestmark = pytest.mark.anyio
 
 DEADLINE_S = 30.0
-IDLE_MS = 50
+IDLE_MS = 250
 POD = PodId("pod")
 NOWHERE = KvEventSource("tcp://127.0.0.1:1")
 
