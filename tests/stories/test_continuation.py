@@ -106,6 +106,22 @@ def said(events: list[dict[str, Any]]) -> list[Any]:
     return [*told, usage["output_tokens"]]
 
 
+async def test_pod_that_never_begins_its_response_is_replaced_once_it_is_not_ready(deploy: Deploy) -> None:
+    """It accepts the request and sends nothing, and health checks fail."""
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.HANG))
+        reading = asyncio.create_task(text_of(deployment))
+        await deployment.until(lambda: any(not engine.faults.armed for engine in deployment.engines))
+        (hanging,) = [engine for engine in deployment.engines if not engine.faults.armed]
+        for engine in deployment.engines:
+            engine.faults.clear()
+        hanging.inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        assert await reading == expected
+
+
 PROMPT = f"{' '.join(map(str, range(300)))}\nthink: It is the tide 🌊 of the sea.\nsay: I look up the tides.\n"
 PROMPT += 'tool_call: look {"place": "Köln 😀", "days": [1, 2]}'
 SCHEMA = {"type": "object", "properties": {}}
