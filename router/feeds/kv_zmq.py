@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -25,7 +26,7 @@ from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
-from router.observe.kv_stream_metrics import KvStreamMetrics
+from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import EventStore
 from router.types import Generation, KvEvent, Pod, PodId
 
@@ -96,7 +97,6 @@ class KvFeed:
             await self.receive(await link.receive())
 
     async def receive(self, frames: Sequence[bytes]) -> None:
-        """Handle one live message."""
         parsed = self._parse(frames)
         if parsed is not None:
             async with self._apply_lock:
@@ -128,8 +128,7 @@ class KvFeed:
         self._report_state()
 
     async def _replay(self) -> None:
-        """Replay, starting with the last received message. Repeat while replies are lost but progress is made. Raises
-        `OutOfBounds`."""
+        """Replay from the last message on, again while replies are lost. Raises `OutOfBounds`."""
         endpoint, replays = self._source.replay_endpoint, 0
         while endpoint is not None:
             replays += 1
@@ -236,36 +235,29 @@ async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[li
 
 @lru_cache
 def _blocks_of(pod: Pod) -> Bound:
-    """How many blocks a pod can have."""
     capacity_blocks = (pod.capacity_tokens or MAX_BLOCKS) // (pod.block_size_tokens or 1)
     most = min(max(TIERS_FACTOR * capacity_blocks, MIN_BLOCKS), MAX_BLOCKS)
     return Bound("KV blocks that the pod says it has", 0, most)
 
 
+@dataclass(slots=True, eq=False)
 class KvStreams:
     """The streams of all pods, whether each is complete, and the `StreamSink` of each. `on_excess` is called with a pod
     that sends more than is read of one, the reason and the time."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        store: EventStore,
-        metrics: KvStreamMetrics,
-        on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None,
-    ) -> None:
-        self._on_excess = on_excess
-        self._fleet = fleet
-        self._store = store
-        self._metrics = metrics
-        self._tasks: dict[PodId, asyncio.Task[None]] = {}
-        self._followed: dict[PodId, tuple[Pod, Generation]] = {}
-        self._complete: dict[PodId, bool] = {}
+    fleet: Fleet
+    store: EventStore
+    metrics: KvStreamMetrics
+    on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None
+    _tasks: dict[PodId, asyncio.Task[None]] = field(default_factory=dict)
+    _followed: dict[PodId, tuple[Pod, Generation]] = field(default_factory=dict)
+    _complete: dict[PodId, bool] = field(default_factory=dict)
 
     def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None) -> None:
         """Add `pod` with an empty cache and, with a source, follow its events."""
         self.leave(pod.id)
         self._followed[pod.id] = pod, generation
-        self._store.add_holder(pod, generation)
+        self.store.add_holder(pod, generation)
         if source is not None:
             stream = partial(self._stream, pod.id, source)
             self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", stream))
@@ -281,9 +273,9 @@ class KvStreams:
     def _refuse(self, pod: PodId, reason: str) -> None:
         """Forget the blocks of a pod that sends too much."""
         log.warning("KV events of this pod are not followed", pod=pod, reason=reason, for_s=EXCESS_PAUSE_S)
-        self._store.add_holder(*self._followed[pod])
+        self.store.add_holder(*self._followed[pod])
         self.stream_state(pod, complete=False)
-        self._on_excess(pod, reason, time.monotonic())
+        self.on_excess(pod, reason, time.monotonic())
 
     def leave(self, pod: PodId) -> None:
         self._followed.pop(pod, None)
@@ -311,22 +303,22 @@ class KvStreams:
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
         """Raises `OutOfBounds` if the pod has announced more blocks than it can have."""
-        self._store.apply(pod, events)
+        self.store.apply(pod, events)
         if pod in self._followed:
-            _blocks_of(self._followed[pod][0]).check_items(self._store.size_blocks(pod))
+            _blocks_of(self._followed[pod][0]).check_items(self.store.size_blocks(pod))
 
     def applied(self, pod: PodId, events: int) -> None:
-        self._metrics.events.labels(pod).inc(events)
+        self.metrics.events.labels(pod).inc(events)
 
     def restarted(self, pod: PodId) -> None:
         """The engine restarted: its cache is empty and its self-test must run again."""
         if pod in self._followed:
-            self._store.add_holder(*self._followed[pod])
-            self._fleet.restarted(pod)
+            self.store.add_holder(*self._followed[pod])
+            self.fleet.restarted(pod)
 
     def stream_state(self, pod: PodId, *, complete: bool) -> None:
         if self._complete.get(pod) and not complete:
-            self._metrics.gaps.labels(pod).inc()
+            self.metrics.gaps.labels(pod).inc()
         self._complete[pod] = complete
-        self._store.caught_up(pod, complete=complete)
-        self._metrics.complete.labels(pod).set(complete)
+        self.store.caught_up(pod, complete=complete)
+        self.metrics.complete.labels(pod).set(complete)

@@ -23,7 +23,7 @@ from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index import events as events_module
 from router.index.events import EVENTS, MESSAGE, PIECE_BLOCKS
-from router.observe.kv_stream_metrics import KvStreamMetrics
+from router.observe.metrics import KvStreamMetrics
 from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig

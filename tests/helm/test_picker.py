@@ -96,3 +96,14 @@ def test_notes_say_how_to_see_that_the_gateway_asks() -> None:
     values = merged(PICKER, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}})
     notes = helm("install", "r", CHART, "--dry-run=client", "--namespace", "n", values=values).partition("NOTES:")[2]
     assert "inferencepool/r-warmroute" in notes and "x-warmroute-pod" in notes and "helm test" not in notes
+
+
+def test_on_gke_the_policies_are_those_of_the_pool() -> None:
+    """A policy of the Service would leave the pool at 30 s, and GET / as its health check."""
+    found = rendered(httpRoute={"enabled": True, "parentRefs": [{"name": "gke"}], "gcpBackendPolicy": True})
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool"}
+    pool["name"] = found.one("InferencePool")["metadata"]["name"]
+    policy, health = found.one("GCPBackendPolicy")["spec"], found.one("HealthCheckPolicy")["spec"]
+    assert policy["targetRef"] == health["targetRef"] == pool
+    assert policy["default"]["timeoutSec"] > 300
+    assert health["default"]["config"]["httpHealthCheck"] == {"requestPath": "/health", "port": 8000}

@@ -93,17 +93,33 @@ async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fi
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
     """What events say, without ids: their kinds, one text for deltas behind each other, and the usage."""
-    told: list[Any] = []
+    joined: list[Any] = []
     for event in events:
         delta = event.get("delta")
         if isinstance(delta, dict):
             delta = next((delta[name] for name in ("text", "thinking", "partial_json") if name in delta), None)
-        if isinstance(delta, str) and told and told[-1][0] == event["type"]:
-            told[-1][1] += delta
+        if isinstance(delta, str) and joined and joined[-1][0] == event["type"]:
+            joined[-1][1] += delta
         else:
-            told.append([event["type"], delta])
+            joined.append([event["type"], delta])
     usage = events[-2].get("usage") or events[-1]["response"]["usage"]
-    return [*told, usage["output_tokens"]]
+    return [*joined, usage["output_tokens"]]
+
+
+async def test_pod_that_never_begins_its_response_is_replaced_once_it_is_not_ready(deploy: Deploy) -> None:
+    """It accepts the request and sends nothing, and health checks fail."""
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.HANG))
+        reading = asyncio.create_task(text_of(deployment))
+        await deployment.until(lambda: any(not engine.faults.armed for engine in deployment.engines))
+        (hanging,) = [engine for engine in deployment.engines if not engine.faults.armed]
+        for engine in deployment.engines:
+            engine.faults.clear()
+        hanging.inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        assert await reading == expected
 
 
 PROMPT = f"{' '.join(map(str, range(300)))}\nthink: It is the tide 🌊 of the sea.\nsay: I look up the tides.\n"

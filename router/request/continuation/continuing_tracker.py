@@ -14,6 +14,7 @@ from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
 from router.observe.counters import Counters
+from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
@@ -115,7 +116,7 @@ class ContinuingTracker(Tracker):
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
-        self._is_silent = False
+        self._is_silent, self._last_s = False, now_s
         if not self.has_sent:
             self._refusal = self._refused_by(candidate)
             is_proven = self.context.request.endpoint in candidate.pod.continues
@@ -181,10 +182,14 @@ class ContinuingTracker(Tracker):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
+        candidate, limit_s = self.context.candidate, self._options.silence_s
         is_continued = self._reader is not None and not self._reader.record.forgotten
-        if not is_continued or now_s - self._last_s < self._options.silence_s:
+        if not is_continued or candidate is None or now_s - self._last_s < limit_s:
             return False
-        status = self._state.fleet.status(self._pod)
+        computes_prompt = self._joins or self.context.first_token_s is None
+        if computes_prompt and now_s - self._last_s < limit_s + expected_ttft_ms(candidate.cost) / 1000:
+            return False
+        status = self._state.fleet.status(candidate.pod.id)
         self._is_silent = status is None or status.state is not PodState.READY
         return self._is_silent
 
