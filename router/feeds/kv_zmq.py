@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol
 
 import structlog
-import zmq
-import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
 from router.feeds.supervise import cancel_all, loop_time_s, supervise
+from router.feeds.zmtp import LOST, ZmqLink, connected, subscribe
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
@@ -33,9 +33,6 @@ from router.types import Generation, KvEvent, Pod, PodId
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
 
-LIVE_MESSAGES = 32
-"""Messages that wait in memory. Further ones wait in the engine, which drops the oldest at some number: a gap."""
-MAX_FRAMES = 8
 REPLAY = Bound("replay of KV events", 64 * 1024 * 1024, 100_000)
 """What is read of it before it is applied; it is asked for the rest then."""
 REPLAY_S, MAX_REPLAYS = 30.0, 32
@@ -88,32 +85,16 @@ class KvFeed:
         self.undecodable = 0
 
     async def run(self) -> None:
-        """Follow the stream until cancelled. ZMQ reconnects. Raises a group with an `OutOfBounds`."""
-        subscriber = _socket(zmq.SUB, LIVE_MESSAGES)
-        connections = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
-            subscriber.subscribe(b"")
-            if binds(self._source.endpoint):
-                subscriber.bind(self._source.endpoint)
-            else:
-                subscriber.connect(self._source.endpoint)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._replay_on_connect(connections))
-                while True:
-                    await self.receive(await receive_frames(subscriber))
-                    await asyncio.sleep(0)  # yield: receiving a backlog never blocks
-        finally:
-            subscriber.disable_monitor()
-            connections.close(linger=0)
-            subscriber.close(linger=0)
+        """Follow the stream until cancelled. Raises `OutOfBounds`, alone or in a group."""
+        await subscribe(self._source.endpoint, MESSAGE, self._follow)
 
-    async def _replay_on_connect(self, connections: zmq.asyncio.Socket) -> None:
-        """Replay after each connection: messages may have been missed before."""
+    async def _follow(self, link: ZmqLink) -> None:
+        """Replay after each connection, because messages may have been missed before, then receive."""
+        async with self._apply_lock:
+            await self._replay()
+            self._report_state()
         while True:
-            await connections.recv_multipart()
-            async with self._apply_lock:
-                await self._replay()
-                self._report_state()
+            await self.receive(await link.receive())
 
     async def receive(self, frames: Sequence[bytes]) -> None:
         parsed = self._parse(frames)
@@ -227,52 +208,26 @@ class KvFeed:
         self._sink.stream_state(self._pod, complete=self._sequence.complete)
 
 
-def binds(endpoint: str) -> bool:
-    """Whether the endpoint has a wildcard address: bind it instead of connecting to it."""
-    return "*" in endpoint or endpoint.startswith("tcp://[::]")
-
-
 async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[list[bytes]], bool]:
     """The buffered messages from number `start` on, oldest first, and whether the terminator arrived.
 
     All messages are received before any is applied, because engines drop replies to a slow reader; those beyond
     `REPLAY` count as lost. Raises `OutOfBounds`.
     """
-    dealer = _socket(zmq.DEALER, REPLAY.max_items)
     messages: list[list[bytes]] = []
-    size_bytes, end_s = 0, loop_time_s() + REPLAY_S
-    try:
-        dealer.connect(endpoint)
-        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while loop_time_s() < end_s and await dealer.poll(idle_ms):
-            frames = await receive_frames(dealer)
-            if frames[-2:-1] == [END_OF_REPLAY]:
-                return messages, True
-            messages.append(frames)
-            size_bytes += sum(map(len, frames))
-            if size_bytes > REPLAY.max_bytes or len(messages) >= REPLAY.max_items:
-                break
-        return messages, False
-    finally:
-        dealer.close(linger=0)
-
-
-async def receive_frames(socket: zmq.asyncio.Socket) -> list[bytes]:
-    """The frames of the next message, which arrive together. Raises `OutOfBounds` for too many."""
-    frames = [await socket.recv()]
-    while socket.getsockopt(zmq.RCVMORE):
-        if len(frames) == MAX_FRAMES:
-            raise OutOfBounds(f"{MESSAGE.what}: more than {MAX_FRAMES} frames")
-        frames.append(await socket.recv())
-    return frames
-
-
-def _socket(kind: int, waiting_messages: int) -> zmq.asyncio.Socket:
-    """A socket that disconnects from a pod which sends a frame of twice the length that is read."""
-    socket = zmq.asyncio.Context.instance().socket(kind)
-    socket.setsockopt(zmq.RCVHWM, waiting_messages)
-    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MESSAGE.max_bytes)
-    return socket
+    size_bytes = 0
+    with suppress(*LOST):
+        async with connected(endpoint, b"DEALER", MESSAGE) as link, asyncio.timeout(None) as idle:
+            link.send(b"", start.to_bytes(8, "big"))
+            end_s = loop_time_s() + REPLAY_S
+            while size_bytes <= REPLAY.max_bytes and len(messages) < REPLAY.max_items:
+                idle.reschedule(min(loop_time_s() + idle_ms / 1000, end_s))
+                frames = await link.receive()
+                if frames[-2:-1] == [END_OF_REPLAY]:
+                    return messages, True
+                messages.append(frames)
+                size_bytes += sum(map(len, frames))
+    return messages, False
 
 
 # --- all pods ---

@@ -46,6 +46,10 @@ _UNTESTED: Mapping[str, Any] = {
 """What tests show of a pod, before the first one of its life."""
 
 
+NOT_READY = "not ready in Kubernetes"
+"""Why a pod is drained that has caused it itself."""
+
+
 class PodEvent(StrEnum):
     FOUND = "found"
     LOST = "lost"
@@ -119,6 +123,11 @@ class Fleet:
     def state_reason(self, pod_id: PodId) -> str:
         """Why the pod is not READY; empty if it is, or if the reason is unknown."""
         return self._state_reasons.get(pod_id, "")
+
+    def is_leaving(self, pod_id: PodId) -> bool:
+        """Whether the pod is drained, but not for a failure of its own."""
+        known = self._statuses.get(pod_id)
+        return known is not None and known.state is PodState.DRAINING and self.state_reason(pod_id) != NOT_READY
 
     def explain_state(self, pod_id: PodId, reason: str) -> None:
         """Record why a pod is not READY, until it changes its state."""

@@ -25,6 +25,7 @@ from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
@@ -36,7 +37,7 @@ from router.request.response_reader import TokenCountingReader
 from router.request.tracker import Tracker
 from router.types import Endpoint, FleetSnapshot, InferenceRequest, Pod, PodState, PromptPrefix
 
-CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+CONTINUED = WITH_IDS | REPEATED
 """Endpoints whose streams another pod may continue."""
 
 

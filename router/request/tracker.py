@@ -104,7 +104,7 @@ class Tracker:
         """The next usable candidate, preferably one without pods that failed this request; None if there is none."""
         context = self.context
         assert context.decision is not None
-        if context.tries and self._rules.hands_over:
+        if context.is_picked:
             return None
         attempts = context.policy.attempts if context.policy else None
         if context.tries >= (attempts or 1 + self._rules.retries):

@@ -77,6 +77,7 @@ def core_settings(
         predictions=predictions,
         handoff_facts=lookups.handoff_facts,
         hands_over=hands_over,
+        runs_prefill=config.picker.prefill == "picker",
         continuation=lookups.continuation,
     )
     queue = QueueSettings(admission.limits, admission.default_slo, lookups.senders) if admission is not None else None

@@ -307,6 +307,8 @@ class Program:
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
+        if self._front.hands_over and self._config.admission is not None:
+            feeds |= self.pods.sources.objectives()
         if self._quota_feed is not None:
             feeds["quotas"] = self._quota_feed.run
         if self._recent is not None:

@@ -36,10 +36,14 @@ def test_routers_run_the_picker_and_follow_the_pool() -> None:
     assert config["discovery"]["kubernetes"] == [{"inference_pool": found.one("InferencePool")["metadata"]["name"]}]
 
 
-def test_a_picker_may_read_pools_and_pods_of_its_namespace() -> None:
-    [role] = [one for one in rendered().all("Role") if one["metadata"]["namespace"] == "llm"]
+@pytest.mark.parametrize("admission", [None, {}])
+def test_a_picker_may_read_pools_and_pods_of_its_namespace(admission: dict[str, Any] | None) -> None:
+    """And, for the order in its queue, objectives."""
+    found = rendered(config={"admission": admission})
+    [role] = [one for one in found.all("Role") if one["metadata"]["namespace"] == "llm"]
     allowed = [(rule["resources"], rule["verbs"]) for rule in role["rules"]]
-    assert allowed == [(["pods"], ["list", "watch"]), (["inferencepools"], ["get"])]
+    objectives = [] if admission is None else [(["inferenceobjectives"], ["list"])]
+    assert allowed == [(["pods"], ["list", "watch"]), (["inferencepools"], ["get"]), *objectives]
 
 
 def test_an_own_pool_is_not_created() -> None:

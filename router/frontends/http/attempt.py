@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
@@ -85,6 +86,19 @@ class SilenceWatch:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
 
+async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitable[None]]) -> None:
+    """Try the candidates of a request until an attempt raises no `UpstreamError`. Raises that of the last one."""
+    candidate = tracker.first(time.monotonic())
+    while True:
+        try:
+            return await attempt(candidate)
+        except UpstreamError as error:
+            following = tracker.failed(error, time.monotonic())
+            if following is None:
+                raise
+        candidate = following
+
+
 class Attempts:
     def __init__(self, sender: UpstreamSender, splits: SplitExecutor, pulls: PullExecutor) -> None:
         self._sender = sender
@@ -96,24 +110,16 @@ class Attempts:
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
         try:
-            candidate = tracker.first(time.monotonic())
-            while True:
-                try:
-                    await self._attempt(tracker, candidate, client)
-                    return
-                except UpstreamError as error:
-                    following = tracker.failed(error, time.monotonic())
-                    if following is None:
-                        if last := tracker.last_events(time.monotonic()):
-                            client.put(last)
-                            client.finish()
-                            return
-                        raise
-                    candidate = following
+            await first_success(tracker, partial(self._attempt, tracker, client))
+        except UpstreamError:
+            if not (last := tracker.last_events(time.monotonic())):
+                raise
+            client.put(last)
+            client.finish()
         finally:
             tracker.end(time.monotonic())
 
-    async def _attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+    async def _attempt(self, tracker: Tracker, client: Downstream, candidate: Candidate) -> None:
         """Try one candidate. It is booked before the first await, and released in any case."""
         delay_s = tracker.begin(candidate, time.monotonic())
         if delay_s is not None:

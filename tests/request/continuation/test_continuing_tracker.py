@@ -10,7 +10,7 @@ from msgspec import structs
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
-from router.fleet.fleet import PodEvent
+from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -169,6 +169,33 @@ def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
     assert fleet.counted[-1] == ("none", "connection", "two pods failed")
 
 
+def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
+    """No pod has failed: neither the limits of a body nor the retry budget count."""
+    fleet = Fleet("bytes")
+    while fleet.tracker._rules.budget.spend(0.0):
+        pass
+    for share in (0.2, 0.4, 0.6):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason="terminating")
+        assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:
+    fleet = Fleet("bytes")
+    for share in (0.2, 0.4):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason=NOT_READY)
+        can_go_on = fleet.fail()
+    assert not can_go_on
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
 def test_pod_that_cannot_be_reached_is_not_the_last_one() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.3)
@@ -264,6 +291,19 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
     fleet = Fleet("bytes", **fields)
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == said.encode()
     fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"n": 2}, "n"), ({"temperature": 1.0, "presence_penalty": 1.0}, "presence penalty")]
+)
+def test_broken_stream_that_was_refused_from_the_start_is_counted_by_its_reason(
+    fields: dict[str, Any], why: str
+) -> None:
+    fleet = Fleet("bytes", **fields)
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", why)]
 
 
 @pytest.mark.parametrize(
