@@ -201,7 +201,7 @@ def test_items_of_the_first_pod_keep_their_ids() -> None:
 @pytest.mark.parametrize("place", range(len(ANSWER)))
 def test_pod_that_makes_another_answer_ends_the_stream(endpoint: Endpoint, write: Write, place: int) -> None:
     sent = write(ANSWER, (3,), 0)
-    for other in (ANSWER[place][1][:-4] + "XYZ", ANSWER[place][1] + "more", ANSWER[place][1][:3]):
+    for other in (ANSWER[place][1][:-3] + "XYZ", ANSWER[place][1] + "more", ANSWER[place][1][:3]):
         broken = Broken(endpoint, write)
         broken.live(sent[: sent.rindex(b"event:")], (10**9,))
         before = broken.received
