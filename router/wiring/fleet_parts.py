@@ -177,7 +177,6 @@ class FleetParts:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """Record what a pod serves and follow its KV events."""
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -186,14 +186,26 @@ def picker() -> Pick:
 
     @asynccontextmanager
     async def opened(
-        pods: int = 2, picker: dict[str, Any] | None = None, handoff: str = "", **config: Any
+        pods: int = 2,
+        picker: dict[str, Any] | None = None,
+        handoff: str = "",
+        models: Sequence[str] = (),
+        **config: Any,
     ) -> AsyncIterator[Picking]:
-        """`handoff`: the first pod is a prefill pod of this dialect, the others are decode pods."""
+        """`handoff`: the first pod is a prefill pod of this dialect, the others are decode pods. `models`: of each pod,
+        if they differ."""
+        names = models or ["demo"] * pods
         roles = [Role.PREFILL] + [Role.DECODE] * (pods - 1) if handoff else [Role.BOTH] * pods
-        mocks = [replace(engine, handoff=HandoffConfig(dialect=handoff, role=role)) for role in roles]  # type: ignore[arg-type]
+        mocks = [
+            replace(engine, models=(name,), handoff=HandoffConfig(dialect=handoff, role=role))  # type: ignore[arg-type]
+            for role, name in zip(roles, names, strict=True)
+        ]
         async with asyncio.timeout(DEADLINE_S), running_engines(mocks) as engines:
             settings = RouterConfig(
-                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
+                models=tuple(
+                    ModelConfig(name=name, tokenizer=SOURCE.path, chat_template=TEMPLATE)
+                    for name in dict.fromkeys(names)
+                ),
                 pods=tuple(
                     PodConfig(url=each.url, role=role, handoff=handoff, speed=_speed(role))
                     for each, role in zip(engines, roles, strict=True)
@@ -207,7 +219,7 @@ def picker() -> Pick:
             priors = load_priors(shipped("config") / "models")
             program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
             async with program.run():
-                server = PickerServer(program.app, settings, program.is_ready)
+                server = PickerServer(program.app, settings, program.is_ready, program.pods.sources.priority)
                 port = await server.open()
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     addresses = [each.url.removeprefix("http://") for each in engines]

@@ -16,7 +16,7 @@ from tests.extproc.conftest import Answer, Pick, Picking, chat
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 PREFILL_HEADER = b"x-prefiller-host-port"
-TEXT = "Tell me about the rivers of Europe. " * 20
+TEXT = "Which rivers of Europe are the longest? " * 20
 
 
 def handoffs(picking: Picking) -> dict[str, float]:

@@ -30,6 +30,7 @@ from router.request.tracker import Tracker
 from router.types import PodId, PodState
 
 MAX_CONTINUATIONS = 2
+"""Counts those of a stream whose pods fail: moves from pods that leave, as in a rolling update, are free."""
 DEATHS = frozenset({"connection", "error event"})
 MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
@@ -60,10 +61,12 @@ class ContinuingTracker(Tracker):
         "_continuations",
         "_deaths",
         "_decide_again",
+        "_is_leaving",
         "_is_silent",
         "_joins",
         "_last_s",
         "_made",
+        "_moves",
         "_options",
         "_owned_body",
         "_pieces",
@@ -97,8 +100,8 @@ class ContinuingTracker(Tracker):
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._taken_bytes = self._pieces = 0
-        self._asks_ids = self._is_silent = self._joins = False
+        self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
+        self._asks_ids = self._is_leaving = self._is_silent = self._joins = False
         self._last_s = 0.0
 
     @property
@@ -192,12 +195,14 @@ class ContinuingTracker(Tracker):
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
-        self._deaths += cause in DEATHS
+        assert candidate is not None
+        self._is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
+        self._deaths += cause in DEATHS and not self._is_leaving
         if not self.has_sent or reader is None:
             if self.has_sent:
                 self._counters.continued("none", cause, self._refusal)
             return super().failed(error, now_s)
-        assert candidate is not None
+        self._moves += self._is_leaving
         self.release(now_s)
         self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")
@@ -289,12 +294,13 @@ class ContinuingTracker(Tracker):
         """The pod that continues, or why none may."""
         if self._deaths >= MAX_DEATHS:
             return Refuse("two pods failed")
-        if self._continuations >= MAX_CONTINUATIONS or len(self.context.failures) > 2 * MAX_CONTINUATIONS:
+        failures = len(self.context.failures) - self._moves
+        if self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS:
             return Refuse("two continuations")
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
-        if isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
+        if self._is_leaving or isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")

@@ -10,7 +10,7 @@ from msgspec import structs
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
-from router.fleet.fleet import PodEvent
+from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -53,11 +53,11 @@ class Fleet:
         )
         context.reader = reader_of(endpoint)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests._rules
+        rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
         options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests._counters
+        counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
         self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
         self.core.core.requests.endings.begin()
@@ -175,6 +175,33 @@ def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
     assert fleet.fail()
     fleet.answer(0.5)
     assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
+def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
+    """No pod has failed: neither the limits of a body nor the retry budget count."""
+    fleet = Fleet("bytes")
+    while fleet.tracker._rules.budget.spend(0.0):
+        pass
+    for share in (0.2, 0.4, 0.6):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason="terminating")
+        assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:
+    fleet = Fleet("bytes")
+    for share in (0.2, 0.4):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason=NOT_READY)
+        can_go_on = fleet.fail()
+    assert not can_go_on
     fleet.close()
     assert fleet.counted[-1] == ("none", "connection", "two pods failed")
 

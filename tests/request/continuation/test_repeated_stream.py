@@ -40,7 +40,7 @@ def cut(text: str, groups: Sequence[int]) -> Iterator[str]:
 
 def message(answer: Answer, groups: Sequence[int], pod: int) -> bytes:
     """The stream of `/v1/messages`, as vLLM writes it."""
-    head = {"id": f"msg-{pod}", "role": "assistant", "content": [], "stop_reason": None}
+    head: dict[str, Any] = {"id": f"msg-{pod}", "role": "assistant", "content": [], "stop_reason": None}
     made = event("message_start", message={**head, "usage": {"input_tokens": 7 + pod}})
     for index, (kind, text) in enumerate(answer):
         is_call, is_thought = kind == "tool_use", kind == "thinking"
