@@ -36,7 +36,7 @@ class _Piece(msgspec.Struct, gc=False):
     stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class _State(msgspec.Struct, gc=False):
+class _ResponseState(msgspec.Struct, gc=False):
     status: str | None = None
     created_at: MaybeRaw = msgspec.UNSET
 
@@ -49,7 +49,7 @@ class _NamedEvent(msgspec.Struct, gc=False):
     summary_index: int | None = None
     sequence_number: int | None = None
     delta: str | _Piece | None = None
-    response: _State | None = None
+    response: _ResponseState | None = None
     error: MaybeRaw = msgspec.UNSET
 
     def key(self, field: str) -> _Key:

@@ -19,7 +19,7 @@ from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
 from tests.request.continuation.recorded import Received, body_of, case_named, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
-from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, told, without_ids_of_later_pods
+from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import CoreOfPods, pods_at
 
 PODS = {one: f"http://{one}" for one in "abcd"}
@@ -480,7 +480,7 @@ def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, writ
     body = fleet.tracker.body
     assert (b'"request_id":"resp-0"' in body) == (endpoint is Endpoint.RESPONSES)
     fleet.close()
-    assert without_ids_of_later_pods(told(fleet.received), 3) == told(write(ANSWER, (3,), 0))
+    assert without_ids_of_later_pods(steps_of(fleet.received), 3) == steps_of(write(ANSWER, (3,), 0))
     assert [method for method, _, _ in fleet.counted] == ["replay", "replay"]
 
 
@@ -489,7 +489,7 @@ def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, writ
 )
 def test_agents_stream_that_cannot_be_made_again_is_refused_by_name(fields: dict[str, Any], why: str) -> None:
     fleet = Fleet("bytes", endpoint=Endpoint.RESPONSES, **fields)
-    fleet.context.request.prompt.update(fields)
+    fleet.context.request = structs.replace(fleet.context.request, prompt=fields)
     fleet.tracker.release(0.0)
     fleet.begin(fleet.tracker.first(0.0))
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
