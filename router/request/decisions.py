@@ -51,7 +51,7 @@ class DecisionRecorder(Protocol):
         """Record a decision; None where decisions are not kept. `workload` is the class of the request."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RequestDecisions:
     state: FleetState
     policies: Callable[[], PolicySet]
