@@ -104,7 +104,9 @@ class PodStream:
         if self.record.is_done:
             return b""
         if not event.startswith(DATA):
-            return self._unread(event) if DATA in event else event  # comments keep connections open
+            if DATA in event:
+                raise ValueError("other fields in front of the data")
+            return event  # comments keep connections open
         if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
         return self._read(event, read_event(event, is_first=not self.has_begun))
