@@ -79,7 +79,7 @@ class Target:
     policies: Path
     ports: Sequence[int]
     client: httpx.AsyncClient
-    """Of the admin listener."""
+    """A client of the admin listener."""
     engine: EventPublisher
     redis: str = ""
 

@@ -38,7 +38,7 @@ class Saved:
     """What a policy saved after the warm-up."""
 
     hit_share: float
-    """Of prompt tokens."""
+    """A share of the prompt tokens."""
     prefill_s: float
 
 

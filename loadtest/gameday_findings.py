@@ -60,7 +60,7 @@ def p99_doubled_s(served: Sequence[RequestResult], begin_s: float, end_s: float,
 
 
 def ttft_p99_s(served: Sequence[RequestResult], begin_s: float, end_s: float) -> float:
-    """Of the requests that were due in this time and have a first token."""
+    """Counts requests that were due in this time and have a first token."""
     return percentile([one.ttft_s for one in served if one.ttft_s is not None and begin_s <= one.due_s < end_s], 0.99)
 
 

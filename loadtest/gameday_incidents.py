@@ -16,9 +16,9 @@ PODS = 6
 PLAN = FleetPlan(pods=PODS, num_blocks=8192, time_scale=2.0)
 """Half as fast as the hardware, so that the router's own time is small against that of the engines."""
 LINK_GB_PER_S = 25.0
-"""Of the configuration: a port of 200 Gb/s. Over a link of 6 GB/s, splitting prompts would not pay in this fleet."""
+"""The configuration has a port of 200 Gb/s. Over a link of 6 GB/s, splitting prompts would not pay in this fleet."""
 MOCK_LINK_FACTOR = 137.0 / LINK_GB_PER_S / PLAN.time_scale
-"""Of the mock engines' own link, at their speed."""
+"""Makes the mock engines' own link, at their speed, as fast as the configured one."""
 
 
 @dataclass(slots=True)

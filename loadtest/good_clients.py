@@ -136,7 +136,7 @@ class GoodClients:
         """Responses that the evil pod began and broke."""
         self.results: GoodResults | None = None
         self.failures: Counter[str] = Counter()
-        """Of the whole run, also between phases."""
+        """Failures of the whole run, also between phases."""
         self._port = port
         self._rate_per_s = rate_per_s
         self._kinds = {

@@ -20,7 +20,7 @@ CHAT, COMPLETIONS, EMBEDDINGS, OTHER, FORM = (
 )
 BOUNDARY = b"b"
 CONTENT_TYPES = {FORM: b"multipart/form-data; boundary=" + BOUNDARY}
-"""Of the bodies that are not JSON, by path."""
+"""The types of the bodies that are not JSON, by path."""
 _SPACES = b" " * MAX_BYTES
 _SEED = b'"seed":%b' % (b"1" * 4_000)
 _MESSAGE = b'{"role":"user","content":"x"}'

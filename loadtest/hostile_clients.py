@@ -467,7 +467,7 @@ TENANT_KINDS: Mapping[str, AttackKind] = {
     "long streams": AttackKind(long_streams, 0.2, 1),
     "stored responses": AttackKind(stored_responses, 5),
 }
-"""Of one tenant: they use what all tenants share."""
+"""Attacks by one tenant: they use what all tenants share."""
 POD_KINDS: Mapping[str, AttackKind] = {"wrong pod": AttackKind(wrong_pod, 2, 1)}
 
 

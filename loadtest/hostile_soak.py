@@ -60,7 +60,7 @@ PROMPT_TOKENS, BODIES = 500, 256
 FILLING_CLIENTS, FILLING_S = 48, 900.0
 """Clients that fill the caches, and their timeout."""
 FULL_BYTES = 0.98 * 2 * Index().tokens_cache_bytes
-"""Of both prompt caches: they are then full."""
+"""With this many bytes both prompt caches are full."""
 WARM_UP_S, SETTLE_S = 20.0, 5.0
 """Not measured: the start of the run, and of each phase."""
 SAMPLE_S = 5.0
@@ -142,7 +142,7 @@ class HostileResult:
     late_series: list[str] = field(default_factory=list)
     """Metric series that appeared after the first quarter."""
     errors: list[str] = field(default_factory=list)
-    """Of the soak itself."""
+    """Errors of the soak itself."""
     broken_by_pod: int = 0
     """Responses that the evil pod began and broke."""
 
@@ -416,7 +416,7 @@ def _samples(metrics: str) -> dict[str, float]:
 
 
 def _sum(samples: dict[str, float], name: str) -> float:
-    """Of a metric over its labels."""
+    """The sum of a metric over its labels."""
     return sum(value for series, value in samples.items() if series.partition("{")[0] == name)
 
 

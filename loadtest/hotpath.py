@@ -151,7 +151,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 FAILURES = (ChildError, RuntimeError, UnknownSettings, subprocess.CalledProcessError, httpx.HTTPError)
-"""Of one load; the others go on."""
+"""One load ends with these; the others go on."""
 
 
 def main(

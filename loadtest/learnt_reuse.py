@@ -45,7 +45,7 @@ LARGER = (0.1, 0.25)
 """Shares by which caches would be larger."""
 SIZES = (0.9, 1.0, 1.1)
 WARM_UP_SHARE = 0.25
-"""Of the run, which is not counted."""
+"""The share of the run that is not counted."""
 
 
 class UnlimitedGhosts(EvictedBlocks):
@@ -55,9 +55,9 @@ class UnlimitedGhosts(EvictedBlocks):
         super().__init__()
         self.learnt: list[float] = []
         self.missed: list[int] = []
-        """Of each request, the blocks that no pod holds."""
+        """The blocks of each request that no pod holds."""
         self.depths: list[list[float]] = []
-        """Of those that were evicted once, how much larger the caches should have been, as a share."""
+        """How much larger the caches should have been, as a share, for each block that was evicted once."""
         self._turns: dict[BlockHash, int] = {}
         self._evictions = 0
         self._held_by: dict[PodId, int] = {}

@@ -85,7 +85,7 @@ class Waves:
 
 
 def waves_of(backlogs_ms: Floats) -> Waves:
-    """Of samples x pods, each pod's backlog beyond the mean of the fleet. NaN if no backlog ever differs."""
+    """Reads backlogs (samples x pods) as differences from the mean of the fleet. NaN if no backlog ever differs."""
     beyond = backlogs_ms - backlogs_ms.mean(axis=1, keepdims=True)
     beyond = beyond - beyond.mean(axis=0)
     samples, pods = beyond.shape
@@ -156,7 +156,7 @@ class Play:
 
 
 def mean_ttft_ms(run: Run, from_s: float, until_s: float) -> float:
-    """Of the requests that arrived between; NaN without any."""
+    """Counts requests that arrived between the two; NaN without any."""
     found = [one.ttft_ms for one in run.outcomes if not one.refused and from_s <= one.arrived_ms / 1000 < until_s]
     return float(np.mean(found)) if found else math.nan
 

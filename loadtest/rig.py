@@ -143,7 +143,7 @@ class RunningRouter:
     port: int
     session: int | None = None
     admin_port: int = 0
-    """Of our own router."""
+    """The port of our own router."""
 
     @property
     def url(self) -> str:

@@ -102,7 +102,7 @@ def _unread() -> Expr:
 
 
 def _evicted() -> Expr:
-    """Of the tokens that engines could report: those of engines that report none are not counted."""
+    """Tokens of engines that report none are not counted."""
     captured = ALERT.rate(of_requests.CAPTURED_TOKENS, "model")
     reported = ALERT.rate(of_requests.REPORTED_PROMPT_TOKENS, "model") / ALERT.rate(of_requests.PROMPT_TOKENS, "model")
     ratio = ALERT.rate(of_requests.DELIVERED_TOKENS, "model") / (captured * reported)

@@ -105,7 +105,7 @@ def _slo() -> Panel:
 
 
 def _bandwidth() -> Panel:
-    """Of the time in which KV was transferred."""
+    """Shows bytes per second of the time in which KV was transferred."""
     expr = D.rate(of_pods.TRANSFER_BYTES, "link") / D.sum_rate(of_pods.TRANSFER_S, "link")
     return _panel("Bandwidth of one transfer", "Bps", Line(expr, "{{link}}"))
 

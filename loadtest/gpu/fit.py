@@ -68,7 +68,7 @@ def fit(prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint] = ()) -
 
 def fit_launched(prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint] = ()) -> PodSpeed:
     """The same with `launch_ms`: of all times that were measured, that which leaves the smallest error. `replay_ms` is
-    the median time of prompts that replay CUDA graphs."""
+    the median time of prompts that replay CUDA graphs. With too few longer prompts, as `fit`."""
     points = launched(prefills)
     replayed_ms = [one.ms for one in prefills if one not in points]
     replay_ms = median(replayed_ms or [0.0])
@@ -78,7 +78,7 @@ def fit_launched(prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint
         if len(computed) >= MIN_COMPUTED:
             speed = replace(_at_most(replay_ms, computed, decodes), launch_ms=launch_ms, replay_ms=replay_ms)
             found.append(replace(speed, graph_tokens=GRAPH_SIZES[-1]))
-    return min(found, key=lambda speed: error(speed, prefills))
+    return min(found, key=lambda speed: error(speed, prefills), default=fit(prefills, decodes))
 
 
 def _at_most(c0_ms: float, prefills: Sequence[PrefillPoint], decodes: Sequence[DecodePoint]) -> PodSpeed:

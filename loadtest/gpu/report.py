@@ -67,7 +67,8 @@ class MeasuredModel:
     @property
     def prior(self) -> PodSpeed | None:
         """The row of `config/models`, if there is one."""
-        row = load_priors(shipped("config") / "models")[self.name].hardware.get(HARDWARE)
+        model = load_priors(shipped("config") / "models").get(self.name)
+        row = model.hardware.get(HARDWARE) if model else None
         return row.speed() if row else None
 
 
@@ -182,7 +183,8 @@ def _errors(model: MeasuredModel) -> list[str]:
 def _error(title: str, speed: PodSpeed | None, points: Sequence[PrefillPoint]) -> str:
     if speed is None:
         return f"| {title} | no row | |"
-    return f"| {title} | {error(speed, points):.1%} | {error(speed, launched(points)):.1%} |"
+    longer = launched(points)
+    return f"| {title} | {error(speed, points):.1%} | {f'{error(speed, longer):.1%}' if longer else 'none'} |"
 
 
 def _prefills(model: MeasuredModel) -> list[str]:

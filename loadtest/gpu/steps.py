@@ -19,7 +19,7 @@ from typing import Any
 from loadtest.gpu.streams import PodClient, Streamed, made_up, mean_between
 
 KNOWN_SHARES = (0.0, 0.5, 0.9)
-"""Of a prompt, in the cache."""
+"""The shares of a prompt that are in the cache."""
 PREFILL_OUTPUT_TOKENS = 4
 """More than one: an idle pod reports its only token sooner than the first of many."""
 DECODE_OUTPUT_TOKENS = 96
@@ -29,7 +29,7 @@ INTERFERED_OUTPUT_TOKENS = 240
 INTERFERED_AFTER_S = 0.5
 """When the prompt is sent; `was_decoding` says whether that was in the middle."""
 KV_SHARE = 0.8
-"""Of a pod's KV cache that a measurement may fill."""
+"""The share of a pod's KV cache that a measurement may fill."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def test_every_request_is_served_once(requests: list[tuple[int, int, float, floa
 
 @given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=20), st.data())
 def test_the_work_ahead_is_what_is_served_before(sizes: list[float], data: st.DataObject) -> None:
-    """Of the same tenant, as long as nothing else comes."""
+    """This holds within a tenant, as long as nothing else comes."""
     order = queued(*(waiting(LIGHT, ms, data.draw(st.floats(0, 2))) for ms in sizes))
     ahead_ms = order.ahead_ms(LIGHT, 1.0)
     mine = waiting(LIGHT, start_by_s=1.0)
@@ -127,7 +127,7 @@ def test_of_tenants_that_got_the_same_the_request_that_came_first_goes_first() -
 
 @given(st.lists(st.integers(1, 4), max_size=12))
 def test_the_work_ahead_counts_the_requests_of_other_tenants_that_go_first(backlogs: list[int]) -> None:
-    """Of each tenant that got no more than the new one at least one, however little is due to it."""
+    """A tenant that got no more than the new one has at least one of them, however little is due to it."""
     tenants = [Tenant(name=str(at)) for at in range(len(backlogs))]
     order = queued(*(waiting(one, 100.0) for one, size in zip(tenants, backlogs, strict=True) for _ in range(size)))
     ahead_ms = order.ahead_ms(LIGHT, 1.0)
@@ -138,7 +138,7 @@ def test_the_work_ahead_counts_the_requests_of_other_tenants_that_go_first(backl
 
 
 def test_the_most_urgent_request_has_to_start_first() -> None:
-    """Of all tenants and bands."""
+    """Neither tenants nor bands matter."""
     late, soon = waiting(HEAVY, start_by_s=3.0), waiting(Tenant(name="low", band=-1), start_by_s=2.0)
     assert queued(late, soon).most_urgent() is soon
     assert FairOrder().most_urgent() is None

@@ -23,7 +23,7 @@ def test_a_long_prompt_waits_until_those_that_it_would_delay_have_arrived() -> N
 
 
 def test_memory_is_bounded_by_handoffs_under_way() -> None:
-    """Of pods that come and go, and of one that gets many."""
+    """Pods come and go, and one gets many."""
     due = HandoffsDue()
     for at in range(2 * MAX_NAMES):
         due.sent(str(at), at + 1.0, float(at))

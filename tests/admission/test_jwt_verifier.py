@@ -149,7 +149,7 @@ REASONS = {
     "not valid yet": "yet",
     "huge": "longer",
 }
-"""Of the others: the signature or a claim."""
+"""All others have a wrong signature or claim."""
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -217,7 +217,7 @@ def test_an_unknown_key_is_wanted_and_the_client_tries_again() -> None:
 
 
 def test_the_only_key_of_an_issuer_needs_no_name() -> None:
-    """Of several, a token must name one."""
+    """With several keys, a token must name one."""
     unnamed = jwt.encode(CLAIMS, private_key("one"), "RS256").encode()
     assert verifier().find(unnamed, TENANTS, NOW_S) is ACME
     assert isinstance(verifier(jwk("one"), jwk("two")).find(unnamed, TENANTS, NOW_S), UnknownSigningKey)

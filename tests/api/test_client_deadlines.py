@@ -168,7 +168,7 @@ def test_a_client_that_reads_nothing_is_aborted(scene: Scene) -> None:
 
 
 def test_every_read_restarts_the_write_timeout(scene: Scene) -> None:
-    """Of any number of bytes."""
+    """The number of bytes read does not matter."""
     scene.wire.held_bytes = 10
     scene.deadlines.await_reading()
     for _ in range(9):

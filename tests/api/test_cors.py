@@ -54,7 +54,7 @@ async def test_a_preflight_of_an_allowed_origin_is_answered_by_the_router(path: 
 
 @pytest.mark.parametrize(("method", "path"), [(b"POST", b"/v1/x"), (b"GET", b"/livez"), (b"PATCH", b"/livez")])
 async def test_responses_to_an_allowed_origin_have_its_headers_once(method: bytes, path: bytes) -> None:
-    """Of pods, which allow all origins by default, and of the router, with errors."""
+    """Pods allow all origins by default; the router's own responses include errors."""
     async with chain(ALLOWED) as client:
         cors = b"\r\naccess-control-allow-origin: *\r\naccess-control-allow-credentials: true\r\n"
         client.pod.answer = client.pod.answer.replace(b"\r\n", cors, 1)

@@ -39,7 +39,7 @@ from tests.request.cores import CoreOfPods
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 EVIL, GOOD = b"x-forwarded-for: 10.0.0.1", b"x-forwarded-for: 10.0.0.2"
-"""Of two clients behind a trusted proxy: this machine."""
+"""Two clients behind a trusted proxy, which is this machine."""
 HELD = b"stay"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -156,7 +156,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 async def test_a_connection_serves_one_request_after_another() -> None:
-    """Of the edge and of the application, in any order."""
+    """The edge and the application answer them in any order."""
     async with connected(Edge(echo)) as (reader, writer):
         for path, body, expected in ((b"/v1/x", b"a", b"a"), (b"/own", b"", b'"own"'), (b"/v1/x", b"b", b"b")):
             writer.write(post(body, path=path))
@@ -500,7 +500,7 @@ async def test_an_idle_connection_keeps_no_request(path: bytes, late_bytes: int)
 
 @pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
 async def test_requests_before_invalid_bytes_are_answered(path: bytes) -> None:
-    """Of the edge and of the application."""
+    """The edge answers one path, the application the other."""
     edge = Edge(echo)
     async with connected(edge) as (reader, writer):
         head = b"POST %b HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" % path

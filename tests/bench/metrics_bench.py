@@ -74,7 +74,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "holder": tuple(POD_NAMES),
 }
 OTHER_NAMES = tuple(f"name-{number}" for number in range(4))
-"""Of labels that were added since."""
+"""Labels that were added since."""
 T = TypeVar("T")
 
 

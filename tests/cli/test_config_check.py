@@ -177,7 +177,7 @@ def test_policies_that_extend_each_other_are_a_mistake(typed: Typed, tmp_path: P
 
 
 def test_several_mistakes_are_reported_together_in_the_order_of_the_file(typed: Typed, tmp_path: Path) -> None:
-    """Of files, tokenizers and policies, and of values."""
+    """They concern files, tokenizers, policies and values."""
     text = "policy: cost_awre\n" + MODEL + "  tokenizer: /none\n" + POD + "  hardware: h100\n"
     assert len(checked(typed, tmp_path, text)) == 3
     lines = checked(typed, tmp_path, "limits: {retries: -1}\nlog: {format: x}\nedge: {route_headers: 7}\n")

@@ -22,7 +22,7 @@ DEADLINE_S = 300.0
 
 
 def test_the_proposed_request_is_long_streamed_and_reports_its_cached_tokens(tmp_path: Path) -> None:
-    """Of a short prompt, the hash of its first blocks decides, and `explain` has no cost to show."""
+    """A short prompt would be decided by the hash of its first blocks, and `explain` would have no cost to show."""
     hint = _usage_hint(RouterUrls("http://r:1", "http://a:2"), "demo")
     commands = hint[hint.index("for turn") : hint.index("\n\nPage: ")]
     for name in ("curl", "warmroute"):

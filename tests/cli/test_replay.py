@@ -74,7 +74,7 @@ def test_a_policy_may_be_a_file_and_the_answer_json(typed: Typed, receipts: Path
 def test_a_folder_decides_each_request_by_the_policy_that_matches_it(
     typed: Typed, receipts: Path, tmp_path: Path
 ) -> None:
-    """Of two tenants one has a policy of its own; all others are the default's."""
+    """One of two tenants has a policy of its own; the default decides for all others."""
     (tmp_path / "mine").mkdir()
     theirs = "name: theirs\nabout: x\nmatch: {tenant: acme}\ncosts: {queue: {}}\npicker: {lowest_cost: {}}\n"
     (tmp_path / "mine" / "theirs.yaml").write_text(theirs)

@@ -25,7 +25,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_single_run_prints_one_row(typed: Typed, mix: Path, fleet: Path) -> None:
-    """Of the default policy on the unchanged fleet. Garbage collection is enabled again afterwards."""
+    """The row is that of the default policy on the unchanged fleet. Garbage collection is enabled again afterwards."""
     ended = typed("simulate", mix, "--fleet", fleet)
     assert ended.code == 0, ended.err
     assert "load 1; 2 pods" in ended.out and ended.out.count("cost_aware") == 1

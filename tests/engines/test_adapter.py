@@ -223,7 +223,7 @@ SOURCES = "/kv_event_sources"
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/*", "ipc://\0x", "tcp://*:99999999", "udp://*:1", "\0"])
 def test_other_addresses_are_no_source_of_events(endpoint: str) -> None:
-    """Of no engine, with or without a replay."""
+    """This holds for each engine, with and without a replay."""
     models = answer({"data": [{"id": "m"}]})
     vllm = answer({"0": {"publisher": "zmq", "endpoint": endpoint, "replay_endpoint": endpoint}})
     host = endpoint.partition("://")[2] or endpoint

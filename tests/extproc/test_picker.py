@@ -168,6 +168,21 @@ async def test_a_buffered_request_is_answered_with_its_body(picker: Pick) -> Non
         assert response.dynamic_metadata.fields
 
 
+async def test_trailers_after_a_buffered_body_do_not_hold_the_request(picker: Pick) -> None:
+    """The gateway sends them after the answer to the body, which therefore does not end the stream."""
+    async with picker() as picking:
+        stream = picking.stream()
+        await stream.head(modes=(BUFFERED, NONE))
+        await stream.receive()
+        await stream.send(request_body={"body": chat()})
+        assert (await stream.receive()).WhichOneof("response") == "request_body"
+        await stream.send(request_trailers={})
+        assert (await stream.receive()).WhichOneof("response") == "request_trailers"
+        await stream.respond()
+        await stream.end()
+        await picking.until(lambda: picking.results() == {"ok": 1})
+
+
 async def test_responses_that_pass_the_picker_are_unchanged_and_counted(picker: Pick) -> None:
     events = [b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n', b"data: [DONE]\n\n"]
     async with picker() as picking:

@@ -88,7 +88,7 @@ async def test_the_discovery_document_says_where_the_keys_are() -> None:
 
 
 async def test_providers_that_fail_are_counted_until_they_answer() -> None:
-    """Of the current tenants only."""
+    """Only those of the current tenants count."""
     other = replace(BY_URL, name="https://other.example", keys_url="https://other.example/keys")
     router = Router(Provider({KEYS_URL: key_set(jwk("one"))}), BY_URL, other)
     await router.after()

@@ -301,7 +301,7 @@ def _read(ledger: Ledger) -> list[object]:
 
 
 def test_decoding_counts_the_same_requests_as_the_sums() -> None:
-    """Of this process and of the others; nobody on a pod that nobody uses."""
+    """They belong to this process and to others; a pod that nobody uses has none."""
     ledger = Ledger()
     ledger.first_token(ledger.book(make_pod("a"), 100, 0, 1.0), 2.0)
     ledger.book(make_pod("a"), 1000, 0, 3.0)
@@ -411,7 +411,7 @@ def test_a_watch_records_the_maximum_number_of_prompts(
 
 @pytest.mark.parametrize(("prompts", "expected"), [(0, False), (1, True), (2, True)])
 def test_prompts_of_others_without_a_first_token_are_reported(prompts: int, expected: bool) -> None:
-    """Of another router; decoding requests do not count."""
+    """The others are another router's; decoding requests do not count."""
     ledger = Ledger()
     assert not ledger.others_prefill("a")
     ledger.apply_replicas([{"a": InFlight(requests=3, prefill_requests=prompts)}], 0.0)

@@ -326,7 +326,7 @@ def test_a_pod_that_comes_again_under_its_id_starts_again() -> None:
 
 
 def test_signals_follow_bookings() -> None:
-    """Of this router only; the prefill of requests that have ended counts as arrived."""
+    """Only this router's bookings count; the prefill of requests that have ended counts as arrived."""
     fleet, ledger = Fleet(), Ledger()
     one = make_pod("a")
     fleet.sync([one])

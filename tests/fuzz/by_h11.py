@@ -15,7 +15,7 @@ class ReadRequest(NamedTuple):
     method: bytes
     target: bytes
     headers: list[tuple[bytes, bytes]]
-    """Of its head."""
+    """The headers of its head."""
     body: bytes
 
 

@@ -109,7 +109,7 @@ def test_odd_sizes_of_a_window_break_nothing(block_tokens: int, window: int) -> 
 
 
 def test_an_event_of_a_part_of_a_block_does_not_change_the_rule() -> None:
-    """Of blocks of unequal sizes the part that a prompt ends in is announced: hits still end after whole ones."""
+    """Engines with unequal blocks announce the part that a prompt ends in: hits still end after whole blocks."""
     blocks = BlockMap()
     blocks.add_holder(POD, Generation(model="m"))
     for event in (

@@ -53,7 +53,7 @@ def hit(blocks: BlockMap, tokens: Sequence[int]) -> int:
 
 
 def test_a_key_is_the_chain_hash_and_the_next_tokens() -> None:
-    """Of the blocks that have enough tokens behind them."""
+    """Blocks without enough tokens behind them have none."""
     tokens = token_array(range(10))
     chain = hash_blocks(tokens, 4, 7)
     keys = hash_ahead(chain, tokens, 4, 1)

@@ -48,7 +48,7 @@ def test_a_match_renews_nothing() -> None:
 
 
 def test_a_full_cache_evicts_the_least_recently_used() -> None:
-    """Of one prompt the last blocks first."""
+    """Blocks of one prompt go from its end."""
     index = recorded([1, 2, 3], [4, 5], capacity_blocks=3)
     assert blocks(index, [1, 2, 3], 1.0) == {"a": 1}
     assert blocks(index, [4, 5], 1.0) == {"a": 2}

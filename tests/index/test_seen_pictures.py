@@ -39,7 +39,7 @@ def test_a_restarted_or_removed_pod_has_seen_nothing() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pictures and of pods of one picture, the first to go are those that were seen first."""
+    """The pictures, and the pods of one picture, that were seen first are the first to go."""
     monkeypatch.setattr(seen_pictures, "MAX_PICTURES", 2)
     monkeypatch.setattr(seen_pictures, "MAX_PODS", 2)
     seen = SeenPictures()

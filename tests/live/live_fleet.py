@@ -96,7 +96,7 @@ class Answer:
 
 
 def answer_of(headers: Mapping[str, str], body: dict[str, Any]) -> Answer:
-    """Of a body of any of the three APIs."""
+    """Reads a body of any of the three APIs."""
     prompt, cached = prompt_and_cached(body["usage"])
     return Answer(headers["x-warmroute-pod"], int(headers["x-warmroute-cached-tokens"]), cached, prompt, body)
 

@@ -62,7 +62,7 @@ def each_body(endpoint: Endpoint, run: Callable[[Body], None], bodies: int, numb
 
 
 def digest(tokens: Sequence[int]) -> str:
-    """Of all tokens, in order."""
+    """A hash of all tokens, in order."""
     return xxh3_64_hexdigest(array("I", tokens).tobytes())
 
 

@@ -31,7 +31,7 @@ PORT = 18131
 KV_PORT = 15631
 CACHE_BLOCKS = 60
 CONTEXT_TOKENS = 1536
-"""Of the session: less than the cache, so that one request always fits."""
+"""A session's context is smaller than the cache, so that one request always fits."""
 QUIET_MS = 400
 """A request's events are complete after this time without one."""
 BUSY_REQUESTS = 24

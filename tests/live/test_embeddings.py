@@ -27,7 +27,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
 
 
 async def cached_tokens(client: httpx.AsyncClient, fleet: LiveFleet) -> int:
-    """Of all requests so far, by the engines' metrics: their responses do not report them."""
+    """Counts all requests so far by the engines' metrics: their responses do not report cached tokens."""
     pages = [(await client.get(f"{pod.url}/metrics")).text for pod in fleet.pods]
     return sum(int(float(number)) for page in pages for number in re.findall(r"prefix_cache_hits_total{.*} (.*)", page))
 

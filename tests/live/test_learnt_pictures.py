@@ -25,7 +25,7 @@ DEADLINE_S = 240.0
 
 @pytest.fixture(scope="module", params=["tiny-idefics3"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router that has learnt the pictures of its self-test. Takes two minutes on two cores."""
+    """A router that has learnt the pictures of its self-test. Takes two minutes on two cores."""
     weights = request.param
     start, folder = partial(start_vision, weights=Path(weights)), tmp_path_factory.mktemp(weights)
     config = {"probes": {"self_test_interval_s": 1.0}}

@@ -26,7 +26,7 @@ PORT = 18141
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_every_body_has_the_engines_tokens(name: str) -> None:
-    """Of three templates: one with tools and thinking, the demo's, and one that refuses late system messages. What the
+    """The templates are one with tools and thinking, the demo's, and one that refuses late system messages. What the
     engine accepts is read, and what it refuses is not refused by the router."""
     source = TokenizerSource(
         str(HOME / "model" / ("tiny-llama" if name == "strict" else name)), str(STRICT) if name == "strict" else None

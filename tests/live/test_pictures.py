@@ -26,7 +26,7 @@ DEADLINE_S = 240.0
 
 @pytest.fixture(scope="module", params=[("tiny-qwen2-vl", 2), ("tiny-qwen2.5-vl", 1), ("tiny-qwen3-vl", 1)], ids=str)
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a router that has proven how its pods identify pictures. Started once for each model; takes two minutes on two
+    """A router that has proven how its pods identify pictures. Started once for each model; takes two minutes on two
     cores."""
     weights, pods = request.param
     endpoints, folder = ["/v1/messages", "/v1/responses"], tmp_path_factory.mktemp(weights)

@@ -34,7 +34,7 @@ COUNTERS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the router's files."""
+    """The folder of the router's files."""
     return tmp_path_factory.mktemp("tenants")
 
 
@@ -52,7 +52,7 @@ def fleet(folder: Path) -> Iterator[LiveFleet]:
 
 
 def key(tenant: str) -> str:
-    """Of an API."""
+    """An API key."""
     return f"key-{tenant}"
 
 

@@ -73,7 +73,7 @@ class FakeNode:
         self.service_address = ""
         """Where the router's Service is, if it has another port than the router."""
         self._statuses: dict[str, Object] = {}
-        """Of Deployments, as last written."""
+        """The statuses of Deployments, as last written."""
         self.running: dict[str, RunningPod] = {}
         """By uid."""
         self.tokens: list[str] = []

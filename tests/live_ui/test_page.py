@@ -72,7 +72,7 @@ async def test_every_view_is_readable_and_accessible(
 
 
 async def test_figures_that_are_missing_say_why_and_what_to_switch_on(browser: Any, admin_url: str) -> None:
-    """Of engines that report neither cached tokens nor usage, and of prompts that were not read."""
+    """The engines report neither cached tokens nor usage, and prompts were not read."""
     async with asyncio.timeout(DEADLINE_S):
         async with (
             httpx.AsyncClient(trust_env=False) as client,

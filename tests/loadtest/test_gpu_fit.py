@@ -46,6 +46,16 @@ def test_coefficients_are_found() -> None:
     assert fit(points(SPEED), steps(SPEED)).coefficients == pytest.approx(SPEED.coefficients, rel=1e-6)
 
 
+def test_too_few_prompts_beyond_the_graphs_have_no_launch() -> None:
+    """As on a CPU, where only few prompts are measured."""
+    few = points(SPEED)[:4]
+    assert fit_launched(few, steps(SPEED)) == fit(few, steps(SPEED))
+
+
+def test_a_model_without_a_row_has_no_prior() -> None:
+    assert MeasuredModel("tiny", []).prior is None
+
+
 def test_a_launch_is_found() -> None:
     """And costs the formula without one a third of its accuracy for half of the prompts."""
     launched = replace(SPEED, launch_ms=40.0, replay_ms=15.0, graph_tokens=128)

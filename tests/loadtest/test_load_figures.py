@@ -11,7 +11,7 @@ def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, err
 
 
 def test_goodput_counts_requests_that_met_the_objective() -> None:
-    """Of five requests over 2 s, one has a slow TTFT, one a slow TPOT and one failed: one good answer per second."""
+    """One of five requests over 2 s has a slow TTFT, one a slow TPOT and one failed: one good answer per second."""
     results = DriveResults(
         (
             answered(1.0, 0.1, 0.2),

@@ -13,7 +13,7 @@ def outcome(ttft_ms: float = 0.0, refused: str = "", waited_ms: float = 0.0) -> 
 
 
 def test_requests_within_the_slo_and_late_refusals_are_counted() -> None:
-    """Of the accepted and of the refused requests."""
+    """Accepted and refused requests are counted apart."""
     outcomes = [outcome(100.0), outcome(9000.0), outcome(refused="fleet"), outcome(refused="fleet", waited_ms=60.0)]
     found = overload_of(Run(outcomes, {"a": PodUse(0, 0, 0.0, 0)}, 1000.0, 0, last_start_ms=1000.0))
     assert (found.accepted, found.accepted_in_slo, found.refused_late) == (0.5, 0.5, 0.5)

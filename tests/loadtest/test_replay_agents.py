@@ -34,7 +34,7 @@ def test_prompts_have_the_recorded_lengths_and_share_the_recorded_blocks() -> No
 
 
 def test_a_prompt_without_a_whole_block_has_a_text() -> None:
-    """Of its length."""
+    """The text is as long as the prompt."""
     assert len(mock_tokenizer().encode(AgentProse(BLOCK).prompt(request(30)))) == 30
 
 

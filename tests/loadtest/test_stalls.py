@@ -46,7 +46,7 @@ def test_callbacks_over_five_milliseconds_are_listed_with_their_stacks() -> None
 
 
 def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
-    """Of all processes, the records within the time range."""
+    """Records of all processes within the time range are read."""
     lines = [
         msgspec.json.encode(line)
         for line in (LagSample(1, 0, 0), LagSample(2, 0, 0), LongCallback(3, 0, ()), LagSample(9, 0, 0))

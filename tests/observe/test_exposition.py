@@ -45,7 +45,7 @@ def test_a_scraper_that_asks_for_openmetrics_gets_it(accept: str) -> None:
 
 
 def test_both_formats_have_the_same_series() -> None:
-    """Of all metrics; the second is valid for the strict parser, and ends once."""
+    """The second is valid for the strict parser, and ends once."""
     metrics = full_metrics()
     text = metrics.render(text_format=OPEN_METRICS).decode()
     assert text.endswith("# EOF\n") and text.count("# EOF") == 1

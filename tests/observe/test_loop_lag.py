@@ -24,7 +24,7 @@ def hold_up(seconds: float) -> None:
 
 
 async def test_a_call_receives_its_lateness() -> None:
-    """Of a loop that was blocked when the call was due."""
+    """The loop was blocked when the call was due."""
     late: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     call_later(INTERVAL_S, late.set_result)
     hold_up(INTERVAL_S + STALL_S)

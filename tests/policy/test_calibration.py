@@ -513,7 +513,7 @@ def test_what_is_dumped_is_what_is_loaded() -> None:
 
 
 def test_only_a_fit_that_has_seen_more_replaces_our_own() -> None:
-    """Of the same prior."""
+    """Both begin with the same prior."""
     calibration, random = Calibration(), Random(8)
     teach(calibration, {"a": TRUE}, 40, random)
     ours = calibration.speed("class", "a", TRUE)

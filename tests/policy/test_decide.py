@@ -106,7 +106,8 @@ def test_a_scene_replays_to_the_identical_decision(seen: Scene, name: str) -> No
 @examples(80)
 @given(seen=scenes(linked=False), name=names, more=st.integers(1, 100), which=st.integers(0, 5))
 def test_more_cached_blocks_never_raise_a_cost(seen: Scene, name: str, more: int, which: int) -> None:
-    """Of the pod that holds them; and nobody else's changes. Where KV moves: test_plans.py and test_split.py."""
+    """The pod that holds them costs the same or less, and no other's cost changes. Where KV moves: test_plans.py and
+    test_split.py."""
     before = decision_of(seen, name)
     if before is None or seen.prompt is None:
         return
@@ -217,7 +218,7 @@ def test_of_queue_and_prefill_a_shortlist_loses_nothing(seen: Scene, most: int) 
 @examples(80)
 @given(seen=scenes(linked=False), most=st.integers(1, 6))
 def test_a_shortlist_loses_no_more_than_its_glance_leaves_out(seen: Scene, most: int) -> None:
-    """Of any policy: two pods that look alike differ by what was not looked at."""
+    """This holds for any policy: two pods that look alike differ by what was not looked at."""
     terms = ("queue", "prefill", "hot_prefix_credit", "eviction", "decode", "kv_wait", "decode_interference")
     try:
         full, short = (decide(seen, policy(*terms, shortlist=limit)).candidates for limit in (0, most))

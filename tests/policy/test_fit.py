@@ -19,7 +19,7 @@ SHAPE_SD = (1.5, 0.7, 0.7)
 
 
 def features(random: Random) -> Vector:
-    """Of a prompt of 100 to 32,000 tokens, cached to some part or not at all."""
+    """Draws a prompt of 100 to 32,000 tokens, cached to some part or not at all."""
     n = int(math.exp(random.uniform(math.log(100), math.log(32_000))))
     p = int(n * random.choice([0, 0, 0.3, 0.5, 0.9]))
     return 1.0, float(n - p), float(n * n - p * p)

@@ -113,7 +113,6 @@ def test_tiers_are_counted_nearest_first(held: BlocksByTier, tokens: int, engine
 
 
 def test_a_placement_has_the_facts_of_pod_request_and_time() -> None:
-    """Of the pod, the request, the moment."""
     one, work = pod("a", capacity_tokens=800), InFlight(2, 1, 30, 4.0, 70)
     seen = scene(*ready(one), prompt=prompt(100), inflight={"a": work}, now_s=7.0, shared_blocks=3)
     at = placed(seen)["a"]

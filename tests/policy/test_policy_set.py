@@ -43,7 +43,7 @@ def test_the_narrowest_that_matches_decides() -> None:
 
 
 def test_a_canary_is_tried_before_the_policy_it_is_to_replace() -> None:
-    """Of equal conditions the smaller share first: nothing is decided by both or by none."""
+    """With equal conditions the smaller share comes first: nothing is decided by both or by none."""
     stable, canary = named("a_stable", match={"stream": True}), named("b_canary", match={"stream": True}, percent=20)
     found = policy_set(DEFAULT, [stable, canary])
     names = [chosen(found, name=f"r{number}", stream=True) for number in range(1000)]

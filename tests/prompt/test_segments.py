@@ -34,7 +34,7 @@ def tokens_of(cache: SegmentCache, text: str, framed: bool = False) -> list[int]
 
 
 def tokens_in(segments: Iterable[Segment]) -> list[int]:
-    """Of all segments."""
+    """The tokens of all segments."""
     tokens = token_array()
     for segment in segments:
         tokens.frombytes(segment.tokens)

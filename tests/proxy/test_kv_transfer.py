@@ -131,7 +131,7 @@ async def test_the_prompt_is_computed_by_one_pod_and_answered_by_another() -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_usage_shows_only_tokens_that_the_prefill_pod_had_cached(stream: bool) -> None:
-    """Of 48 tokens that the decode pod did not compute, the prefill pod had 16 in its cache; the receipt agrees."""
+    """The prefill pod had 16 of the 48 tokens in its cache that the decode pod did not compute; the receipt agrees."""
     async with town(p=OFFERING, d=streaming if stream else ANSWERING) as pods:
         context = pods.context(split(pods), stream=stream)
         client = await pods.serve(context)

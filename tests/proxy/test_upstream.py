@@ -653,7 +653,7 @@ async def test_a_refusal_of_the_routers_key_is_not_the_clients(
 
 @pytest.mark.parametrize("key", ["k", ""])
 async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_path: Path, key: str) -> None:
-    """Of clients, probes and scrapes. A forwarded credential passes only to a pod without a key."""
+    """Clients' requests, probes and scrapes have them. A forwarded credential passes only to a pod without a key."""
     seen, file = list[bytes](), tmp_path / "key"
     file.write_text(key or "unused")
 

@@ -68,7 +68,7 @@ def test_a_drafter_keeps_what_a_longer_prompt_hits() -> None:
 
 
 def announced(batch: bytes) -> Iterator[tuple[int, str, int | None, int, int]]:
-    """Of each stored event: its group, kind, window, and numbers of hashes and tokens."""
+    """Yields the group, kind, window, and numbers of hashes and tokens of each stored event."""
     for event in msgspec.msgpack.decode(batch)[1]:
         if event["type"] == "BlockStored":
             kind, span = event["kv_cache_spec_kind"], event.get("kv_cache_spec_sliding_window")

@@ -102,7 +102,7 @@ def series(found: list[Sample]) -> Counter[str]:
 
 
 async def test_no_client_makes_a_series(deploy: Deploy) -> None:
-    """Of tenants, the busiest have a label, which others take over in time; all others are counted together."""
+    """The busiest tenants have a label, which others take over in time; all others are counted together."""
     async with deploy(pods=2) as deployment:
         for number in range(NAMED_TENANTS + 1):
             await send_all(deployment, f"tenant-{number}")

@@ -49,7 +49,7 @@ async def test_the_page_and_its_data_are_served(deploy: Deploy) -> None:
 
 
 async def test_the_page_has_the_words_of_the_log(deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a request, and of the state of a pod with its reason."""
+    """They describe a request, and the state of a pod with its reason."""
     with capture_logs() as lines:
         async with deploy(pods=1) as deployment:
             await deployment.chat(CHAT)

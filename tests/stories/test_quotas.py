@@ -108,7 +108,7 @@ async def test_cached_prompt_tokens_cost_nothing(deploy: Deploy, tenants: Callab
 async def test_a_request_that_ends_in_any_way_makes_place_for_another(
     deploy: Deploy, tenants: Callable[[str], Path]
 ) -> None:
-    """Of a limit of concurrent requests: also where the client leaves, or the pod refuses."""
+    """The limit counts concurrent requests, also where the client leaves, or the pod refuses."""
     file = tenants("{concurrent_requests: 1}")
     async with deploy(1, tenants=file, engine={"time_scale": 1.0}) as deployment:
         for fields in ({"max_tokens": 1}, {"model": "unknown"}, {"temperature": "warm"}):
@@ -163,7 +163,7 @@ async def fleet(
 
 
 def sharing_of(one: Deployment) -> MeterSharing:
-    sharing = one.program.quotas.quotas.sharing
+    sharing = one.program.quotas.sharing
     assert sharing is not None
     return sharing
 

@@ -173,7 +173,6 @@ class LayeredPod(VirtualPod):
         self._record_change(Tier.GPU, True, list(new), layer)
 
     def _free_skipped(self, job: Job, computed_tokens: int) -> None:
-        """Free what the next token does not need."""
         held, kept = self._held[job], 0
         for group, numbers in held.pinned.items():
             first = self._first(group, computed_tokens)

@@ -48,7 +48,7 @@ def test_a_deletion_of_an_earlier_object_with_that_name_changes_nothing() -> Non
 
 
 def test_a_watch_continues_from_the_latest_version() -> None:
-    """Of an event or a bookmark, in any order."""
+    """The version is that of an event or a bookmark, which come in any order."""
     known = table()
     for event in (Bookmark("30"), Changed(pod(), "29"), Bookmark("28")):
         assert not known.apply(event)

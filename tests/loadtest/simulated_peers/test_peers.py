@@ -48,7 +48,7 @@ RANDOM_TIES = (
 PREFIX_DECIDES_TIES = ("dualmap", "kubeai_chwbl", "mooncake_conductor", "mooncake_local")
 PEERS = (*RANDOM_TIES, *PREFIX_DECIDES_TIES)
 BLIND_TO_LOAD = {"random", "longest_match", "llm_d_weighted"}
-"""Of the last, a match of the whole prompt weighs more than the longest queue."""
+"""For `llm_d_weighted`, a match of the whole prompt weighs more than the longest queue."""
 PLAIN = Policy("plain", "", POLICIES["mooncake_local"].costs, POLICIES["round_robin"].picker)
 
 

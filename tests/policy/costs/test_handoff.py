@@ -12,7 +12,7 @@ from tests.policy.scenes import pod
 
 
 def exposed_ms(layers: int, prefill_ms: float, transfer_ms: float = 42.0) -> float:
-    """Of a transfer that needs 2 ms to begin."""
+    """The cost with a link that needs 2 ms to begin."""
     return HandoffTerm(layers=layers).cost_ms(
         at(handoff=Transfer(pod("p"), Link(2.0, 1e6), 1000, 0, transfer_ms, prefill_ms))
     )

@@ -140,7 +140,7 @@ def test_every_term_is_recomputed_here() -> None:
 
 @given(scenes(), st.builds(Links, elsewhere=links, cpu=st.none() | links, disk=links, remote=st.none() | links))
 def test_every_part_can_be_recomputed_from_the_inputs_shown(seen: Scene, ways: Links) -> None:
-    """Of every candidate, by every term of the catalog."""
+    """This holds for every candidate and every term of the catalog."""
     seen = structs.replace(seen, fleet=replace(seen.fleet, links=ways))
     try:
         decision = decide(seen, ALL)

@@ -43,7 +43,7 @@ def test_items_of_the_assistant_join_until_a_field_is_taken() -> None:
 
 
 def test_only_the_first_part_of_the_assistant_counts() -> None:
-    """Of text and of reasoning."""
+    """This holds for text and for reasoning."""
     parts = [{"type": "output_text", "text": text} for text in "AB"]
     thoughts = [{"type": "reasoning_text", "text": text} for text in "TU"]
     assert messages({**SAID, "content": parts}, {**THOUGHT, "content": thoughts}) == [
@@ -72,7 +72,7 @@ def test_a_part_with_a_uuid_and_a_picture_is_a_picture() -> None:
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])
 def test_an_unfinished_last_item_is_continued(status: str) -> None:
-    """Of the assistant; a call is not."""
+    """The item is the assistant's; a call is not continued."""
     chat = CONVERSION.chat({"input": [USER, {**SAID, "status": status}]})
     assert (chat["continue_final_message"], chat["add_generation_prompt"]) == (True, False)
     assert "continue_final_message" not in CONVERSION.chat({"input": [USER, {**CALL, "status": status}]})

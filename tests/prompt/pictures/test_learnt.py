@@ -105,7 +105,7 @@ def test_an_engine_without_pictures_is_not_asked_again() -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what was learnt, of what waits, and of what was seen."""
+    """What was learnt, what waits and what was seen are each bounded."""
     monkeypatch.setattr(learnt, "MAX_BYTES", 3 * 3 * 4)
     pictures = knowing(*range(4), 3)
     assert [pictures.tokens(wanted(number)) is None for number in range(4)] == [True, False, False, False]

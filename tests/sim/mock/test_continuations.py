@@ -291,7 +291,7 @@ def test_usage_can_be_in_every_frame(parsers: tuple[RequestParser, RequestParser
 
 
 def test_hidden_reasoning_hides_ids(parsers: tuple[RequestParser, RequestParser]) -> None:
-    """Of every frame, also of the answer."""
+    """No frame has ids, also not those of the answer."""
     first, _ = parsers
     hidden = frames(ask(first, THOUGHT, include_reasoning=False))
     assert not any("reasoning" in frame["choices"][0]["delta"] for frame in hidden)

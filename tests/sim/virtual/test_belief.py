@@ -78,7 +78,7 @@ class QueueInFull(QueueTerm):
     """The full prefill times of all queued requests, as the paper adds them up."""
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        """Of what stands before, nothing is taken off."""
+        """Takes nothing off for what is in front."""
         return [at.inflight.prefill_ms for at in placements]
 
 

@@ -105,7 +105,7 @@ def test_a_pool_that_is_too_small_evicts_what_the_engine_evicts(
 
 
 def needed_blocks(group: LayerType) -> int:
-    """Of a window or a state, at the end of a hit."""
+    """The blocks of a window or a state that a hit needs at its end."""
     return 1 if group.kind is AttentionKind.STATE else math.ceil((group.span_tokens - 1) / BLOCK)
 
 

@@ -356,7 +356,7 @@ def test_decode_pods_compute_only_last_tokens(policies: dict[str, Policy]) -> No
 
 
 def test_a_faster_decode_pod_serves_the_request_alone() -> None:
-    """Of equal pods, the idle decode pod needs no handoff."""
+    """With equal pods, the idle decode pod needs no handoff."""
     run = world(apart(1, 1, decoding=SPEED), SPLITTING).run(traffic(at(0.0, prompt(1, 5000, 2))))
     assert [use.requests for use in run.pods.values()] == [0, 1]
     assert run.outcomes[0].ttft_ms == pytest.approx(SPEED.prefill_ms(5000))

@@ -55,7 +55,7 @@ async def test_nixl_transfers_only_what_the_decode_engine_lacks(open_pair: OpenP
 
 
 async def test_a_slow_link_multiplies_the_time_of_transfers(open_pair: OpenPair) -> None:
-    """Of the engine that sends; the other engine's stay as they are."""
+    """The times of the engine that sends are multiplied; the other engine's stay as they are."""
     async with open_pair("nixl", time_scale=1.0) as pair:
         before_s = pair.prefill._handoffs._transfer_s(1000)
         assert (await pair.to_prefill.post("/_fault", json={"kind": "slow_link", "factor": 10})).status_code == 200
