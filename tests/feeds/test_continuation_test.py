@@ -134,7 +134,7 @@ async def test_other_pods_are_not_asked(world: World, running: Running, until: U
 
 @pytest.mark.parametrize("more", [b"\n\n" * 200, b": " + b"a" * 40_000 + b"\n\n"], ids=["events", "bytes"])
 async def test_an_answer_that_is_too_long_is_not_read(world: World, network: Any, more: bytes) -> None:
-    """Of 16 tokens: it would hold the event loop."""
+    """It has 16 tokens; more would hold the event loop."""
     network["a"].answers |= dict.fromkeys([one.value for one in BOTH], lambda request: more + world.answer(request))
     with capture_logs() as logs:
         assert not await world.feed.test(world.now)

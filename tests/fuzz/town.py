@@ -65,7 +65,7 @@ class Watch:
     def __init__(self) -> None:
         self.slowest_s, self.slowest = 0.0, ""
         self.spent_s = self.longest_wait_s = 0.0
-        """Of all callbacks, and of those during one good request."""
+        """What all callbacks took, and those during one good request."""
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
