@@ -7,8 +7,8 @@ stays matchable until its memory is needed, and a request frees its last block f
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
 
 from router.types import BlockHash
 
@@ -23,13 +23,15 @@ class BlockCache:
         self.free_tokens = 0
         """Tokens of matchable blocks that no request pins."""
         self._tokens: dict[BlockHash, int] = {}
+        self._known: Mapping[BlockHash, object] = self._tokens
+        """The matchable blocks."""
         self._pins: dict[BlockHash, int] = {}
         self._free: OrderedDict[BlockHash, None] = OrderedDict()
         self._evicted: list[BlockHash] = []
 
     @property
     def blocks(self) -> Iterable[BlockHash]:
-        return self._tokens.keys()
+        return self._known.keys()
 
     @property
     def available_tokens(self) -> int:
@@ -42,10 +44,10 @@ class BlockCache:
         return 1 - self.available_tokens / self.capacity_tokens
 
     def __contains__(self, block: BlockHash) -> bool:
-        return block in self._tokens
+        return block in self._known
 
     def leading_blocks(self, blocks: Iterable[BlockHash]) -> int:
-        return sum(1 for _ in takewhile(self._tokens.__contains__, blocks))
+        return sum(1 for _ in takewhile(self._known.__contains__, blocks))
 
     def free_tokens_of(self, blocks: Iterable[BlockHash]) -> int:
         """Tokens of those matchable blocks that no request pins."""
@@ -69,7 +71,10 @@ class BlockCache:
             size = self._tokens.pop(block)
             self.free_tokens -= size
             self.unused_tokens += size
-            self._evicted.append(block)
+            self._evict(block)
+
+    def _evict(self, block: BlockHash) -> None:
+        self._evicted.append(block)
 
     def free(self, tokens: int) -> None:
         self.unused_tokens += tokens
@@ -101,6 +106,42 @@ class BlockCache:
         """The blocks evicted since the last call, in order."""
         evicted, self._evicted = self._evicted, []
         return evicted
+
+
+class CopyingCache(BlockCache):
+    """Like an engine, keeps a block that is computed again as a second copy. The one that was stored first is found."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        super().__init__(capacity_tokens)
+        self._copies: dict[BlockHash, list[int]] = {}
+        """The ids of each block's copies, under which all else is kept here."""
+        self._known = self._copies
+        self._block_of: dict[int, BlockHash] = {}
+        self._ids = count()
+
+    def free_tokens_of(self, blocks: Iterable[BlockHash]) -> int:
+        return super().free_tokens_of([self._copies[block][0] for block in blocks])
+
+    def pin(self, blocks: Iterable[BlockHash]) -> None:
+        super().pin([self._copies[block][0] for block in blocks])
+
+    def commit(self, block: BlockHash, tokens: int) -> bool:
+        copy, copies = next(self._ids), self._copies.setdefault(block, [])
+        self._block_of[copy] = block
+        copies.append(copy)
+        super().commit(copy, tokens)
+        return len(copies) == 1
+
+    def release(self, blocks: Sequence[BlockHash]) -> None:
+        for block in reversed(blocks):
+            super().release([next(filter(self._pins.__contains__, reversed(self._copies[block])))])
+
+    def _evict(self, block: BlockHash) -> None:
+        original = self._block_of.pop(block)
+        self._copies[original].remove(block)
+        if not self._copies[original]:
+            del self._copies[original]
+            super()._evict(original)
 
 
 class TierCache:

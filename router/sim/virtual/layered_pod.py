@@ -2,7 +2,8 @@
 
 It keeps, hits and frees blocks as vLLM does (docs/hybrid-models.md): full attention keeps every full block; windows and
 states keep checkpoints, at the end of each prompt and where full attention alone had more than the hit. One pool serves
-all groups. Blocks of a window that a growing answer leaves behind are freed with the request, not at once.
+all groups, also second copies of blocks that are computed again. Blocks of a window that a growing answer leaves behind
+are freed when the request ends, in their order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from router.index.layers import HeldEnds, HitRule, hit_tokens
+from router.sim.block_cache import CopyingCache
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
@@ -63,6 +65,7 @@ class LayeredPod(VirtualPod):
 
     def __init__(self, config: VirtualPodConfig, block_size_tokens: int, rule: HitRule) -> None:
         super().__init__(config, block_size_tokens)
+        self.cache = CopyingCache(config.kv_tokens)
         self._rule = rule
         layers = _layers(config, block_size_tokens)
         self._types = [[at for at, layer in enumerate(layers) if layer == one] for one in rule.types]
@@ -145,7 +148,7 @@ class LayeredPod(VirtualPod):
     def _end_chunk(self, job: Job, tokens: int) -> None:
         super()._end_chunk(job, tokens)
         if job in self._held:
-            self._free_skipped(job)
+            self._free_skipped(job, job.computed_tokens)
 
     def _commit_prompt(self, job: Job, computed_tokens: int) -> None:
         super()._commit_prompt(job, computed_tokens)
@@ -169,21 +172,29 @@ class LayeredPod(VirtualPod):
             held.pinned[group] += numbers
         self._record_change(Tier.GPU, True, list(new), layer)
 
-    def _free_skipped(self, job: Job) -> None:
-        held, computed_tokens, kept = self._held[job], job.computed_tokens, 0
+    def _free_skipped(self, job: Job, computed_tokens: int) -> None:
+        held, kept = self._held[job], 0
         for group, numbers in held.pinned.items():
             first = self._first(group, computed_tokens)
             self._unpin(job, group, [number for number in numbers if number < first])
             held.pinned[group] = [number for number in numbers if number >= first]
             kept += len(held.pinned[group]) * self._block
         needed = self._span(computed_tokens) - kept
-        self.cache.free(held.private_tokens - needed)
-        held.private_tokens = needed
+        more = min(needed - held.private_tokens, self.cache.available_tokens)
+        self.cache.allocate(more)
+        held.private_tokens += more
 
     def _unpin(self, job: Job, group: int, numbers: Iterable[int]) -> None:
         self.cache.release([_key(group, job.request.blocks[number]) for number in numbers])
 
     def _release(self, job: Job) -> None:
+        """Free the groups in their order, after what the answer left behind."""
+        if job.computed_tokens > job.request.prompt_tokens:
+            for tokens in (
+                *range(job.request.prompt_tokens, job.computed_tokens, self._block),
+                job.computed_tokens - 1,
+            ):
+                self._free_skipped(job, tokens)
         held = self._held.pop(job)
         self.cache.free(held.private_tokens)
         for group in range(1 + len(self._sparse)):

@@ -73,6 +73,34 @@ def test_a_recorded_session_caches_what_the_engine_cached(session: dict[str, Any
     assert cached == [step["cached_tokens"] for step in session["steps"]]
 
 
+Asked = tuple[int | None, int, int, int]
+"""A prompt: the request that it begins like, the number of these tokens, more tokens, and tokens of the answer."""
+
+# Computed by the cache manager of vLLM 0.32 (tests/live/manager_histories.py), with blocks of 16 tokens.
+SMALL_POOLS: list[tuple[tuple[LayerType, ...], int, list[Asked], list[int]]] = [
+    ((FULL, window(40)), 25, [(None, 0, 78, 2), (0, 60, 20, 20), (1, 85, 77, 20), (0, 71, 6, 2)], [0, 0, 64, 0]),
+    ((FULL, window(40)), 17, [(None, 0, 86, 10), (0, 37, 39, 2), (0, 79, 0, 40)], [0, 0, 32]),
+    ((*[window(64)] * 3, FULL), 33, [(None, 0, 59, 40), (None, 0, 64, 10), (0, 72, 1, 2)], [0, 0, 0]),
+    ((window(48), FULL, window(160)), 32, [(None, 0, 73, 20), (0, 19, 78, 40), (0, 65, 28, 10)], [0, 0, 16]),
+    ((window(128), FULL), 14, [(None, 0, 69, 10), (None, 0, 44, 40), (0, 18, 1, 40)], [0, 0, 0]),
+]
+
+
+@pytest.mark.parametrize(("groups", "blocks", "asked", "cached"), SMALL_POOLS)
+def test_a_pool_that_is_too_small_evicts_what_the_engine_evicts(
+    groups: tuple[LayerType, ...], blocks: int, asked: list[Asked], cached: list[int]
+) -> None:
+    """Blocks that are computed again are kept twice. An answer leaves blocks of a window behind and needs new ones."""
+    pod, known, found = layered(groups, blocks * 16, 16, budget=8192), list[list[int]](), list[int]()
+    for at, (source, kept, more, answer) in enumerate(asked):
+        start = known[source][:kept] if source is not None else []
+        prompt, output = start + [1000 * at + one for one in range(more)], [1000 * at + 500] * answer
+        known.append(prompt + output)
+        request = recorded_request(Sent(prompt, "", 0, []), output, 16)
+        found.append(drive_virtual(pod, [(at * 1e6, request)])[0][2])
+    assert found == cached
+
+
 # --- a naive model ---
 
 
