@@ -137,10 +137,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     options = parser.parse_args()
     with ExitStack() as stack:
-        quiet = {"log": {"requests": False}}
-        none = stack.enter_context(running_gateway(time_scale=0.0, **quiet))
-        duplex = stack.enter_context(running_gateway(DUPLEX, other_pods=none.pods, **quiet))
-        alone = stack.enter_context(running_gateway(without_picker, other_pods=none.pods, **quiet))
+        none = stack.enter_context(running_gateway(time_scale=0.0, log={"requests": False}))
+        duplex = stack.enter_context(running_gateway(DUPLEX, other_pods=none.pods, log={"requests": False}))
+        alone = stack.enter_context(running_gateway(without_picker, other_pods=none.pods, log={"requests": False}))
         ways = {
             "direct": Way(f"http://127.0.0.1:{none.pods[0]}", {}),
             "Envoy alone": through(alone, "envoy"),
