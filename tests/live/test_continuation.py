@@ -19,7 +19,8 @@ from tests.live.live_fleet import AGENT_FLAGS
 from tests.live.router_process import router
 from tests.request.continuation.recorded import Received
 
-PODS = 2
+PODS = 3
+"""The cuts count as failures of a pod, and may eject one."""
 CUTS = 8
 """Cuts of each case."""
 
