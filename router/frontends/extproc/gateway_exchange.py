@@ -235,7 +235,7 @@ class GatewayExchange:
         return True
 
     def _add(self, message: Any) -> bool:
-        """Take a part of the body, which is all of it where the gateway buffers. Returns whether it was the last one."""
+        """Take a part of the body: all of it where the gateway buffers. Returns whether it was the last one."""
         if message.HasField("request_trailers"):
             self._has_trailers = True
             return True
