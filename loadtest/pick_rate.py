@@ -121,7 +121,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
     front = Front(partial(build_pick_forwarder, config.picker), hands_over=True)
     program = Program(config, shipped("policies"), all_priors(None), front=front)
     async with program.run():
-        server = PickerServer(program.app, config, program.is_ready)
+        server = PickerServer(program.app, config, program.is_ready, lambda _name: 0)
         port = await server.open()
         fleet = program.fleet
         while sum(bool(one.pod.models) for one in fleet.snapshot.pods) < options.pods:  # noqa: ASYNC110, no event

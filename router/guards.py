@@ -52,8 +52,9 @@ class Bound:
 
     def json(self, document: bytes, decoder: ForeignDecoder[T]) -> T:
         """The decoded document. Raises `OutOfBounds`, or `ValueError` if it is something else."""
-        self.check_size(len(document))
-        self.check_items(sum(map(document.count, self.counted)))  # at least as many as it has
+        self.check_size(size_bytes := len(document))
+        if size_bytes > self.max_items:  # none has more items than bytes
+            self.check_items(sum(map(document.count, self.counted)))  # at least as many as it has
         return _decoded(document, decoder)
 
     def msgpack(self, document: bytes | memoryview, decoder: ForeignDecoder[T]) -> T:

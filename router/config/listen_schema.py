@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationInfo, field_validator
 
@@ -72,6 +72,9 @@ class PickerListen(Strict):
     message_timeout_s: PositiveFloat = 0.2
     """`message_timeout` of the gateway's filter, which only counts where it buffers requests: one that would take
     longer is refused by then."""
+    prefill: Literal["picker", "sidecar"] = "picker"
+    """Who sends the prefill requests of handoffs: the picker, before it names the decode pod, whose body then names the
+    KV; or llm-d's sidecar in the decode pod, which reads the prefill pod from `x-prefiller-host-port`."""
     test_header: bool = False
     """Whether clients may choose pods with the header `test-epp-endpoint-selection`, as the conformance tests of
     gateways do. Never where clients are not trusted."""

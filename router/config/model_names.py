@@ -42,15 +42,13 @@ class ModelNames:
         return found.model_copy(update={"name": name, "tokenizer": tokenizer})
 
     def entry_of(self, name: str) -> ModelConfig | None:
-        """The entry that applies to a name, as it is configured."""
         if name in self._by_name or len(name) > MAX_NAME_CHARACTERS:
             return self._by_name.get(name)
         return next((model for regex, model in self._patterns if regex.fullmatch(name)), None)
 
 
 def with_model_folders(config: RouterConfig) -> RouterConfig:
-    """The configuration with a model for each folder that its patterns find, after the models of the file. Raises
-    `ConfigError`."""
+    """The configuration, and a model for each folder that its patterns find. Raises `ConfigError`."""
     names, found = ModelNames(config.models), list(config.models)
     for pattern in config.models:
         if pattern.has_folders:

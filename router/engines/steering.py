@@ -56,5 +56,6 @@ STEERING_HEADERS = frozenset(
         # llm-d: the pod whose KV is read
         *(b"x-prefiller-host-port", b"x-prefiller-url"),
         *(b"x-encoder-hosts-ports", b"x-kv-cache-source-host-port"),
+        *(b"x-llm-d-model-name-rewrite", b"x-gateway-model-name-rewrite"),  # llm-d: the model in place of the body's
     }
 )

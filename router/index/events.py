@@ -225,8 +225,13 @@ def _stored_layers(
 ) -> BlocksStored:
     """Blocks of a group that keeps some only; the event of full attention with the same hashes says which they are."""
     window = _optional(fields, "kv_cache_spec_sliding_window", int) or 0
+    parent = fields.get("parent_block_hash")
     return BlocksStored(
-        block_hashes=hashes, tier=_tier(fields), group=_group(fields), layers=LayerType(kind, block_size, window)
+        block_hashes=hashes,
+        parent_hash=None if parent is None else _hash(parent),
+        tier=_tier(fields),
+        group=_group(fields),
+        layers=LayerType(kind, block_size, window),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from router.hashing import generation_seed, hash_ahead, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
-from router.index.layer_groups import LayerGroups
+from router.index.layer_groups import LayerGroups, unnamed
 from router.index.layers import HitRule
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
 
@@ -68,6 +68,10 @@ class HolderBlocks:
         """Groups of full attention with stored blocks here."""
         self._layers: LayerGroups | None = None
         """The other groups: those that keep windows or states."""
+        self._announced: dict[int, BlocksStored] = {}
+        """The last event of each of them."""
+        self._parts: dict[int, Blocks] = {}
+        """Their blocks that are smaller than those of full attention, whose events do not name them."""
         self._full_tokens = 0
         """Size of an engine's block of full attention."""
         self.ahead_tokens = 0
@@ -148,7 +152,9 @@ class HolderBlocks:
                 self._add(known.setdefault(engine_hash, blocks), event.tier, added)
         if added:
             changes.append(BlockChange(event.tier, True, added))
-        return changes + self._of_layers(placed, held=True) if placed else changes
+        if self._layers is None:
+            return changes
+        return changes + self._of_layers(placed, held=True) + self._of_parts(event)
 
     def _of_loaded_adapter(self, adapter: str, resolved: Sequence[tuple[int, Blocks]]) -> list[BlockChange]:
         """An engine that loads other weights under the name of an adapter has other hashes from then on: what it drops
@@ -281,6 +287,7 @@ class HolderBlocks:
             return []
         layer, lost = joined
         self._learn_rule()
+        self._announced[event.group] = event
         changes = [self._change(layer, tier, [one], held=False) for one, tier in lost]
         stored = list(self._layers.store(event.group, event.block_hashes, event.tier))
         return [*changes, self._change(layer, event.tier, stored, held=True)]
@@ -289,20 +296,47 @@ class HolderBlocks:
         if self._layers is None or not (layer := self._layers.layer_of(event.group)):
             return []
         removed = list(self._layers.remove(event.group, event.block_hashes, event.tier))
-        return [self._change(layer, event.tier, removed, held=False)]
+        change = self._change(layer, event.tier, removed, held=False)
+        for one in event.block_hashes:
+            if one in self._parts and one not in self._layers:
+                del self._parts[one]
+        return [change]
+
+    def _of_parts(self, event: BlocksStored) -> list[BlockChange]:
+        """What is held of the blocks that this event of full attention does not name."""
+        assert self._layers is not None
+        unit, found = self.generation.block_size_tokens, dict[int, Blocks]()
+        for group, announced in self._announced.items():
+            size = self._layers.block_tokens(self._layers.layer_of(group))
+            each = event.block_size_tokens // size
+            if each < 2 or event.block_size_tokens % size:
+                continue
+            blocks = [block for one in event.block_hashes for block in self.blocks_of(one) or ()]
+            named = {one: each * at - 1 for at, one in enumerate(event.block_hashes, start=1)}
+            is_first = announced.parent_hash == event.parent_hash
+            for one, at in unnamed(announced.block_hashes, named, each, is_first, self.habits.drops_block):
+                part = tuple(blocks[at * size // unit : (at + 1) * size // unit])
+                if part and one in self._layers and one not in self._parts:
+                    found[one] = part
+        self._parts |= found
+        return self._of_layers(found, held=True)
 
     def _of_layers(self, engine_hashes: Iterable[int], *, held: bool) -> list[BlockChange]:
         """What changes in these layers when full attention gets the blocks, or is about to lose them."""
         assert self._layers is not None
         by_layer: dict[tuple[int, Tier], list[int]] = {}
         for engine_hash in engine_hashes:
+            if not held and engine_hash in self._parts:
+                continue
             for layer, tier in self._layers.layers_of(engine_hash):
                 by_layer.setdefault((layer, tier), []).append(engine_hash)
         return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
 
     def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
-        blocks = dict.fromkeys(block for one in engine_hashes for block in self.blocks_of(one) or ())
-        return BlockChange(tier, held, [*blocks], layer)
+        assert self._layers is not None
+        last = self._layers.block_tokens(layer) // self.generation.block_size_tokens
+        named = (self._parts.get(one) or (self.blocks_of(one) or ())[-last:] for one in engine_hashes)
+        return BlockChange(tier, held, [*dict.fromkeys(block for blocks in named for block in blocks)], layer)
 
     @property
     def announced_rule(self) -> HitRule | None:

@@ -7,7 +7,7 @@ block is. A type of layers holds a block when all of its groups do. This file kn
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from router.index.layers import MAX_TYPES, HitRule
@@ -38,6 +38,12 @@ class LayerGroups:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, engine_hash: int) -> bool:
+        return any((engine_hash, tier) in self._held for tier in Tier)
+
+    def block_tokens(self, layer: int) -> int:
+        return self._types[layer - 1].block_tokens
 
     def rule(self, full_tokens: int) -> HitRule:
         """What a hit needs where the blocks of full attention have `full_tokens`; 0: there is none."""
@@ -109,3 +115,23 @@ class LayerGroups:
     def _holds(self, place: HashInTier, layer: int) -> bool:
         groups = self._all_groups[layer - 1]
         return groups > 0 and self._held.get(place, 0) & groups == groups
+
+
+def unnamed(
+    hashes: Sequence[int], named: Mapping[int, int], each: int, is_first: bool, drops_block: bool
+) -> Iterator[tuple[int, int]]:
+    """Which blocks are those of a window that full attention does not name, because its own blocks are larger? Pairs of
+    hash and number of the block. `named`: the numbers of the others, every `each`-th.
+
+    Blocks are kept in runs, which end with a named one or, where a drafter drops a block, one behind it. `is_first`:
+    `hashes` and `named` begin with the same block."""
+    places = [named.get(one, -1) for one in hashes]
+    for at in range(len(places) - 1, 0, -1):
+        if drops_block and places[at] < 0 <= places[at - 1]:
+            places[at] = places[at - 1] + 1
+    for at in range(len(places) - 2, -1, -1):
+        if places[at] < 0 < places[at + 1] and places[at + 1] % each:
+            places[at] = places[at + 1] - 1
+    if is_first and places and places[0] < 0:
+        places[0] = 0
+    yield from ((one, place) for one, place in zip(hashes, places, strict=True) if place >= 0 and one not in named)

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from router.decision import Plan, Split
+from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
+from router.request.inbound import HeaderList
 from router.request.predictions import PredictionLimits
 from router.types import Pod
 
@@ -27,7 +30,8 @@ FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRules:
     """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod.
-    `hands_over`: a gateway sends the request, and alone may try other pods; it sends each body once."""
+    `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
+    `runs_prefill`: the router sends the prefill requests of splits nevertheless."""
 
     retries: int
     route_headers: bool
@@ -35,6 +39,7 @@ class AttemptRules:
     predictions: PredictionLimits
     handoff_facts: FactsLookup
     hands_over: bool = False
+    runs_prefill: bool = False
     continuation: ContinuationRules | None = None
     """None: broken streams end."""
     _streams: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -42,6 +47,25 @@ class AttemptRules:
     def is_sampled(self) -> bool:
         """Whether the gaps between the tokens of the next stream are measured."""
         return next(self._streams) % SAMPLED_STREAMS == 0
+
+    def added_headers(self, context: RequestContext) -> HeaderList:
+        """The id and limits of a request; with `route_headers`, also where it was sent and what was expected there."""
+        headers = [(b"x-request-id", context.request.id.encode()), *context.limit_headers]
+        if context.inbound.trace is not None:
+            headers.append(context.inbound.trace.context())
+        if not self.route_headers or context.decision is None or context.candidate is None:
+            return headers
+        plan = context.candidate.plan
+        headers += [
+            (b"x-warmroute-pod", plan.pod.id.encode()),
+            (b"x-warmroute-policy", context.decision.policy.encode()),
+            (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
+        ]
+        if isinstance(plan, Split):
+            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        if reason := context.unmatched:
+            headers.append((b"x-warmroute-match", b"none; reason=" + reason.encode()))
+        return headers
 
     def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
         """Why this plan cannot serve the request; None if it can."""
@@ -53,4 +77,7 @@ class AttemptRules:
             return MalformedRequest(why)
         if self.handoff_facts(plan.prefill, plan.prefill.handoff) is None:
             return NoReadyPod(f"Handoff facts of pod {plan.prefill.id} are not known yet.")
+        if self.hands_over and self.runs_prefill and DIALECTS[plan.prefill.handoff].order is Order.TOGETHER:
+            why = "a gateway cannot send both at once (picker.prefill)"
+            return NoReadyPod(f"Handoffs of pod {plan.prefill.id} need a prefill and a decode request: {why}.")
         return None

@@ -30,8 +30,6 @@ MAX_UNREAD_PROMPT_TOKENS = 1 << 20
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request, from its arrival to the last byte of its response."""
-
     request: InferenceRequest
     inbound: Inbound
     phases: Phases
@@ -75,6 +73,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """The message of the router's error."""
     is_unseen: bool = False
     """Whether the bytes of the response do not pass here."""
+    is_picked: bool = False
+    """Whether a gateway knows the pod: then it alone may try others."""
     pods_allowed: frozenset[str] | None = None
     """Addresses of the pods among which a gateway lets choose; None for all."""
     unread_tokens: int = 0
@@ -90,7 +90,6 @@ class RequestContext(msgspec.Struct, eq=False):
         return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
 
     def concerns(self, stored: StoredResponse) -> None:
-        """The path names this stored response."""
         self.stored_pod = stored.pod
         if stored.in_background:
             self.fetched, self.reader = stored.id, reader_of(Endpoint.RESPONSES)

@@ -51,8 +51,7 @@ class RequestReader:
         tenant: Tenant,
         given_model: str = "",
     ) -> InferenceRequest:
-        """The request to route. `given_model`: that of a request whose body may name none.
-        Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: that of a request whose body may name none. Raises `ClientError` or `NoReadyPod`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
@@ -66,7 +65,7 @@ class RequestReader:
             if parsed and parsed.model and given_salt is None:
                 body = appended_salt(body, salt)
             elif parsed or may_be_json_object(body):
-                body = replaced_salt(body, salt)
+                body = with_field(body, _SALT, salt)
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
             id=request_id,
@@ -160,11 +159,11 @@ def appended_salt(body: bytes, salt: str) -> bytes:
     return b"".join((end, b',"%b":"%b"}' % (_SALT.encode(), salt.encode())))
 
 
-def replaced_salt(body: bytes, salt: str) -> bytes:
-    """The body with this salt in place of its own. Raises `MalformedRequest` unless it is a JSON object."""
+def with_field(body: bytes, name: str, value: str) -> bytes:
+    """The body with this value in place of its own. Raises `MalformedRequest` unless it is a JSON object."""
     try:
         fields = _OBJECT.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
-    fields.pop(_SALT, None)
-    return msgspec.json.encode({**fields, _SALT: salt})
+    fields.pop(name, None)
+    return msgspec.json.encode({**fields, name: value})

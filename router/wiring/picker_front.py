@@ -6,7 +6,7 @@ from router.config.edge_schema import Edge
 from router.config.listen_schema import PickerListen
 from router.frontends.extproc.picks import PickForwarder
 from router.frontends.http.headers import HeaderRules
-from router.frontends.http.kv_transfer import PullExecutor
+from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.step_executor import StepExecutor
 from router.observe.metrics import Metrics
@@ -21,8 +21,9 @@ def build_pick_forwarder(
     pools: UpstreamPools,
     edge: Edge,
     facts: FactsLookup,
-    _metrics: Metrics,
+    metrics: Metrics,
 ) -> PickForwarder:
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
     sender = UpstreamSender(pools.of, rules)
-    return PickForwarder(core.requests, steps, sender, PullExecutor(core.state.fleet, facts, sender), picker)
+    splits = SplitExecutor(core.state, facts, sender, metrics)
+    return PickForwarder(core.requests, steps, sender, splits, PullExecutor(core.state.fleet, facts, sender), picker)

@@ -12,11 +12,11 @@ from xxhash import xxh3_64_hexdigest
 from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts, KubeLease
-from router.feeds.discovery.dns_pods import DnsPods
 from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ConfiguredPods, PodSource
+from router.feeds.discovery.objectives import PoolObjectives
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
@@ -31,20 +31,20 @@ def api_server(url: str, tls: PodTls) -> UpstreamPool:
 
 
 class PodSources:
-    """The sources of a configuration by name. Of two pods with one URL the one of the later source wins. Raises
-    `ConfigError`."""
+    """The sources by name. Of two pods with one URL the one of the later source wins. Raises `ConfigError`."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.by_name: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
         self.statuses: list[SourceStatus] = []
         """The states of the sources whose pods may be outdated."""
+        self._objectives: list[PoolObjectives] = []
         self._deletion_costs: list[Callable[[CostsOf], DeletionCosts]] = []
         found = config.discovery
         for file in found.file:
             status = self._status(f"file {file.path}")
             self.by_name[status.source] = FilePods(file, status)
         for name in found.dns:
-            from router.feeds.discovery.dns_records import resolve  # imports dnspython
+            from router.feeds.discovery.dns_pods import DnsPods, resolve  # imports dnspython
 
             status = self._status(f"dns {name.name}")
             self.by_name[status.source] = DnsPods(name, status, resolve)
@@ -61,6 +61,8 @@ class PodSources:
             return KubernetesSource(selecting, api, pods, target.ports)
 
         self.by_name[status.source] = PoolPods(entry.inference_pool, namespace, api, status, follow)
+        objectives = SourceStatus(f"InferenceObjectives of {entry.inference_pool} in {namespace}")
+        self._objectives.append(PoolObjectives(entry.inference_pool, namespace, api, objectives))
 
     def _add_cluster(self, entry: KubernetesPods) -> None:
         name = f"kubernetes {entry.selector}"
@@ -74,8 +76,16 @@ class PodSources:
             self._deletion_costs.append(lambda costs: DeletionCosts(api, lease, source.living_pods, costs))
 
     def deletion_costs(self, costs: CostsOf) -> Feeds:
-        """The tasks that write deletion costs where the configuration asks for them."""
         return {f"deletion costs {number}": build(costs).run for number, build in enumerate(self._deletion_costs)}
+
+    def objectives(self) -> Feeds:
+        """The tasks that read the priorities of requests, where a queue has a use for them."""
+        self.statuses += [one.status for one in self._objectives]
+        return {one.status.source: one.run for one in self._objectives}
+
+    def priority(self, objective: bytes) -> int:
+        """The priority of requests with this objective; 0 if no pool has it."""
+        return next((one.priorities[objective] for one in self._objectives if objective in one.priorities), 0)
 
     def _status(self, name: str) -> SourceStatus:
         number = sum(status.source.split(" #")[0] == name for status in self.statuses)

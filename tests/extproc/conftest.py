@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 grpc: Any = pytest.importorskip("grpc")
 
+from router.config.links import LinkFigures, LinksConfig  # noqa: E402
 from router.config.listen_schema import PickerListen  # noqa: E402
 from router.config.load import shipped  # noqa: E402
 from router.config.pod_schema import PodConfig  # noqa: E402
@@ -27,8 +28,9 @@ from router.frontends.extproc.messages import (  # noqa: E402
 )
 from router.frontends.extproc.picker_server import SERVICE, PickerServer  # noqa: E402
 from router.prompt.template import ChatTemplate  # noqa: E402
-from router.sim.mock.mock_config import MockEngineConfig  # noqa: E402
-from router.sim.mock_engine import running_engines  # noqa: E402
+from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig  # noqa: E402
+from router.sim.mock_engine import MockEngine, running_engines  # noqa: E402
+from router.types import PodSpeed, Role  # noqa: E402
 from router.wiring.picker_front import build_pick_forwarder  # noqa: E402
 from router.wiring.program import Front, Program  # noqa: E402
 from tests.loaded_tokenizers import loaded_tokenizer  # noqa: E402
@@ -145,6 +147,7 @@ class Picking:
     server: PickerServer
     pods: list[str]
     channel: Any
+    engines: list[MockEngine]
 
     def stream(self) -> Stream:
         return Stream(self.channel.stream_stream(f"/{SERVICE}/Process")())
@@ -182,12 +185,33 @@ def picker() -> Pick:
     )
 
     @asynccontextmanager
-    async def opened(pods: int = 2, picker: dict[str, Any] | None = None, **config: Any) -> AsyncIterator[Picking]:
-        async with asyncio.timeout(DEADLINE_S), running_engines([engine] * pods) as engines:
+    async def opened(
+        pods: int = 2,
+        picker: dict[str, Any] | None = None,
+        handoff: str = "",
+        models: Sequence[str] = (),
+        **config: Any,
+    ) -> AsyncIterator[Picking]:
+        """`handoff`: the first pod is a prefill pod of this dialect, the others are decode pods. `models`: of each pod,
+        if they differ."""
+        names = models or ["demo"] * pods
+        roles = [Role.PREFILL] + [Role.DECODE] * (pods - 1) if handoff else [Role.BOTH] * pods
+        mocks = [
+            replace(engine, models=(name,), handoff=HandoffConfig(dialect=handoff, role=role))  # type: ignore[arg-type]
+            for role, name in zip(roles, names, strict=True)
+        ]
+        async with asyncio.timeout(DEADLINE_S), running_engines(mocks) as engines:
             settings = RouterConfig(
-                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),),
-                pods=tuple(PodConfig(url=each.url, speed=LLAMA_8B) for each in engines),
+                models=tuple(
+                    ModelConfig(name=name, tokenizer=SOURCE.path, chat_template=TEMPLATE)
+                    for name in dict.fromkeys(names)
+                ),
+                pods=tuple(
+                    PodConfig(url=each.url, role=role, handoff=handoff, speed=_speed(role))
+                    for each, role in zip(engines, roles, strict=True)
+                ),
                 picker=PickerListen(port=0, **(picker or {})),
+                links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
                 probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=False),
                 **config,
             )
@@ -195,16 +219,21 @@ def picker() -> Pick:
             priors = load_priors(shipped("config") / "models")
             program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
             async with program.run():
-                server = PickerServer(program.app, settings, program.is_ready)
+                server = PickerServer(program.app, settings, program.is_ready, program.pods.sources.priority)
                 port = await server.open()
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     addresses = [each.url.removeprefix("http://") for each in engines]
-                    picking = Picking(program, server, addresses, channel)
+                    picking = Picking(program, server, addresses, channel, engines)
                     await picking.until(lambda: len(program.summary()) and _ready(program) == pods)
                     yield picking
                 await server.close(0.0, 0.0)
 
     return opened
+
+
+def _speed(role: Role) -> PodSpeed:
+    """Prompts are computed so slowly on decode pods that a split is always cheaper."""
+    return LLAMA_8B if role is not Role.DECODE else replace(LLAMA_8B, c0_ms=500.0)
 
 
 def _ready(program: Program) -> int:

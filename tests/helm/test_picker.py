@@ -36,10 +36,14 @@ def test_routers_run_the_picker_and_follow_the_pool() -> None:
     assert config["discovery"]["kubernetes"] == [{"inference_pool": found.one("InferencePool")["metadata"]["name"]}]
 
 
-def test_a_picker_may_read_pools_and_pods_of_its_namespace() -> None:
-    [role] = [one for one in rendered().all("Role") if one["metadata"]["namespace"] == "llm"]
+@pytest.mark.parametrize("admission", [None, {}])
+def test_a_picker_may_read_pools_and_pods_of_its_namespace(admission: dict[str, Any] | None) -> None:
+    """And, for the order in its queue, objectives."""
+    found = rendered(config={"admission": admission})
+    [role] = [one for one in found.all("Role") if one["metadata"]["namespace"] == "llm"]
     allowed = [(rule["resources"], rule["verbs"]) for rule in role["rules"]]
-    assert allowed == [(["pods"], ["list", "watch"]), (["inferencepools"], ["get"])]
+    objectives = [] if admission is None else [(["inferenceobjectives"], ["list"])]
+    assert allowed == [(["pods"], ["list", "watch"]), (["inferencepools"], ["get"]), *objectives]
 
 
 def test_an_own_pool_is_not_created() -> None:
@@ -92,3 +96,14 @@ def test_notes_say_how_to_see_that_the_gateway_asks() -> None:
     values = merged(PICKER, {"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}})
     notes = helm("install", "r", CHART, "--dry-run=client", "--namespace", "n", values=values).partition("NOTES:")[2]
     assert "inferencepool/r-warmroute" in notes and "x-warmroute-pod" in notes and "helm test" not in notes
+
+
+def test_on_gke_the_policies_are_those_of_the_pool() -> None:
+    """A policy of the Service would leave the pool at 30 s, and GET / as its health check."""
+    found = rendered(httpRoute={"enabled": True, "parentRefs": [{"name": "gke"}], "gcpBackendPolicy": True})
+    pool = {"group": "inference.networking.k8s.io", "kind": "InferencePool"}
+    pool["name"] = found.one("InferencePool")["metadata"]["name"]
+    policy, health = found.one("GCPBackendPolicy")["spec"], found.one("HealthCheckPolicy")["spec"]
+    assert policy["targetRef"] == health["targetRef"] == pool
+    assert policy["default"]["timeoutSec"] > 300
+    assert health["default"]["config"]["httpHealthCheck"] == {"requestPath": "/health", "port": 8000}

@@ -3,6 +3,8 @@ what the engine took from its cache."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import decode_batch
+from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
 from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, requests
@@ -117,6 +120,30 @@ def test_an_event_of_a_part_of_a_block_does_not_change_the_rule() -> None:
     ):
         blocks.apply(POD, event)
     assert hit(blocks, 90) == 64
+
+
+def test_a_block_of_a_window_that_full_attention_does_not_name_is_noticed_when_it_is_evicted() -> None:
+    """Full attention has blocks of 32 tokens, the window of 16: of its blocks every second one is named."""
+    blocks = BlockMap()
+    blocks.add_holder(POD, Generation(model="m"))
+    blocks.apply(POD, BlocksStored(block_hashes=(3, 4), group=1, layers=WINDOW))
+    blocks.apply(POD, BlocksStored(block_hashes=(2, 4), tokens=token_array(PROMPT[:64]), block_size_tokens=32))
+    assert hit(blocks, 90) == 64
+    blocks.apply(POD, BlocksRemoved(block_hashes=(3,), group=1))
+    assert hit(blocks, 90) == 0
+
+
+def test_a_drafter_finds_the_block_of_a_window_behind_the_last_one_of_full_attention() -> None:
+    """Recorded: a prompt of 97 tokens and one that continues it went through the cache manager of vLLM 0.32, with a
+    window of 128 tokens in blocks of 16, full attention in blocks of 32, and a drafter that drops a block."""
+    blocks = BlockMap()
+    blocks.add_holder(POD, Generation(model="m"))
+    blocks.learn(POD, CacheHabits(drops_block=True))
+    for request in json.loads((Path(__file__).parent / "unequal_blocks.json").read_text()):
+        assert expected_hit(blocks, Sent(request["prompt"], "", 0, []), 16) == request["cached_tokens"]
+        for batch in request["batches"]:
+            for event in decode_batch(bytes.fromhex(batch)):
+                blocks.apply(POD, event)
 
 
 def test_a_pod_says_what_decides_its_hits() -> None:

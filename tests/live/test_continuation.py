@@ -1,31 +1,25 @@
 """Streams of real vLLM pods are cut, and go on: what the client reads is what an uncut stream has.
 
-Needs a model that knows the answers to "script NAME", with margins between its tokens, in `model/answers-qwen3` of the
-live home: with random weights, an answer has no reasoning, no calls, and two runs of it may differ.
+Needs a model that knows its answers (`answer_bodies.py`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 
 from router.cli.child_processes import RouterUrls, free_port
-from tests.live.cutting_proxy import Cuts, CuttingProxy, proxied
-from tests.live.engines import HOME, EngineProcess, start_vllm, started_together
-from tests.live.live_fleet import AGENT_FLAGS, DEADLINE_S
+from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, MODEL, completion, streamed
+from tests.live.cutting_proxy import Cuts, proxied
+from tests.live.engines import EngineProcess, start_vllm, started_together
+from tests.live.live_fleet import AGENT_FLAGS
 from tests.live.router_process import router
 from tests.request.continuation.recorded import Received
 
-MODEL = HOME / "model/answers-qwen3"
-PODS = 3
-"""One is killed, and one terminated."""
+PODS = 2
 CUTS = 8
 """Cuts of each case."""
 
@@ -36,103 +30,15 @@ pytestmark = [
 ]
 
 
-def _tool(name: str, **fields: str) -> dict[str, Any]:
-    properties = {field: {"type": kind} for field, kind in fields.items()}
-    about = {"get_weather": "Weather of a city", "send_mail": "Send a mail"}[name]
-    required = ["city"] if name == "get_weather" else list(fields)
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
-
-
-TOOLS = [_tool("get_weather", city="string", days="integer"), _tool("send_mail", to="string", text="string")]
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string"},
-        "days": {"type": "integer"},
-        "sunny": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}},
-    },
-    "required": ["city", "days", "sunny", "tags"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "w", "schema": SCHEMA}}
-
-
-def chat(script: str, *, thinks: bool = False, **fields: Any) -> dict[str, Any]:
-    body = {
-        "model": "tiny",
-        "stream": True,
-        "temperature": 0,
-        "max_tokens": 160,
-        "stream_options": {"include_usage": True},
-        "messages": [{"role": "user", "content": f"script {script}"}],
-        "chat_template_kwargs": {"enable_thinking": thinks},
-    }
-    return {**body, **fields}
-
-
-CASES: dict[str, dict[str, Any]] = {
-    "plain": chat("plain"),
-    "bytes": chat("bytes"),
-    "thinking": chat("think", thinks=True),
-    "hidden thinking": chat("think", thinks=True, include_reasoning=False),
-    "stop": chat("stops", stop=["STOP", "ENDED"]),
-    "stop of many tokens": chat("stops", stop=["STO three EN", "zzzz"]),
-    "included stop": chat("stops", stop=["STO three EN"], include_stop_str_in_output=True),
-    "length": chat("plain", max_tokens=30),
-    "tool": chat("tool", tools=TOOLS),
-    "tools": chat("tools", thinks=True, tools=TOOLS),
-    "json": chat("json", response_format=FORMAT),
-    "json after thinking": chat("thinkjson", thinks=True, response_format=FORMAT),
-    "log probabilities": chat("bytes", logprobs=True, top_logprobs=1),
-    "sampled": chat("bytes", temperature=0.02),
-    "sampled thinking": chat("think", thinks=True, temperature=0.02),
-    "no usage": chat("plain", stream_options=None),
-    "continuous usage": chat("plain", stream_options={"include_usage": True, "continuous_usage_stats": True}),
-}
-
-STRIKES = [signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM]
-
-
 @dataclass(frozen=True)
 class CutFleet:
     pods: list[EngineProcess]
-    proxies: list[CuttingProxy]
     cuts: Cuts
     urls: RouterUrls
-    struck: list[EngineProcess] = field(default_factory=list)
 
-    def uncut(self, body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
+    def uncut(self, body: dict[str, Any], path: str = CHAT) -> Any:
         """What a client reads of a stream that no router touches."""
-        alive = next(pod for pod in self.pods if pod not in self.struck)
-        return Received(streamed(alive.url, body, path)).whole[:7]
-
-    def victim(self, headers: httpx.Headers) -> EngineProcess:
-        """The pod that answers."""
-        names = [f"127.0.0.1:{proxy.port}" for proxy in self.proxies]
-        return self.pods[names.index(headers["x-warmroute-pod"])]
-
-    def continued(self, **labels: str) -> float:
-        lines = httpx.get(f"{self.urls.admin}/metrics").text.splitlines()
-        named = [line for line in lines if line.startswith("warmroute_continuations_total{")]
-        return sum(float(one.split()[-1]) for one in named if all(f'{n}="{v}"' in one for n, v in labels.items()))
-
-
-def streamed(
-    url: str,
-    body: dict[str, Any],
-    path: str = "/v1/chat/completions",
-    on_event: Callable[[int, httpx.Headers], None] | None = None,
-) -> bytes:
-    """The bytes of a stream. `on_event` is called with the number of events so far."""
-    received = b""
-    with httpx.stream("POST", url + path, json=body, timeout=DEADLINE_S) as response:
-        for piece in response.iter_raw():
-            received += piece
-            if on_event is not None:
-                on_event(received.count(b"data: {"), response.headers)
-    return received
+        return Received(streamed(self.pods[0].url, body, path)).whole[:7]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +57,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutFleet]:
             "probes": {"clients_to_eject": 16},  # cuts of this test are not the pods' fault
         }
         with router(tmp_path_factory.mktemp("router"), config) as urls:
-            yield CutFleet(pods, proxies, cuts, urls)
+            yield CutFleet(pods, cuts, urls)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -169,39 +75,10 @@ def test_joined_stream_is_the_uncut_one(fleet: CutFleet, name: str) -> None:
 
 
 def test_completion_goes_on(fleet: CutFleet) -> None:
-    prompt = "<|im_start|>user\nscript bytes<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    body = {"model": "tiny", "stream": True, "temperature": 0, "max_tokens": 70, "prompt": prompt, "logprobs": 1}
-    expected = fleet.uncut(body, "/v1/completions")
+    body = completion("bytes", logprobs=1)
+    expected = fleet.uncut(body, COMPLETIONS)
     for cut in range(0, 60, 7):
         fleet.cuts.after[:] = [cut]
-        received = streamed(fleet.urls.public, body, "/v1/completions")
+        received = streamed(fleet.urls.public, body, COMPLETIONS)
         fleet.cuts.after.clear()
         assert Received(received).whole[:7] == expected, f"cut after {cut} events"
-
-
-@pytest.mark.parametrize("number", STRIKES)
-def test_streams_of_a_pod_that_is_struck_go_on(fleet: CutFleet, number: signal.Signals) -> None:
-    names = ["plain", "thinking", "tools", "bytes", "sampled", "json"]
-    expected = {name: fleet.uncut(CASES[name]) for name in names}
-    before, hit = fleet.continued(result="joined"), threading.Event()
-    received: dict[str, bytes] = {}
-
-    def strike(events: int, headers: httpx.Headers) -> None:
-        if events >= 6 and not hit.is_set():
-            hit.set()
-            fleet.struck.append(victim := fleet.victim(headers))
-            strike_at = os.kill if number is signal.SIGTERM else os.killpg
-            strike_at(victim.process.pid, number)
-
-    def ask(name: str) -> None:
-        received[name] = streamed(fleet.urls.public, CASES[name], on_event=strike)
-
-    threads = [threading.Thread(target=ask, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    if number is signal.SIGSTOP:
-        os.killpg(fleet.struck.pop().process.pid, signal.SIGCONT)
-    assert {name: Received(stream).whole[:7] for name, stream in received.items()} == expected
-    assert fleet.continued(result="joined") > before

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeAlias
@@ -121,26 +121,17 @@ class KubeLease:
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": now}
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    cost: int
-    at_s: float
-
-
+@dataclass(slots=True, eq=False)
 class DeletionCosts:
-    """Keeps the annotation of the pods of one entry of `discovery.kubernetes` up to date. `pods()`: namespace and name
-    by uid."""
+    """Writes the annotation for one entry of `discovery.kubernetes`. `pods()`: namespace and name by uid."""
 
-    def __init__(
-        self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, ObjectKey]], costs: CostsOf
-    ) -> None:
-        self._api = api
-        self._lease = lease
-        self._pods = pods
-        self._costs = costs
-        self._written: dict[str, _Written] = {}
-        """By uid, while this router has the Lease."""
-        self._error = ""
+    api: KubeApi
+    lease: KubeLease
+    pods: Callable[[], Mapping[str, ObjectKey]]
+    costs: CostsOf
+    _written: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Cost and time by uid, while this router has the Lease."""
+    _error: str = ""
 
     async def run(self) -> None:
         await asyncio.sleep(WARM_UP_S)
@@ -156,13 +147,13 @@ class DeletionCosts:
     async def write(self) -> None:
         """Write the costs that have changed, if this router has the Lease. Raises `KubeApiError`."""
         asked_s = loop_time_s()
-        if not await self._lease.hold():
+        if not await self.lease.hold():
             self._written.clear()
             return
-        costs = await self._costs()
+        costs = await self.costs()
         if costs is None:
             return
-        pods = self._pods()
+        pods = self.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in pods}
         with suppress(TimeoutError):
             async with asyncio.timeout_at(asked_s + LEASE_S - LEASE_MARGIN_S):
@@ -173,29 +164,25 @@ class DeletionCosts:
     def _due(self, pods: Mapping[str, ObjectKey], costs: Mapping[str, int]) -> list[str]:
         """The pods to write, those first that were not written for the longest time."""
 
-        def is_due(uid: str) -> bool:
-            written = self._written.get(uid)
-            return written is None or (
-                loop_time_s() >= written.at_s + POD_INTERVAL_S and is_new_cost(written.cost, costs[uid])
-            )
-
-        def written_s(uid: str) -> float:
-            return self._written[uid].at_s if uid in self._written else 0.0
-
-        return sorted((uid for uid in pods if uid in costs and is_due(uid)), key=written_s)
+        due: list[tuple[float, str]] = []
+        for uid in pods.keys() & costs.keys():
+            cost, at_s = self._written.get(uid, (None, 0.0))
+            if cost is None or (loop_time_s() >= at_s + POD_INTERVAL_S and is_new_cost(cost, costs[uid])):
+                due.append((at_s, uid))
+        return [uid for _, uid in sorted(due)]
 
     async def _write_one(self, key: ObjectKey, uid: str, cost: int) -> None:
         namespace, name = key
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         changes = {"metadata": {"uid": uid, "annotations": {ANNOTATION: str(cost)}}}
         try:
-            await self._api.patch(path, msgspec.json.encode(changes))
+            await self.api.patch(path, msgspec.json.encode(changes))
         except KubeApiError as error:
             if error.status not in _GONE:
                 raise KubeApiError(
                     error.status, Permission("", "pods", ("patch",), namespace).refusal(path, error)
                 ) from error
-        self._written[uid] = _Written(cost, loop_time_s())
+        self._written[uid] = cost, loop_time_s()
 
     def _log(self, error: str) -> None:
         if error and error != self._error:

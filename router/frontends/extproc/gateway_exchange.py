@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -16,8 +17,10 @@ import httptools
 import structlog
 from google.protobuf.message import DecodeError
 
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, MalformedRequest, RequestTimeout, RouterError, Stopping
-from router.frontends.extproc.llm_d import translated
+from router.frontends.body_edits import BodyEdits
+from router.frontends.extproc.llm_d import MODEL_HEADER, OBJECTIVE_HEADER, translated
 from router.frontends.extproc.messages import (
     BUFFERED,
     FULL_DUPLEX_STREAMED,
@@ -33,8 +36,10 @@ from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.request_head import read_target
 from router.request.error_responses import error_body, headers_too_large, too_many_headers
 from router.request.inbound import HeaderList, first_values
+from router.request.reading import with_field
 
 log = structlog.get_logger()
+_edits = BodyEdits()
 
 CHUNK_BYTES = 62_000
 """Envoy takes at most 64 KiB in one message."""
@@ -49,10 +54,11 @@ class Modes(NamedTuple):
 
 
 class GatewayTerms(NamedTuple):
-    """What all requests of gateways have in common. `aliases`: see `translated`."""
+    """What all requests of gateways have in common. `aliases`: see `translated`. `priority`: see `PickerServer`."""
 
     app: App
     aliases: Mapping[bytes, bytes]
+    priority: Callable[[bytes], int]
     trusts_test_header: bool = False
 
 
@@ -213,6 +219,8 @@ class GatewayExchange:
         refused = self._app.refusal(received, methods)
         if refused is None and methods and needs_key(received, methods):
             refused = self._app.edge.tenant_refusal(received)
+        if (objective := received.named.get(OBJECTIVE_HEADER)) and received.tenant is OPEN_TENANT:
+            received.tenant = _open_tenant(self._terms.priority(objective))
         return refused
 
     async def _read_body(self) -> bool:
@@ -232,10 +240,21 @@ class GatewayExchange:
             self.refuse(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
         self._memory.arriving.pop(self, None)
         self.received.body, self._pieces = b"".join(self._pieces), []
+        if (model := self.received.named.get(MODEL_HEADER)) and self.received.refusal is None:
+            await self._rename_model(model.decode("latin-1"))
         return True
 
+    async def _rename_model(self, model: str) -> None:
+        """Put the model that the gateway wants in place of the client's."""
+        try:
+            self.received.body = await _edits.run(
+                self.received.body, partial(with_field, self.received.body, "model", model)
+            )
+        except MalformedRequest as error:
+            self.refuse(error)
+
     def _add(self, message: Any) -> bool:
-        """Take a part of the body: all of it where the gateway buffers. Returns whether it was the last one."""
+        """Take a part of the body, or all of it where the gateway buffers. Returns whether it was the last one."""
         if message.HasField("request_trailers"):
             self._has_trailers = True
             return True
@@ -327,6 +346,11 @@ class GatewayExchange:
     def finish(self) -> None:
         self._answer.body, self._pieces = b"".join(self._pieces), []
         self.response_complete = True
+
+
+@lru_cache(maxsize=256)
+def _open_tenant(band: int) -> Tenant:
+    return Tenant(band=band) if band else OPEN_TENANT
 
 
 def set_headers(mutation: Any, headers: HeaderList) -> None:

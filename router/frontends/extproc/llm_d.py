@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from router.request.inbound import HeaderList
 from router.request.queues import DEADLINE_HEADER
 
+OBJECTIVE_HEADER = b"x-gateway-inference-objective"
+MODEL_HEADER = b"x-llm-d-model-name-rewrite"
+
 
 def aliases(tenant_header: str) -> Mapping[bytes, bytes]:
     """llm-d's names, newer ones last, and the router's own. `tenant_header`: see `Edge`."""
@@ -14,6 +17,8 @@ def aliases(tenant_header: str) -> Mapping[bytes, bytes]:
     return {
         b"x-gateway-inference-fairness-id": tenant,
         b"x-llm-d-inference-fairness-id": tenant,
+        b"x-llm-d-inference-objective": OBJECTIVE_HEADER,
+        b"x-gateway-model-name-rewrite": MODEL_HEADER,
         b"x-slo-ttft-ms": DEADLINE_HEADER,
         b"x-llm-d-slo-ttft-ms": DEADLINE_HEADER,
     }

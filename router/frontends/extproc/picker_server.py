@@ -29,14 +29,16 @@ _OVERHEAD_BYTES = 1024 * 1024
 
 
 class PickerServer:
-    """The gRPC server. `is_ready`: whether the fleet can serve."""
+    """The gRPC server. `is_ready`: whether the fleet can serve. `priority`: of requests, by their objective."""
 
-    def __init__(self, app: App, config: RouterConfig, is_ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: App, config: RouterConfig, is_ready: Callable[[], bool], priority: Callable[[bytes], int]
+    ) -> None:
         self._app = app
         self._picker = config.picker
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
-        self._terms = GatewayTerms(app, names, trusts_test_header=config.picker.test_header)
+        self._terms = GatewayTerms(app, names, priority, config.picker.test_header)
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [
             ("grpc.max_receive_message_length", config.limits.max_body_bytes + _OVERHEAD_BYTES),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,10 +19,11 @@ from router.errors import ConnectFailed, NoReadyPod, Overloaded
 from router.frontends.extproc.gateway_exchange import GatewayExchange, Pick, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
-from router.frontends.http.attempt import CoarseTimers
+from router.frontends.http.attempt import CoarseTimers, first_success
 from router.frontends.http.forward import Forwarder, send_answer
-from router.frontends.http.kv_transfer import PullExecutor
-from router.frontends.http.relay import Downstream, is_stream
+from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
+from router.frontends.http.relay import Downstream, is_stream, relay
+from router.frontends.http.replies import WholeReply
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.step_executor import StepExecutor
 from router.request.context import RequestContext
@@ -43,64 +45,94 @@ class PickForwarder(Forwarder):
     """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
 
     def __init__(
-        self, requests: Requests, steps: StepExecutor, sender: UpstreamSender, pulls: PullExecutor, picker: PickerListen
+        self,
+        requests: Requests,
+        steps: StepExecutor,
+        sender: UpstreamSender,
+        splits: SplitExecutor,
+        pulls: PullExecutor,
+        picker: PickerListen,
     ) -> None:
         self._requests = requests
         self._steps = steps
         self._sender = sender
+        self._splits = splits
         self._pulls = pulls
         self._fallbacks = picker.fallbacks
+        self._runs_prefill = picker.prefill == "picker"
         self._timeout_s = picker.message_timeout_s * _SHARE_OF_TIMEOUT
         self._timers = CoarseTimers()
 
     async def _serve(self, context: RequestContext, client: Downstream) -> None:
         assert isinstance(client, GatewayExchange)
         context.is_unseen = client.modes.response == NONE
-        answer = await self._prepared(context, is_buffered=client.modes.request == BUFFERED)
-        if answer is not None:
-            await send_answer(answer, context, client)
-            return
+        is_buffered = client.modes.request == BUFFERED
+        try:  # a gateway that buffers would give up without saying why to its client
+            async with asyncio.timeout(self._timeout_s if is_buffered else None) as limit:
+                answer = await self._steps.run(self._requests.prepare(context))
+                if answer is None:
+                    await self._serve_prepared(context, client, limit)
+                else:
+                    await send_answer(answer, context, client)
+        except TimeoutError as error:
+            why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
+            raise Overloaded(why, retry_after_s=1.0) from error
+
+    async def _serve_prepared(self, context: RequestContext, client: GatewayExchange, limit: asyncio.Timeout) -> None:
         tracker = self._requests.tracker(context)
         try:
-            await self._pick(tracker, tracker.first(time.monotonic()), client)
-            await self._follow(tracker, client)
+            await first_success(tracker, partial(self._attempt, tracker, client, limit))
         except asyncio.CancelledError:
             tracker.left(time.monotonic())
             raise
         finally:
             tracker.end(time.monotonic())
 
-    async def _prepared(self, context: RequestContext, *, is_buffered: bool) -> Any:
-        """See `Preparation.prepare`. A gateway that buffers would give up without saying why to its client."""
-        steps = self._requests.prepare(context)
-        if not is_buffered:
-            return await self._steps.run(steps)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._steps.run(steps)
-        except TimeoutError as error:
-            why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
-            raise Overloaded(why, retry_after_s=1.0) from error
-
-    async def _pick(self, tracker: Tracker, candidate: Candidate, client: GatewayExchange) -> None:
-        """Name the pod of a candidate, which is booked first."""
+    async def _attempt(
+        self, tracker: Tracker, client: GatewayExchange, limit: asyncio.Timeout, candidate: Candidate
+    ) -> None:
+        """Name the pod of a candidate, which is booked first, and follow the response. `limit` ends with the pick."""
         self._begin(tracker, candidate)
-        context, plan, pull_body = tracker.context, candidate.plan, None
-        own = context.request.body
-        if plan.pull is not None:
-            pull_body = await self._pulls.body(own, plan.pod, plan.pull.holder)
-        may_repeat = context.repeatable and pull_body is None and not isinstance(plan, Split)
+        plan, context, handoff = candidate.plan, tracker.context, None
+        body: bytes | WholeReply | None = None
+        try:
+            if isinstance(plan, Split) and self._runs_prefill:
+                handoff, body = await self._splits.open_prefill(tracker, plan)
+            elif plan.pull is not None:
+                body = await self._pulls.body(context.request.body, plan.pod, plan.pull.holder)
+            if isinstance(body, WholeReply):
+                await self._answer(body, tracker, client)
+                return
+            await self._pick(tracker, candidate, client, body)
+            limit.reschedule(None)
+            await self._follow(tracker, client)
+        finally:
+            if handoff is not None:
+                self._splits.close_prefill(handoff)
+
+    async def _answer(self, reply: WholeReply, tracker: Tracker, client: GatewayExchange) -> None:
+        """Answer in place of the pod: the prefill pod has refused the request, or completed it."""
+        tracker.context.is_unseen = False
+        tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_stream(reply.headers))
+        headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
+        await relay(reply, client, tracker, headers)
+
+    async def _pick(
+        self, tracker: Tracker, candidate: Candidate, client: GatewayExchange, changed: bytes | None
+    ) -> None:
+        """Name the pod of a candidate. `changed`: the body for it, if it is not the client's."""
+        context, plan = tracker.context, candidate.plan
+        may_repeat = context.repeatable and changed is None and not isinstance(plan, Split)
         headers, removed = self._changes(context, plan.pod)
         others = [
             one
             for one in (tracker.fallbacks(self._fallbacks) if may_repeat else ())
             if not isinstance(one.plan, Split) and self._changes(context, one.pod) == (headers, removed)
         ]  # a gateway sends the same headers to all of them, the key of the first pod among them
-        addresses = [gateway_address(one.pod) for one in (candidate, *others) if not isinstance(one.plan, Split)]
-        if isinstance(plan, Split):
-            addresses = [gateway_address(plan.decode)]
+        addresses = [gateway_address(one.pod) for one in (candidate, *others)]
+        if isinstance(plan, Split) and not self._runs_prefill:
             headers.append((PREFILL_HEADER, gateway_address(plan.prefill).encode()))
-        body = pull_body or own
+        body, context.is_picked = changed or context.request.body, True
         is_changed = body != client.received.body
         await client.pick(Pick(",".join(dict.fromkeys(addresses)), headers, removed, body, is_changed))
         context.drop_prompt()

@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
 from typing import TypeAlias
 
 from router.decision import Candidate, Split
-from router.errors import UpstreamError
+from router.errors import UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
@@ -57,16 +58,16 @@ class CoarseTimers:
 
 
 class SilenceWatch:
-    """Closes the connections to pods that have fallen silent within a stream, so that another pod continues it. One
-    timer serves all streams."""
+    """Closes the connections to pods that have fallen silent, so that other pods continue the streams. One timer serves
+    all of them."""
 
     def __init__(self) -> None:
-        self._streams: dict[ContinuingTracker, AnyReply] = {}
+        self._streams: dict[ContinuingTracker, Callable[[], object]] = {}
         self._is_running = False
 
     @contextmanager
-    def watched(self, tracker: ContinuingTracker, reply: AnyReply) -> Iterator[None]:
-        self._streams[tracker] = reply
+    def watched(self, tracker: ContinuingTracker, close: Callable[[], object]) -> Iterator[None]:
+        self._streams[tracker] = close
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -77,12 +78,25 @@ class SilenceWatch:
 
     def _check(self) -> None:
         now_s = monotonic()
-        for tracker, reply in list(self._streams.items()):
+        for tracker, close in list(self._streams.items()):
             if tracker.is_silent(now_s):
-                reply.close()
+                close()
         self._is_running = bool(self._streams)
         if self._is_running:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
+
+
+async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitable[None]]) -> None:
+    """Try the candidates of a request until an attempt raises no `UpstreamError`. Raises that of the last one."""
+    candidate = tracker.first(time.monotonic())
+    while True:
+        try:
+            return await attempt(candidate)
+        except UpstreamError as error:
+            following = tracker.failed(error, time.monotonic())
+            if following is None:
+                raise
+        candidate = following
 
 
 class Attempts:
@@ -96,36 +110,31 @@ class Attempts:
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
         try:
-            candidate = tracker.first(time.monotonic())
-            while True:
-                try:
-                    await self._attempt(tracker, candidate, client)
-                    return
-                except UpstreamError as error:
-                    following = tracker.failed(error, time.monotonic())
-                    if following is None:
-                        if last := tracker.last_events(time.monotonic()):
-                            client.put(last)
-                            client.finish()
-                            return
-                        raise
-                    candidate = following
+            await first_success(tracker, partial(self._attempt, tracker, client))
+        except UpstreamError:
+            if not (last := tracker.last_events(time.monotonic())):
+                raise
+            client.put(last)
+            client.finish()
         finally:
             tracker.end(time.monotonic())
 
-    async def _attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+    async def _attempt(self, tracker: Tracker, client: Downstream, candidate: Candidate) -> None:
         """Try one candidate. It is booked before the first await, and released in any case."""
         delay_s = tracker.begin(candidate, time.monotonic())
         if delay_s is not None:
             self._timers.call_later(delay_s, tracker.assumption)
         try:
-            reply = await self._open(tracker, candidate)
+            if isinstance(tracker, ContinuingTracker) and tracker.joins:
+                reply = await self._watched_open(tracker, candidate)
+            else:
+                reply = await self._open(tracker, candidate)
             try:
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
-                    with self._silence.watched(tracker, reply):
+                    with self._silence.watched(tracker, reply.close):
                         await relay_joined(reply, client, tracker, headers)
                 else:
                     await relay(reply, client, tracker, headers)
@@ -136,6 +145,16 @@ class Attempts:
             raise
         finally:
             tracker.release(time.monotonic())
+
+    async def _watched_open(self, tracker: ContinuingTracker, candidate: Candidate) -> AnyReply:
+        """The same; a pod whose response does not begin while it is not ready any more has failed."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                with self._silence.watched(tracker, partial(limit.reschedule, 0.0)):
+                    return await self._open(tracker, candidate)
+        except TimeoutError as error:
+            pod = candidate.pod.id
+            raise UpstreamTimeout(f"pod {pod} is not ready any more and sends no response", pod=pod) from error
 
     def _open(self, tracker: Tracker, candidate: Candidate) -> Awaitable[AnyReply]:
         """Send the request; returns the response for the client. Raises `UpstreamError`."""

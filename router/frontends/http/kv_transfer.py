@@ -148,10 +148,7 @@ class SplitExecutor:
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
-        name = plan.prefill.handoff
-        facts = self._facts(plan.prefill, name) or {}
-        pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts)
-        attempt = SplitAttempt(tracker, plan, DIALECTS[name], pair, tracker.is_last)
+        attempt = self._begin(tracker, plan)
         prefill = asyncio.ensure_future(self._prefill(attempt))
         prefill.add_done_callback(_retrieve)
         try:
@@ -160,10 +157,45 @@ class SplitExecutor:
         except BaseException as error:
             prefill.cancel()
             attempt.close_reply()
-            self._metrics.handoffs.labels(name, attempt.failed_by(error)).inc()
+            self._count(attempt, attempt.failed_by(error))
             raise
-        self._metrics.handoffs.labels(name, attempt.result).inc()
+        self._count(attempt, attempt.result)
         return reply
+
+    async def open_prefill(self, tracker: Tracker, plan: Split) -> tuple[SplitAttempt, bytes | WholeReply]:
+        """Serve the prefill request alone, where a gateway sends the decode request. Returns the body of that, or the
+        client's whole response. Raises `UpstreamError`."""
+        attempt = self._begin(tracker, plan)
+        try:
+            offered = self._offered(attempt, await self._prefill(attempt))
+            if isinstance(offered, WholeReply):
+                return attempt, offered
+            edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
+            return attempt, attempt.decode_body(offered, self._fleet, edited)
+        except BaseException as error:
+            self._count(attempt, attempt.failed_by(error))
+            raise
+
+    def close_prefill(self, attempt: SplitAttempt) -> None:
+        """Record what came of the handoff of `open_prefill`, at the end of the response."""
+        context = attempt.context
+        if not context.status:
+            attempt.result = CLIENT_GONE
+        elif context.status >= 400:
+            attempt.result = "decode_failed" if attempt.result == "ok" else attempt.result
+        else:
+            self._breaker.success(attempt.pair.prefill.id)
+            if context.first_token_s is not None:
+                self._observe_handoff(attempt, context.phases.began_s + context.first_token_s)
+        self._count(attempt, attempt.result)
+
+    def _begin(self, tracker: Tracker, plan: Split) -> SplitAttempt:
+        name = plan.prefill.handoff
+        pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), self._facts(plan.prefill, name) or {})
+        return SplitAttempt(tracker, plan, DIALECTS[name], pair, tracker.is_last)
+
+    def _count(self, attempt: SplitAttempt, result: str) -> None:
+        self._metrics.handoffs.labels(attempt.plan.prefill.handoff, result).inc()
 
     # --- the prefill request ---
 
@@ -187,17 +219,22 @@ class SplitExecutor:
         return response
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
-        response = await prefill
+        offered = self._offered(attempt, await prefill)
+        return offered if isinstance(offered, WholeReply) else await self._decode(attempt, offered, prefill)
+
+    def _offered(self, attempt: SplitAttempt, response: WholeReply) -> Handoff | WholeReply | None:
+        """The handoff of a prefill response, or the client's whole response. None: the decode pod computes the prompt.
+        Raises `UpstreamError`."""
         if response.status != 200:
             return _refusal(attempt, response)
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
         if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
             self._warn(attempt.pair.prefill, address)
-            handoff = None
+            return None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
-        return await self._decode(attempt, handoff, prefill)
+        return handoff
 
     async def _together(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         """Both are sent at once. The failure of one ends both: the other would wait for minutes."""
@@ -273,14 +310,14 @@ class SplitExecutor:
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
             self._breaker.success(prefill)
-            self._observe_handoff(attempt)
+            self._observe_handoff(attempt, time.monotonic())
         return first
 
-    def _observe_handoff(self, attempt: SplitAttempt) -> None:
+    def _observe_handoff(self, attempt: SplitAttempt, now_s: float) -> None:
         """Record the time of the handoff. An unstreamed response does not show when the KV arrived."""
         if not (attempt.context.request.stream and attempt.sent_handoff):
             return
-        elapsed_s, plan = time.monotonic() - attempt.began_s, attempt.plan
+        elapsed_s, plan = now_s - attempt.began_s, attempt.plan
         self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
         if attempt.dialect.order is Order.PREFILL_FIRST:
             concurrent = attempt.tracker.concurrent_transfers

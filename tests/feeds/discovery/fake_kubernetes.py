@@ -21,7 +21,7 @@ from router.types import PodTls
 
 Object = dict[str, Any]
 PODS, LEASES = "pods", "leases"
-POOLS = "inferencepools"
+POOLS, OBJECTIVES = "inferencepools", "inferenceobjectives"
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
 BOOKMARK_S = 20.0
 PRECONDITIONS = ("uid", "resourceVersion")
@@ -106,6 +106,12 @@ class FakeKubernetes:
         spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
         return self._put(POOLS, {"metadata": {"name": name, "namespace": namespace}, "spec": spec})
 
+    def put_objective(self, name: str, pool: str, priority: int | None, group: str, namespace: str = "ns") -> Object:
+        """Add or change an InferenceObjective; `group` is its API group."""
+        spec = {"poolRef": {"name": pool}} | ({} if priority is None else {"priority": priority})
+        meta = {"name": name, "namespace": namespace}
+        return self._put(f"{group}/{OBJECTIVES}", {"metadata": meta, "spec": spec})
+
     def terminate(self, name: str, namespace: str = "ns") -> None:
         """The begin of a deletion with a grace period."""
         pod = deepcopy(self.objects[PODS, namespace, name])
@@ -185,6 +191,8 @@ class FakeKubernetes:
             labels = self.nodes.get(path[-1])
             meta = {"metadata": {"name": path[-1], "labels": labels}}
             return httpx.Response(200, json=meta) if labels is not None else httpx.Response(404, json={})
+        if OBJECTIVES in path:
+            return self._list_objectives(path[2], path[5], query)
         namespace = path[path.index("namespaces") + 1] if "namespaces" in path else "*"
         if request.method != "GET" or LEASES in path or POOLS in path:
             return self._one(request, namespace, path[path.index("namespaces") + 2 :])
@@ -195,6 +203,15 @@ class FakeKubernetes:
             return httpx.Response(410, json={"kind": "Status", "code": 410, "message": "too old"})
         lines = self._watch(path[-1], namespace, version, float(query["timeoutSeconds"]))
         return httpx.Response(200, stream=_Lines(lines))
+
+    def _list_objectives(self, group: str, namespace: str, query: httpx.QueryParams) -> httpx.Response:
+        """As for any other kind; one that the cluster lacks is not found."""
+        if f"list {OBJECTIVES}" in self.faults.denied:
+            message = f'User "sa" cannot list resource "{OBJECTIVES}"'
+            return httpx.Response(403, json={"kind": "Status", "code": 403, "message": message})
+        if not any(resource == f"{group}/{OBJECTIVES}" for resource, _, _ in self.objects):
+            return httpx.Response(404, text="404 page not found")
+        return self._list(f"{group}/{OBJECTIVES}", namespace, query)
 
     def _one(self, request: httpx.Request, namespace: str, path: list[str]) -> httpx.Response:
         """Get, create or patch one object."""

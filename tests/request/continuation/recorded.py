@@ -106,7 +106,8 @@ class Received:
                     self.texts[name] = self.texts.get(name, "") + delta[name]
             for piece in delta.get("tool_calls") or ():
                 self._read_call(piece)
-            self.logprobs += [entry["token"] for entry in (choice.get("logprobs") or {}).get("content", ())]
+            entries = choice.get("logprobs") or {}
+            self.logprobs += [entry["token"] for entry in entries.get("content", ())] + entries.get("tokens", [])
             if choice["finish_reason"] is not None:
                 self.finish.append((choice["finish_reason"], choice.get("stop_reason")))
 

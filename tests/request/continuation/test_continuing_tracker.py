@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from router.admission.fair_bound import FairBound
-from router.decision import Candidate, Direct, RouteDecision
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
-from router.fleet.fleet import PodEvent
+from router.decision import Candidate, Cost, Direct, RouteDecision
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -19,6 +19,7 @@ from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
 from tests.request.continuation.recorded import Received, body_of, case_named, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import CoreOfPods, pods_at
 
 PODS = {one: f"http://{one}" for one in "abcd"}
@@ -28,7 +29,15 @@ PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array(
 class Fleet:
     """Pods that answer as recorded, and one request."""
 
-    def __init__(self, name: str, plans: str = "abcd", *, limit: int = 1_000_000, **fields: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        plans: str = "abcd",
+        *,
+        limit: int = 1_000_000,
+        endpoint: Endpoint = Endpoint.CHAT,
+        **fields: Any,
+    ) -> None:
         self.core = CoreOfPods(pods_at(PODS))
         for pod in PODS:
             self.core.fleet.trust_continuation(pod, frozenset({Endpoint.CHAT}))
@@ -39,15 +48,16 @@ class Fleet:
             **{
                 **{name: getattr(context.request, name) for name in context.request.__struct_fields__},
                 "body": body_of(self.case),
+                "endpoint": endpoint,
             }
         )
-        context.reader = reader_of(Endpoint.CHAT)
+        context.reader = reader_of(endpoint)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests._rules
+        rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
         options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests._counters
+        counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
         self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
         self.core.core.requests.endings.begin()
@@ -169,6 +179,33 @@ def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
     assert fleet.counted[-1] == ("none", "connection", "two pods failed")
 
 
+def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
+    """No pod has failed: neither the limits of a body nor the retry budget count."""
+    fleet = Fleet("bytes")
+    while fleet.tracker._rules.budget.spend(0.0):
+        pass
+    for share in (0.2, 0.4, 0.6):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason="terminating")
+        assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:
+    fleet = Fleet("bytes")
+    for share in (0.2, 0.4):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason=NOT_READY)
+        can_go_on = fleet.fail()
+    assert not can_go_on
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
 def test_pod_that_cannot_be_reached_is_not_the_last_one() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.3)
@@ -238,6 +275,16 @@ def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_re
     assert not fleet.counted
 
 
+def test_pod_that_sends_no_head_is_silent_after_the_time_that_its_prompt_takes() -> None:
+    fleet = Fleet("bytes")
+    fleet.tracker.release(0.0)
+    fleet.begin(Candidate(Direct(fleet.core.pod("a")), Cost(("prefill",), (1000.0,), 1000.0), 0))
+    fleet.core.fleet.event("a", PodEvent.DRAIN)
+    assert not fleet.tracker.is_silent(5.1)
+    assert fleet.tracker.is_silent(6.2)
+    fleet.close()
+
+
 def test_without_memory_the_stream_is_not_continued() -> None:
     fleet = Fleet("bytes", limit=100)
     fleet.answer(0.5)
@@ -264,6 +311,19 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
     fleet = Fleet("bytes", **fields)
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == said.encode()
     fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"n": 2}, "n"), ({"temperature": 1.0, "presence_penalty": 1.0}, "presence penalty")]
+)
+def test_broken_stream_that_was_refused_from_the_start_is_counted_by_its_reason(
+    fields: dict[str, Any], why: str
+) -> None:
+    fleet = Fleet("bytes", **fields)
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", why)]
 
 
 @pytest.mark.parametrize(
@@ -400,3 +460,37 @@ def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
     fleet.end()
     fleet.close()
     assert whole(fleet.received) == uncut("sampled")
+
+
+@pytest.mark.parametrize(("endpoint", "write"), WRITERS)
+def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, write: Write) -> None:
+    fleet = Fleet("bytes", endpoint=endpoint, temperature=0)
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
+    for number, share in enumerate((0.5, 0.7, 1.0)):
+        sent = write(ANSWER, (3 + number,), number)
+        fleet.tracker.head(fleet.pod, 200, fleet.now_s, is_stream=True)
+        fleet.received += fleet.tracker.piece(sent[: int(share * len(sent))], fleet.now_s)
+        assert fleet.memory.used > 0
+        if number < 2:
+            with pytest.raises(UpstreamBroken):
+                fleet.tracker.ended()
+            assert fleet.fail(UpstreamTimeout("silent", pod=fleet.pod))
+    fleet.end()
+    assert fleet.context.reader.output_tokens == 12
+    body = fleet.tracker.body
+    assert (b'"request_id":"resp-0"' in body) == (endpoint is Endpoint.RESPONSES)
+    fleet.close()
+    assert without_ids_of_later_pods(steps_of(fleet.received), 3) == steps_of(write(ANSWER, (3,), 0))
+    assert [method for method, _, _ in fleet.counted] == ["replay", "replay"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"temperature": 1.0}, "sampled"), ({"temperature": 0, "store": True}, "not repeatable")]
+)
+def test_agents_stream_that_cannot_be_made_again_is_refused_by_name(fields: dict[str, Any], why: str) -> None:
+    fleet = Fleet("bytes", endpoint=Endpoint.RESPONSES, **fields)
+    fleet.context.request = structs.replace(fleet.context.request, prompt=fields)
+    fleet.tracker.release(0.0)
+    fleet.begin(fleet.tracker.first(0.0))
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
+    fleet.close()

@@ -1,0 +1,92 @@
+"""Priorities of requests from InferenceObjectives, while these change and cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import pytest
+
+from router.config.discovery_schema import KubernetesApi
+from router.feeds.discovery.inference_pool import POOL_S
+from router.feeds.discovery.kube_api import KubeApi
+from router.feeds.discovery.objectives import PoolObjectives, read_objectives
+from router.feeds.discovery.source_status import SourceStatus
+from tests.feeds.discovery.fake_kubernetes import OBJECTIVES, FakeKubernetes
+from tests.virtual_time import run_virtually
+
+GIE, LLM_D = "inference.networking.x-k8s.io", "llm-d.ai"
+
+
+def virtually(cluster: FakeKubernetes, story: Callable[[PoolObjectives], Awaitable[None]]) -> None:
+    async def main() -> None:
+        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), cluster.connect)
+        found = PoolObjectives("models", "ns", api, SourceStatus("objectives"))
+        task = asyncio.create_task(found.run())
+        await asyncio.sleep(1)
+        try:
+            await story(found)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("group", [GIE, LLM_D])
+def test_priorities_are_those_of_the_pool_and_follow_its_objectives(group: str) -> None:
+    """No priority is 0; the other group's kind need not exist."""
+    cluster = FakeKubernetes()
+    cluster.put_objective("chat", "models", 10, group)
+    cluster.put_objective("batch", "models", -5, group)
+    cluster.put_objective("usual", "models", None, group)
+    cluster.put_objective("foreign", "other-pool", 99, group)
+
+    async def story(found: PoolObjectives) -> None:
+        assert found.priorities == {b"chat": 10, b"batch": -5, b"usual": 0}
+        cluster.put_objective("chat", "models", 20, group)
+        cluster.delete("batch", resource=f"{group}/{OBJECTIVES}")
+        await asyncio.sleep(POOL_S)
+        assert found.priorities == {b"chat": 20, b"usual": 0}
+        assert not found.status.error
+
+    virtually(cluster, story)
+
+
+def test_a_cluster_without_objectives_has_no_priorities_and_no_error() -> None:
+    async def story(found: PoolObjectives) -> None:
+        assert (found.priorities, found.status.error) == ({}, "")
+
+    virtually(FakeKubernetes(), story)
+
+
+def test_the_last_priorities_stay_while_objectives_cannot_be_read() -> None:
+    cluster = FakeKubernetes()
+    cluster.put_objective("chat", "models", 10, GIE)
+
+    async def story(found: PoolObjectives) -> None:
+        cluster.faults.denied = frozenset({f"list {OBJECTIVES}"})
+        await asyncio.sleep(POOL_S)
+        assert found.priorities == {b"chat": 10}
+        assert f'resources: ["{OBJECTIVES}"], verbs: ["list"]' in found.status.error
+        cluster.faults.denied = frozenset()
+        await asyncio.sleep(POOL_S)
+        assert not found.status.error
+
+    virtually(cluster, story)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"items":[{"metadata":{"name":"a"},"spec":{}}]}',
+        b'{"items":[{"metadata":{"name":"a"},"spec":{"poolRef":{"name":"models"},"priority":"high"}}]}',
+        b'{"items":[%b]}' % b",".join([b'{"metadata":{"name":"a"},"spec":{"poolRef":{"name":"models"}}}'] * 1001),
+    ],
+)
+def test_what_is_no_list_of_objectives_is_refused(body: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_objectives(body, "models")
