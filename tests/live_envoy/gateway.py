@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,9 +38,15 @@ def documented_bootstrap() -> Bootstrap:
     return bootstrap
 
 
-def filters_of(bootstrap: Bootstrap) -> list[dict[str, Any]]:
+def listener_of(bootstrap: Bootstrap) -> dict[str, Any]:
+    """The connection manager of clients."""
     listener = bootstrap["static_resources"]["listeners"][0]
-    filters: list[dict[str, Any]] = listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
+    typed: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return typed
+
+
+def filters_of(bootstrap: Bootstrap) -> list[dict[str, Any]]:
+    filters: list[dict[str, Any]] = listener_of(bootstrap)["http_filters"]
     return filters
 
 
@@ -98,7 +105,7 @@ class Gateway:
     pods: Sequence[int]
     processes: dict[str, subprocess.Popen[bytes]]
     logs: Path
-    restart: dict[str, list[str]] = field(default_factory=dict)
+    commands: dict[str, list[str]] = field(default_factory=dict)
 
     def figures(self, prefix: str) -> dict[str, float]:
         """Samples of the picker's metrics by name and labels."""
@@ -116,8 +123,32 @@ class Gateway:
         text = httpx.get(f"{self.envoy_admin}/stats?filter={name}").text
         return sum(int(line.rpartition(" ")[2]) for line in text.splitlines() if line.rpartition(" ")[2].isdigit())
 
+    def is_ready(self, name: str) -> bool:
+        """Whether the picker serves. Raises `RuntimeError` with its log if it has ended."""
+        if self.processes[name].poll() is not None:
+            raise RuntimeError(self.log(name)[-3000:])
+        return httpx.get(f"{self.admin}/readyz").status_code == 200
+
+    @property
+    def port(self) -> int:
+        """Of clients."""
+        return int(self.url.rpartition(":")[2])
+
     def log(self, name: str) -> str:
         return (self.logs / f"{name}.log").read_text()
+
+
+def chat(text: str = "Hello", **fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
+
+
+def post(gateway: Gateway, body: dict[str, Any], path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
+    return httpx.post(f"{gateway.url}{path}", json=body, timeout=120, **more)
+
+
+def kill(gateway: Gateway, name: str) -> None:
+    gateway.processes[name].send_signal(signal.SIGKILL)
+    gateway.processes[name].wait()
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = START_S) -> None:
@@ -139,9 +170,10 @@ def running_gateway(
     time_scale: float = 0.1,
     picker: Bootstrap | None = None,
     other_pods: Sequence[int] = (),
+    pickers: int = 1,
     **config: Any,
 ) -> Iterator[Gateway]:
-    """Mock engines, or `other_pods`, a picker and Envoy, each a process."""
+    """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns."""
     folder = Path(tempfile.mkdtemp(prefix="live_envoy_"))
     pods = other_pods or [free_port() for _ in range(engines)]
     port, admin, envoy_admin, picker_port = (free_port() for _ in range(4))
@@ -149,9 +181,12 @@ def running_gateway(
     _set_ports(bootstrap, port, picker_port, pods, envoy_admin)
     for change in changes:
         change(bootstrap)
+    commands = _commands(folder, () if other_pods else pods, time_scale, port)
+    for number in range(1, pickers):
+        ports = free_port(), free_port()
+        commands[f"picker{number}"] = _another_picker(commands["picker"], bootstrap, *ports)
     _write(folder / "envoy.yaml", bootstrap)
     _write(folder / "router.yaml", _router_config(picker_port, admin, pods, picker or {}) | config)
-    commands = _commands(folder, () if other_pods else pods, time_scale, port)
     with ExitStack() as stack:
         processes = {
             name: stack.enter_context(_running(command, folder / f"{name}.log")) for name, command in commands.items()
@@ -166,7 +201,7 @@ def running_gateway(
             folder,
             commands,
         )
-        wait_for(lambda: httpx.get(f"{gateway.admin}/readyz").status_code == 200, "the picker is not ready")
+        wait_for(lambda: gateway.is_ready("picker"), "the picker is not ready")
         wait_for(lambda: "::healthy" in _clusters(gateway), "Envoy sees no picker")
         yield gateway
 
@@ -192,6 +227,17 @@ def _commands(folder: Path, pods: Sequence[int], time_scale: float, base_id: int
         "picker": [*warmroute, "picker", "--config", str(folder / "router.yaml")],
         "envoy": [*envoy, "--base-id", str(base_id)],
     }
+
+
+def _another_picker(command: list[str], bootstrap: Bootstrap, port: int, admin: int) -> list[str]:
+    """The command of a picker with the same configuration, which Envoy asks, too."""
+    [cluster] = [one for one in bootstrap["static_resources"]["clusters"] if one["name"] == "picker"]
+    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"].append(_endpoint(port))
+    return [*command, "--port", str(port), "--admin-port", str(admin)]
+
+
+def _endpoint(port: int) -> Bootstrap:
+    return {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}}
 
 
 def _clusters(gateway: Gateway) -> str:
@@ -223,10 +269,8 @@ def _set_ports(bootstrap: Bootstrap, port: int, picker: int, pods: Sequence[int]
     resources["listeners"][0]["address"]["socket_address"]["port_value"] = port
     bootstrap["admin"] = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": admin}}}
     clusters = {one["name"]: one["load_assignment"]["endpoints"][0] for one in resources["clusters"]}
-    clusters["picker"]["lb_endpoints"][0]["endpoint"]["address"]["socket_address"]["port_value"] = picker
-    clusters["pods"]["lb_endpoints"] = [
-        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": pod}}}} for pod in pods
-    ]
+    clusters["picker"]["lb_endpoints"] = [_endpoint(picker)]
+    clusters["pods"]["lb_endpoints"] = [_endpoint(pod) for pod in pods]
 
 
 def _write(path: Path, content: Bootstrap) -> None:

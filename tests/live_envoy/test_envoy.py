@@ -7,7 +7,9 @@ import hashlib
 import json
 import random
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -20,10 +22,13 @@ from tests.live_envoy.gateway import (
     Bootstrap,
     Change,
     Gateway,
-    filters_of,
+    chat,
+    ext_proc_of,
+    kill,
     modes,
     original_dst,
     picker_is_healthy,
+    post,
     running_gateway,
     wait_for,
 )
@@ -36,21 +41,16 @@ SETUPS: dict[str, tuple[Change, ...]] = {
     "original_dst": (original_dst,),
     "buffered": (BUFFERED,),
 }
+PICKER = {"message_timeout_s": 5.0}
+"""As in the configuration of Envoy; it counts where Envoy buffers."""
 REQUESTS = 300
 
 
 @pytest.fixture(scope="module", params=SETUPS)
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    with running_gateway(*SETUPS[request.param], engines=3, limits={"max_body_bytes": 64 << 20}) as running:
+    setup, limits = SETUPS[request.param], {"max_body_bytes": 64 << 20}
+    with running_gateway(*setup, engines=3, picker=PICKER, limits=limits) as running:
         yield running
-
-
-def chat(text: str = "Hello", **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, **fields}
-
-
-def post(gateway: Gateway, body: dict[str, Any], path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
-    return httpx.post(f"{gateway.url}{path}", json=body, timeout=120, **more)
 
 
 def test_requests_go_to_the_pod_that_the_picker_names(gateway: Gateway) -> None:
@@ -91,6 +91,12 @@ def test_chunked_and_bodyless_requests_are_served(gateway: Gateway) -> None:
     sent = httpx.post(f"{gateway.url}/v1/chat/completions", content=pieces, headers=kind, timeout=60)
     assert sent.status_code == 200
     assert httpx.get(f"{gateway.url}/v1/models").json()["data"][0]["id"] == MODEL
+
+
+def running_at(pod: int) -> float:
+    """Requests at an engine."""
+    lines = httpx.get(f"http://127.0.0.1:{pod}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_"))
 
 
 async def some_requests(gateway: Gateway) -> int:
@@ -137,13 +143,7 @@ def test_large_bodies_arrive_whole(change: tuple[Change, ...]) -> None:
 
 
 def refuses_without_picker(bootstrap: Bootstrap) -> None:
-    [found] = [one["typed_config"] for one in filters_of(bootstrap) if one["name"].endswith("ext_proc")]
-    found["failure_mode_allow"] = False
-
-
-def kill(gateway: Gateway, name: str) -> None:
-    gateway.processes[name].send_signal(signal.SIGKILL)
-    gateway.processes[name].wait()
+    ext_proc_of(bootstrap)["failure_mode_allow"] = False
 
 
 def test_without_a_picker_requests_go_to_any_pod() -> None:
@@ -213,6 +213,23 @@ def test_a_killed_picker_loses_no_stream_without_trailers() -> None:
     with running_gateway(modes(response_trailer_mode="SKIP"), time_scale=5.0) as gateway:
         events, complete = slow_stream(gateway, 5, lambda: kill(gateway, "picker"))
         assert complete and events > 90
+
+
+def default_timeout(bootstrap: Bootstrap) -> None:
+    del ext_proc_of(bootstrap)["message_timeout"]
+
+
+@pytest.mark.parametrize(("change", "status"), [((), 200), ((default_timeout,), 504)], ids=["documented", "default"])
+def test_a_picker_that_pauses_delays_a_response(change: tuple[Change, ...], status: int) -> None:
+    """With Envoy's own `message_timeout` it costs the response, although the pod has answered."""
+    with running_gateway(*change, engines=1, time_scale=5.0) as gateway, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(post, gateway, chat("Count.", max_tokens=40, ignore_eos=True))
+        wait_for(lambda: running_at(gateway.pods[0]), "the engine has no request", 30)
+        gateway.processes["picker"].send_signal(signal.SIGSTOP)
+        wait_for(lambda: not running_at(gateway.pods[0]), "the engine does not answer", 30)
+        time.sleep(1.0)  # the picker pauses longer than the default
+        gateway.processes["picker"].send_signal(signal.SIGCONT)
+        assert answer.result().status_code == status
 
 
 def test_a_wrong_mode_is_refused_with_what_to_set() -> None:
