@@ -10,6 +10,7 @@ ROUNDS ?= 7
 LIMIT ?= 1.00
 LOADS ?=
 DOCS := $(HOME)/.cache/warmroute/docs/env
+unexport PYTHONDONTWRITEBYTECODE  # each process would compile the sources again
 
 SAMPLE ?= 200
 PACKAGES ?=

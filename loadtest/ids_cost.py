@@ -32,7 +32,7 @@ from tests.live.engines import EngineProcess, start_vllm
 from tests.live.live_fleet import AGENT_FLAGS
 
 STREAMS = 12
-TOKENS = 400
+TOKENS = 200
 STUDENT = {4: 3.18, 6: 2.57, 8: 2.36, 10: 2.26, 12: 2.20, 16: 2.13, 20: 2.09, 30: 2.05}
 """Student's t for 95 %, by number of pairs."""
 PLAIN = [11, 13, 264, 279, 304, 315, 323, 374, 389, 429, 432, 458, 504, 525, 702, 773, 825, 1075, 1349]

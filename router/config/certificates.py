@@ -1,5 +1,4 @@
-"""Loads certificates with their keys from PEM files, for the listener and for connections to pods, and finds what is
-wrong with them."""
+"""Loads certificates and keys from PEM files, for the listener and for pods, and finds what is wrong with them."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from router.types import PodTls
 
 
 def load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
-    """Use the certificate and key in new connections of the context. Raises `ConfigError`, and then the context keeps
-    what it has."""
+    """Use them in new connections of the context. Raises `ConfigError`, and then the context keeps what it has."""
     key_file = key_file or cert_file
     read_named("tls.cert_file", cert_file)
     read_named("tls.key_file", key_file)
@@ -95,7 +93,6 @@ class ListenCertificate:
 
     @property
     def stale(self) -> StaleFile | None:
-        """The files if they have changed and cannot be used."""
         problem = f"not usable; the last one stays in use: {self._loaded.error}"
         return StaleFile(self._files.cert_file, problem, self._loaded.failed_since_s) if self._loaded.error else None
 

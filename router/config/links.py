@@ -64,8 +64,7 @@ def load_link_classes() -> dict[str, LinkClass]:
 
 
 def build_links(config: LinksConfig, classes: Mapping[str, LinkClass]) -> Links:
-    """The links as a core value. A link with its own figures is calibrated under the name of its place. Raises
-    `ConfigError` for an unknown class."""
+    """A link with its own figures is calibrated under the name of its place. Raises `ConfigError`."""
     return Links(**{place: _link(place, getattr(config, place), classes) for place in LinksConfig.model_fields})
 
 

@@ -176,8 +176,7 @@ def load(path: Path, model: type[M], changes: Sequence[str] = ()) -> M:
 
 
 def load_valid(path: Path, model: type[M], changes: Sequence[str] = ()) -> tuple[M, str]:
-    """The same without the keys of the top level that contain mistakes, and these mistakes. Raises `ConfigError` if
-    that leaves nothing valid."""
+    """The same without top-level keys with mistakes, and these mistakes. Raises `ConfigError` if nothing is left."""
     document = read_document(path)
     data, unset = with_environment(plain(document.data), os.environ)
     for change in changes:

@@ -78,11 +78,10 @@ def explain_mistakes(
     *,
     shows_values: bool = True,
 ) -> str:
-    """One line for each mistake in `data`, in the order of the file; `where` returns the file and line of a key, or
-    `("", 0)`."""
+    """A line for each mistake in `data`, in the order of the file. `where`: file and line of a key, or `("", 0)`."""
     found = [(_keys(problem, data, model), problem) for problem in error.errors()]
     deeper = {keys[:end] for keys, _ in found for end in range(len(keys))}
-    kept = [each for each in found if each[0] not in deeper or not _is_of_union(*each)]
+    kept = [each for each in found if each[0] not in deeper or len(each[0]) >= len(each[1]["loc"])]  # not of a union
     kept.sort(key=lambda each: (where(each[0])[1], [str(key) for key in each[0]]))
     return "\n".join(
         _place(*where(keys)) + _explained(model, keys, [problem for _, problem in group], shows_values=shows_values)
@@ -129,10 +128,6 @@ def _value_at(data: Any, key: str | int) -> Any:
     if isinstance(data, list | tuple) and isinstance(key, int) and key < len(data):
         return data[key]
     return data.get(key) if isinstance(data, dict) else None
-
-
-def _is_of_union(keys: Location, problem: ErrorDetails) -> bool:
-    return len(keys) < len(problem["loc"])
 
 
 def yaml_mistake(problem: str) -> str:
@@ -229,27 +224,19 @@ def _unknown_key(model: type[BaseModel], location: Location, keys: Location) -> 
     return f"{'.'.join(map(str, (*keys[:-1], named)))}: unknown key{near or known}"
 
 
-def _annotation_at(model: type[BaseModel], location: Sequence[str | int]) -> Any:
-    """The type of the deepest part of `location` that is a field of `model`."""
-    owner: type | None = model
+def _annotation_at(model: type, location: Sequence[str | int]) -> Any:
+    """The type of the deepest part of `location` that is a field, also inside lists, dicts and unions."""
     found: Any = model
     for part in location:
-        if owner is not None and issubclass(owner, BaseModel) and part in owner.model_fields:
-            found = owner.model_fields[str(part)].rebuild_annotation()
-            owner = next(_models_in(found), None)
+        owner = next(_models_in(found), None)
+        if owner is not None and part in (fields := _fields(owner)):
+            found = fields[str(part)]
     return found
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    """The model or dataclass at `location`, also inside lists, dicts and unions."""
-    current: type | None = model
-    for part in location:
-        if current is None:
-            return None
-        fields = _fields(current)
-        if isinstance(part, str) and part in fields:
-            current = next(_models_in(fields[part]), None)
-    return current
+    """The model or dataclass at `location`."""
+    return next(_models_in(_annotation_at(model, location)), None)
 
 
 def _fields(model: type) -> Mapping[str, Any]:

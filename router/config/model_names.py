@@ -49,8 +49,7 @@ class ModelNames:
 
 
 def with_model_folders(config: RouterConfig) -> RouterConfig:
-    """The configuration with a model for each folder that its patterns find, after the models of the file. Raises
-    `ConfigError`."""
+    """The configuration, and a model for each folder that its patterns find. Raises `ConfigError`."""
     names, found = ModelNames(config.models), list(config.models)
     for pattern in config.models:
         if pattern.has_folders:

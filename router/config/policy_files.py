@@ -140,8 +140,7 @@ def policy_files(folder: Path) -> dict[str, Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Policy files of the folder, then of its subfolders. Skips names with a leading dot: a mounted ConfigMap keeps its
-    versions in such folders."""
+    """Those of the folder, then of its subfolders, without names with a leading dot: versions of a ConfigMap."""
     visible = "[!.]*"
     return [*sorted(folder.glob(f"{visible}.yaml")), *sorted(folder.glob(f"{visible}/{visible}.yaml"))]
 

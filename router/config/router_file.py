@@ -127,11 +127,10 @@ def check_files(mistakes: MistakeList, config: RouterConfig) -> None:
                 read_named(key, file)
     for location, file in (("receipts", "file"), config.receipts.file), (("admin", "socket"), config.admin.socket):
         with mistakes.at(*location):
-            _check_writable(location, file)
+            _check_writable(".".join(location), file)
 
 
 def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
-    """The keys and TLS files of pods must be readable."""
     pods: dict[Location, PodConfig | DiscoveredPods] = {
         **{("pods", number): pod for number, pod in enumerate(config.pods)},
         **{("discovery", *place, "pod"): group for place, group in config.discovery.groups.items()},
@@ -158,14 +157,10 @@ def check_authorities(mistakes: MistakeList, config: RouterConfig) -> None:
                 check_authority(api.ca_file)
 
 
-def _check_writable(location: Location, file: str | None) -> None:
+def _check_writable(key: str, file: str | None) -> None:
     folder = Path(file or "").parent
     if file and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"{_dotted(location)}: cannot write to the folder {folder}; create it, or name another")
-
-
-def _dotted(location: Location) -> str:
-    return ".".join(map(str, location))
+        raise ConfigError(f"{key}: cannot write to the folder {folder}; create it, or name another")
 
 
 def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:

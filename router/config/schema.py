@@ -225,7 +225,7 @@ class Probes(Strict):
 
 
 class ContinuationConfig(Strict):
-    """Broken streams of chats and completions go on, on another pod: `docs/continuation.md`."""
+    """Broken streams go on, on another pod: `docs/continuation.md`."""
 
     enabled: bool = False
     """Ask vLLM (0.27 or later) for token ids in streams, and remember them while a stream lasts."""

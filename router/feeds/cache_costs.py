@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -28,34 +29,26 @@ UNKNOWN_GENERATION = Generation(model="")
 """Prompts are looked up by the hashes of their own generation only: their tokens are not kept."""
 
 
+@dataclass(slots=True, eq=False)
 class CacheCosts:
     """Deletion costs by uid of a Kubernetes pod. `generation_of`: that of a pod's model; None if it is unknown."""
 
-    def __init__(
-        self,
-        recent: RecentPrompts,
-        store: LocalStore,
-        fleet: Fleet,
-        ledger: Ledger,
-        generation_of: Callable[[Pod], Generation | None],
-    ) -> None:
-        self._recent = recent
-        self._store = store
-        self._fleet = fleet
-        self._ledger = ledger
-        self._generation_of = generation_of
+    recent: RecentPrompts
+    store: LocalStore
+    fleet: Fleet
+    ledger: Ledger
+    generation_of: Callable[[Pod], Generation | None]
 
     async def read(self) -> dict[str, int] | None:
-        """The costs of all pods that have a uid; None while the index is incomplete. A pod that is not ready has what
-        it has in flight."""
-        pods = self._fleet.snapshot.pods
+        """By uid; None while the index is incomplete. A pod that is not ready has its work in flight."""
+        pods = self.fleet.snapshot.pods
         owners = self._owners(pods)
         values = CacheValues(owners)
-        prompts, step = self._recent.sample(SAMPLE_PROMPTS, SAMPLE_BLOCKS)
+        prompts, step = self.recent.sample(SAMPLE_PROMPTS, SAMPLE_BLOCKS)
         if not await self._add(prompts, values, owners):
             return None
         parts: defaultdict[str, list[float]] = defaultdict(list)
-        inflight = self._ledger.inflight()
+        inflight = self.ledger.inflight()
         for status in pods:
             if status.pod.uid and (work := inflight.get(status.pod.id)) is not None:
                 parts[status.pod.uid].append(in_flight_ms(work, status.pod.speed))
@@ -66,7 +59,7 @@ class CacheCosts:
         found: dict[PodId, CacheOwner] = {}
         for status in pods:
             pod = status.pod
-            generation = self._generation_of(pod) if status.state is PodState.READY else None
+            generation = self.generation_of(pod) if status.state is PodState.READY else None
             if generation is not None:
                 found[pod.id] = CacheOwner(pod.uid or pod.id, pod.speed, generation.block_size_tokens)
         return found
@@ -78,7 +71,7 @@ class CacheCosts:
         steps = 0
         for prompt in prompts if owners else ():
             now_s = time.monotonic()
-            match = self._store.match(PromptPrefix(UNKNOWN_GENERATION, (), prompt.hashes), now_s)
+            match = self.store.match(PromptPrefix(UNKNOWN_GENERATION, (), prompt.hashes), now_s)
             if match.degraded:
                 return False
             values.add(prompt.hashes, match.blocks, now_s - prompt.at_s)

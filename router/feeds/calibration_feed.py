@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from router.feeds.supervise import Feeds
@@ -24,26 +24,20 @@ APPLY_S = 1.0
 EXCHANGE_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class CalibrationFeed:
     """Applies and shares one calibration. `configured()` are the pods with their priors' speeds; `shared(model)` is the
     exchange of one model."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        calibrator: Calibrator,
-        configured: Callable[[], Iterable[Pod]],
-        shared: Callable[[str], SharedCalibration] | None = None,
-    ) -> None:
-        self._fleet = fleet
-        self._calibrator = calibrator
-        self._configured = configured
-        self._shared = shared
-        self._exchanges: dict[str, SharedCalibration] = {}
+    fleet: Fleet
+    calibrator: Calibrator
+    configured: Callable[[], Iterable[Pod]]
+    shared: Callable[[str], SharedCalibration] | None = None
+    _exchanges: dict[str, SharedCalibration] = field(default_factory=dict)
 
     @property
     def runs(self) -> Feeds:
-        return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self._shared else {})
+        return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self.shared else {})
 
     async def apply_forever(self) -> None:
         while True:
@@ -59,22 +53,21 @@ class CalibrationFeed:
                 await asyncio.sleep(EXCHANGE_S if self._exchanges else APPLY_S)
 
     async def _exchange(self) -> None:
-        assert self._shared is not None
-        for model in sorted({status.pod.base_model for status in self._fleet.snapshot.pods} - {""}):
+        assert self.shared is not None
+        for model in sorted({status.pod.base_model for status in self.fleet.snapshot.pods} - {""}):
             if model not in self._exchanges:
-                self._exchanges[model] = self._shared(model)
-            await self._exchanges[model].exchange(self._calibrator.calibration)
+                self._exchanges[model] = self.shared(model)
+            await self._exchanges[model].exchange(self.calibrator.calibration)
 
     def apply(self) -> None:
-        """Give the fleet the current speeds and links."""
-        calibration, priors = self._calibrator.calibration, {pod.id: pod.speed for pod in self._configured()}
-        self._calibrator.priors = priors
+        calibration, priors = self.calibrator.calibration, {pod.id: pod.speed for pod in self.configured()}
+        self.calibrator.priors = priors
         speeds = {
             status.pod.id: calibration.speed(class_key(status.pod), status.pod.id, priors[status.pod.id])
-            for status in self._fleet.snapshot.pods
+            for status in self.fleet.snapshot.pods
             if status.pod.id in priors
         }
-        self._fleet.calibrate(speeds, calibrated_links(calibration, self._calibrator.links))
+        self.fleet.calibrate(speeds, calibrated_links(calibration, self.calibrator.links))
 
 
 def calibrated_links(calibration: Calibration, configured: Links) -> Links:

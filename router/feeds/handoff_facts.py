@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from router.engines.engine_catalog import DIALECTS
@@ -21,40 +22,32 @@ RETRY_S = 1.0
 _Facts = Mapping[str, Any]
 
 
+@dataclass(slots=True, eq=False)
 class HandoffFacts:
-    def __init__(
-        self,
-        fleet: Fleet,
-        get_url: Callable[..., Awaitable[bytes]],
-        *,
-        timeout_s: float,
-        dialects: Mapping[str, Dialect] = DIALECTS,
-        retry_s: float = RETRY_S,
-    ) -> None:
-        self._fleet = fleet
-        self._get_url = get_url
-        self._timeout_s = timeout_s
-        self._dialects = dialects
-        self._retry_s = retry_s
-        self._known: dict[tuple[PodId, str], tuple[int, _Facts]] = {}
+    fleet: Fleet
+    get_url: Callable[..., Awaitable[bytes]]
+    timeout_s: float
+    dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
+    retry_s: float = RETRY_S
+    _known: dict[tuple[PodId, str], tuple[int, _Facts]] = field(default_factory=dict)
 
     def of(self, pod: Pod, dialect: str) -> _Facts | None:
         """The pod's facts for `Pair.facts`; None while they are unknown for its epoch."""
-        if self._dialects[dialect].facts_url(pod) is None:
+        if self.dialects[dialect].facts_url(pod) is None:
             return {}
         epoch, facts = self._known.get((pod.id, dialect), (None, None))
         return facts if epoch == pod.epoch else None
 
     async def run(self) -> None:
-        await each_pod("handoff facts of", self._fleet, self._watch)
+        await each_pod("handoff facts of", self.fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         try:
             while True:
-                status = self._fleet.status(pod_id)
+                status = self.fleet.status(pod_id)
                 if status is not None and status.state is PodState.READY:
                     await self._fetch_missing(status.pod)
-                await pause(changed, self._retry_s)
+                await pause(changed, self.retry_s)
         finally:
             self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
 
@@ -63,14 +56,14 @@ class HandoffFacts:
         if pod.role is Role.DECODE:
             return
         for name in sorted({pod.handoff, pod.pulls} - {""}):
-            url = self._dialects[name].facts_url(pod)
+            url = self.dialects[name].facts_url(pod)
             if url is None or self.of(pod, name) is not None:
                 continue
             try:
-                answer = await self._get_url(url, self._timeout_s, pod=_credentials(pod, url))
+                answer = await self.get_url(url, self.timeout_s, pod=_credentials(pod, url))
             except UpstreamError:
                 continue
-            facts = self._dialects[name].parse_facts(answer, pod)
+            facts = self.dialects[name].parse_facts(answer, pod)
             if facts is not None:
                 self._known[pod.id, name] = (pod.epoch, facts)
 

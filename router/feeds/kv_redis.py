@@ -70,7 +70,6 @@ class IndexFeed:
             self._logs.clear()
 
     async def _refresh(self) -> None:
-        """Follow new generations and stop following those that are no longer published."""
         generations = self._followed(filter(self._wanted, await self._reader.generations(tuple(self._logs))))
         for generation in generations - self._logs.keys():
             self._logs[generation] = _Log(generation, self._reader, self._store, self._update_age)
@@ -170,7 +169,6 @@ class _Log:
         self._index.restore(known)
 
     async def _read_on(self) -> None:
-        """Apply the next log entries and expire holders."""
         assert self._position is not None
         entries = await self._reader.entries(self._generation, self._position)
         for entry_id, entry in entries:

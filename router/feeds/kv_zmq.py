@@ -12,29 +12,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Protocol
 
 import structlog
-import zmq
-import zmq.asyncio
 
 from router.engines.adapter import KvEventSource
 from router.feeds.supervise import cancel_all, loop_time_s, supervise
+from router.feeds.zmtp import LOST, ZmqLink, connected, subscribe
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
 from router.index.sequence import StreamPosition, Verdict
-from router.observe.kv_stream_metrics import KvStreamMetrics
+from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import EventStore
 from router.types import Generation, KvEvent, Pod, PodId
 
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
 
-LIVE_MESSAGES = 32
-"""Messages that wait in memory. Further ones wait in the engine, which drops the oldest at some number: a gap."""
-MAX_FRAMES = 8
 REPLAY = Bound("replay of KV events", 64 * 1024 * 1024, 100_000)
 """What is read of it before it is applied; it is asked for the rest then."""
 REPLAY_S, MAX_REPLAYS = 30.0, 32
@@ -87,35 +85,18 @@ class KvFeed:
         self.undecodable = 0
 
     async def run(self) -> None:
-        """Follow the stream until cancelled. ZMQ reconnects. Raises a group with an `OutOfBounds`."""
-        subscriber = _socket(zmq.SUB, LIVE_MESSAGES)
-        connections = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
-            subscriber.subscribe(b"")
-            if binds(self._source.endpoint):
-                subscriber.bind(self._source.endpoint)
-            else:
-                subscriber.connect(self._source.endpoint)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._replay_on_connect(connections))
-                while True:
-                    await self.receive(await receive_frames(subscriber))
-                    await asyncio.sleep(0)  # yield: receiving a backlog never blocks
-        finally:
-            subscriber.disable_monitor()
-            connections.close(linger=0)
-            subscriber.close(linger=0)
+        """Follow the stream until cancelled. Raises `OutOfBounds`, alone or in a group."""
+        await subscribe(self._source.endpoint, MESSAGE, self._follow)
 
-    async def _replay_on_connect(self, connections: zmq.asyncio.Socket) -> None:
-        """Replay after each connection: messages may have been missed before."""
+    async def _follow(self, link: ZmqLink) -> None:
+        """Replay after each connection, because messages may have been missed before, then receive."""
+        async with self._apply_lock:
+            await self._replay()
+            self._report_state()
         while True:
-            await connections.recv_multipart()
-            async with self._apply_lock:
-                await self._replay()
-                self._report_state()
+            await self.receive(await link.receive())
 
     async def receive(self, frames: Sequence[bytes]) -> None:
-        """Handle one live message."""
         parsed = self._parse(frames)
         if parsed is not None:
             async with self._apply_lock:
@@ -147,8 +128,7 @@ class KvFeed:
         self._report_state()
 
     async def _replay(self) -> None:
-        """Replay, starting with the last received message. Repeat while replies are lost but progress is made. Raises
-        `OutOfBounds`."""
+        """Replay from the last message on, again while replies are lost. Raises `OutOfBounds`."""
         endpoint, replays = self._source.replay_endpoint, 0
         while endpoint is not None:
             replays += 1
@@ -228,52 +208,26 @@ class KvFeed:
         self._sink.stream_state(self._pod, complete=self._sequence.complete)
 
 
-def binds(endpoint: str) -> bool:
-    """Whether the endpoint has a wildcard address: bind it instead of connecting to it."""
-    return "*" in endpoint or endpoint.startswith("tcp://[::]")
-
-
 async def fetch_replay(endpoint: str, start: int, idle_ms: int) -> tuple[list[list[bytes]], bool]:
     """The buffered messages from number `start` on, oldest first, and whether the terminator arrived.
 
     All messages are received before any is applied, because engines drop replies to a slow reader; those beyond
     `REPLAY` count as lost. Raises `OutOfBounds`.
     """
-    dealer = _socket(zmq.DEALER, REPLAY.max_items)
     messages: list[list[bytes]] = []
-    size_bytes, end_s = 0, loop_time_s() + REPLAY_S
-    try:
-        dealer.connect(endpoint)
-        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while loop_time_s() < end_s and await dealer.poll(idle_ms):
-            frames = await receive_frames(dealer)
-            if frames[-2:-1] == [END_OF_REPLAY]:
-                return messages, True
-            messages.append(frames)
-            size_bytes += sum(map(len, frames))
-            if size_bytes > REPLAY.max_bytes or len(messages) >= REPLAY.max_items:
-                break
-        return messages, False
-    finally:
-        dealer.close(linger=0)
-
-
-async def receive_frames(socket: zmq.asyncio.Socket) -> list[bytes]:
-    """The frames of the next message, which arrive together. Raises `OutOfBounds` for too many."""
-    frames = [await socket.recv()]
-    while socket.getsockopt(zmq.RCVMORE):
-        if len(frames) == MAX_FRAMES:
-            raise OutOfBounds(f"{MESSAGE.what}: more than {MAX_FRAMES} frames")
-        frames.append(await socket.recv())
-    return frames
-
-
-def _socket(kind: int, waiting_messages: int) -> zmq.asyncio.Socket:
-    """A socket that disconnects from a pod which sends a frame of twice the length that is read."""
-    socket = zmq.asyncio.Context.instance().socket(kind)
-    socket.setsockopt(zmq.RCVHWM, waiting_messages)
-    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MESSAGE.max_bytes)
-    return socket
+    size_bytes = 0
+    with suppress(*LOST):
+        async with connected(endpoint, b"DEALER", MESSAGE) as link, asyncio.timeout(None) as idle:
+            link.send(b"", start.to_bytes(8, "big"))
+            end_s = loop_time_s() + REPLAY_S
+            while size_bytes <= REPLAY.max_bytes and len(messages) < REPLAY.max_items:
+                idle.reschedule(min(loop_time_s() + idle_ms / 1000, end_s))
+                frames = await link.receive()
+                if frames[-2:-1] == [END_OF_REPLAY]:
+                    return messages, True
+                messages.append(frames)
+                size_bytes += sum(map(len, frames))
+    return messages, False
 
 
 # --- all pods ---
@@ -281,36 +235,29 @@ def _socket(kind: int, waiting_messages: int) -> zmq.asyncio.Socket:
 
 @lru_cache
 def _blocks_of(pod: Pod) -> Bound:
-    """How many blocks a pod can have."""
     capacity_blocks = (pod.capacity_tokens or MAX_BLOCKS) // (pod.block_size_tokens or 1)
     most = min(max(TIERS_FACTOR * capacity_blocks, MIN_BLOCKS), MAX_BLOCKS)
     return Bound("KV blocks that the pod says it has", 0, most)
 
 
+@dataclass(slots=True, eq=False)
 class KvStreams:
     """The streams of all pods, whether each is complete, and the `StreamSink` of each. `on_excess` is called with a pod
     that sends more than is read of one, the reason and the time."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        store: EventStore,
-        metrics: KvStreamMetrics,
-        on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None,
-    ) -> None:
-        self._on_excess = on_excess
-        self._fleet = fleet
-        self._store = store
-        self._metrics = metrics
-        self._tasks: dict[PodId, asyncio.Task[None]] = {}
-        self._followed: dict[PodId, tuple[Pod, Generation]] = {}
-        self._complete: dict[PodId, bool] = {}
+    fleet: Fleet
+    store: EventStore
+    metrics: KvStreamMetrics
+    on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None
+    _tasks: dict[PodId, asyncio.Task[None]] = field(default_factory=dict)
+    _followed: dict[PodId, tuple[Pod, Generation]] = field(default_factory=dict)
+    _complete: dict[PodId, bool] = field(default_factory=dict)
 
     def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None) -> None:
         """Add `pod` with an empty cache and, with a source, follow its events."""
         self.leave(pod.id)
         self._followed[pod.id] = pod, generation
-        self._store.add_holder(pod, generation)
+        self.store.add_holder(pod, generation)
         if source is not None:
             stream = partial(self._stream, pod.id, source)
             self._tasks[pod.id] = asyncio.create_task(supervise(f"kv events of {pod.id}", stream))
@@ -326,9 +273,9 @@ class KvStreams:
     def _refuse(self, pod: PodId, reason: str) -> None:
         """Forget the blocks of a pod that sends too much."""
         log.warning("KV events of this pod are not followed", pod=pod, reason=reason, for_s=EXCESS_PAUSE_S)
-        self._store.add_holder(*self._followed[pod])
+        self.store.add_holder(*self._followed[pod])
         self.stream_state(pod, complete=False)
-        self._on_excess(pod, reason, time.monotonic())
+        self.on_excess(pod, reason, time.monotonic())
 
     def leave(self, pod: PodId) -> None:
         self._followed.pop(pod, None)
@@ -356,22 +303,22 @@ class KvStreams:
 
     def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
         """Raises `OutOfBounds` if the pod has announced more blocks than it can have."""
-        self._store.apply(pod, events)
+        self.store.apply(pod, events)
         if pod in self._followed:
-            _blocks_of(self._followed[pod][0]).check_items(self._store.size_blocks(pod))
+            _blocks_of(self._followed[pod][0]).check_items(self.store.size_blocks(pod))
 
     def applied(self, pod: PodId, events: int) -> None:
-        self._metrics.events.labels(pod).inc(events)
+        self.metrics.events.labels(pod).inc(events)
 
     def restarted(self, pod: PodId) -> None:
         """The engine restarted: its cache is empty and its self-test must run again."""
         if pod in self._followed:
-            self._store.add_holder(*self._followed[pod])
-            self._fleet.restarted(pod)
+            self.store.add_holder(*self._followed[pod])
+            self.fleet.restarted(pod)
 
     def stream_state(self, pod: PodId, *, complete: bool) -> None:
         if self._complete.get(pod) and not complete:
-            self._metrics.gaps.labels(pod).inc()
+            self.metrics.gaps.labels(pod).inc()
         self._complete[pod] = complete
-        self._store.caught_up(pod, complete=complete)
-        self._metrics.complete.labels(pod).set(complete)
+        self.store.caught_up(pod, complete=complete)
+        self.metrics.complete.labels(pod).set(complete)

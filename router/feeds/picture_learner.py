@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
@@ -27,23 +28,21 @@ WantedPictures: TypeAlias = Callable[[], Iterator[tuple[PictureReader, Wanted]]]
 ReadProbe: TypeAlias = Callable[[Endpoint, dict[str, Any]], Awaitable[PromptPrefix | None]]
 
 
+@dataclass(slots=True, eq=False)
 class PictureLearner:
     """Learns wanted pictures. `read` returns the router's tokens of a prompt, with one for a picture."""
 
-    def __init__(
-        self, fleet: Fleet, post: _Post, read: ReadProbe, wanted: WantedPictures, *, interval_s: float = INTERVAL_S
-    ) -> None:
-        self._fleet = fleet
-        self._post = post
-        self._read = read
-        self._wanted = wanted
-        self._interval_s = interval_s
+    fleet: Fleet
+    post: _Post
+    read: ReadProbe
+    wanted: WantedPictures
+    interval_s: float = INTERVAL_S
 
     async def run(self) -> None:
         while True:
-            for reader, wanted in list(self._wanted()):
+            for reader, wanted in list(self.wanted()):
                 await self._learn(reader, wanted)
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(self.interval_s)
 
     async def _learn(self, reader: PictureReader, wanted: Wanted) -> None:
         pod = self._pod(wanted.weights)
@@ -51,7 +50,7 @@ class PictureLearner:
             return
         shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{wanted.base64}"}}
         chat = {"model": pod.models[0], "messages": [{"role": "user", "content": [shown]}]}
-        ours = await self._read(Endpoint.CHAT, chat)
+        ours = await self.read(Endpoint.CHAT, chat)
         try:
             engine = await self._tokens(pod, chat) if ours is not None else None
         except UpstreamError as error:
@@ -65,7 +64,7 @@ class PictureLearner:
         return next(
             (
                 status.pod
-                for status in self._fleet.snapshot.pods
+                for status in self.fleet.snapshot.pods
                 if status.state is PodState.READY
                 and status.pod.trust is PrefixTrust.TRUSTED
                 and status.pod.weights == weights
@@ -79,7 +78,7 @@ class PictureLearner:
         body = ENGINES[pod.engine].tokenize_body(chat["model"], {"messages": chat["messages"]})
         if body is None:
             return None
-        answer = await self._post(pod, TOKENIZE_PATH, body, TIMEOUT_S)
+        answer = await self.post(pod, TOKENIZE_PATH, body, TIMEOUT_S)
         found = parse_tokens(answer) if len(answer) <= MAX_ANSWER_BYTES else None
         return found.tolist() if found is not None else None
 

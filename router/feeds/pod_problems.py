@@ -1,5 +1,4 @@
-"""Logs the changes of pods, and says why one cannot be used and what to do: for the log, /admin/pods and `config check
---probe`."""
+"""Logs the changes of pods, and says why one cannot be used and what to do."""
 
 from __future__ import annotations
 

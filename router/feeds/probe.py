@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
@@ -29,15 +28,11 @@ JOINING_INTERVAL_S = 0.1
 
 ADAPTERS_INTERVAL_S = 10.0
 """Interval at which a READY pod is asked for its adapters, which others may load and unload."""
-"""Reasons that are logged of a pod until it is READY: an engine could word each of its errors differently."""
-
-OnDescribed: TypeAlias = Callable[[Pod, PodFacts], None]
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Results of the probes of one pod. `described_epoch` 0: it has not been described yet. `reasons`: logged since it
-    was last READY."""
+    """State of one pod. `described_epoch` 0: not described yet. `reasons`: those logged since it was last READY."""
 
     described_epoch: int = 0
     refused: bool = False
@@ -46,54 +41,46 @@ class _Seen:
     """When its adapters were last read."""
 
 
+@dataclass(slots=True, eq=False)
 class ProbeFeed:
     """Moves pods between JOINING, READY and EJECTED. `on_described(pod, facts)` is called before a pod becomes READY
     for the first time, and after each of its restarts."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        breaker: Breaker,
-        fetch: Fetch,
-        on_described: OnDescribed,
-        config: Probes,
-    ) -> None:
-        self._fleet = fleet
-        self._breaker = breaker
-        self._fetch = fetch
-        self._on_described = on_described
-        self._interval_s = config.health_interval_s
-        self._timeout_s = config.health_timeout_s
+    fleet: Fleet
+    breaker: Breaker
+    fetch: Fetch
+    on_described: Callable[[Pod, PodFacts], None]
+    config: Probes
 
     async def run(self) -> None:
-        await each_pod("probe of", self._fleet, self._watch)
+        await each_pod("probe of", self.fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         seen = _Seen()
         while True:
-            status = self._fleet.status(pod_id)
-            if status is not None and self._breaker.may_probe(pod_id, time.monotonic()):
+            status = self.fleet.status(pod_id)
+            if status is not None and self.breaker.may_probe(pod_id, time.monotonic()):
                 await self._probe(status.pod, seen)
             await pause(changed, self._pause_s(pod_id))
 
     def _pause_s(self, pod_id: PodId) -> float:
-        status = self._fleet.status(pod_id)
+        status = self.fleet.status(pod_id)
         joining = status is not None and status.state is PodState.JOINING
-        return min(self._interval_s, JOINING_INTERVAL_S) if joining else self._interval_s
+        return min(self.config.health_interval_s, JOINING_INTERVAL_S) if joining else self.config.health_interval_s
 
     async def _probe(self, pod: Pod, seen: _Seen) -> None:
         try:
-            await self._fetch(pod, ENGINES[pod.engine].health_path, self._timeout_s)
+            await self.fetch(pod, ENGINES[pod.engine].health_path, self.config.health_timeout_s)
         except UpstreamError as error:
             seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
             if not (isinstance(error, ConnectFailed) and error.local):
-                self._breaker.probe_failed(pod.id, time.monotonic())
+                self.breaker.probe_failed(pod.id, time.monotonic())
             self._explain(pod, seen, error)
             return
-        self._breaker.seen_alive(pod.id)
+        self.breaker.seen_alive(pod.id)
         if seen.refused and seen.described_epoch:
             # A port that accepts connections again belongs to a new process, with an empty cache.
-            self._fleet.restarted(pod.id)
+            self.fleet.restarted(pod.id)
             seen.described_epoch = 0
         seen.refused = False
         await self._admit(pod.id, seen)
@@ -101,19 +88,19 @@ class ProbeFeed:
     async def _admit(self, pod_id: PodId, seen: _Seen) -> None:
         """Make a healthy pod READY once it has been described. A serving pod is not described again after a restart
         that another feed detected, because that feed has already reset its caches."""
-        status = self._fleet.status(pod_id)
+        status = self.fleet.status(pod_id)
         if status is None:
             return
         serving = status.state is PodState.READY and seen.described_epoch > 0
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
-        if self._fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
+        if self.fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
             seen.reasons.clear()
             await self._list_adapters(pod_id, seen)
 
     async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
         """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`."""
-        now_s, status = time.monotonic(), self._fleet.status(pod_id)
+        now_s, status = time.monotonic(), self.fleet.status(pod_id)
         if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
             return
         pod = status.pod
@@ -122,34 +109,33 @@ class ProbeFeed:
         if is_first:
             return
         try:
-            facts = parse_models(await self._fetch(pod, MODELS_PATH, self._timeout_s), pod.allowed_models)
+            facts = parse_models(await self.fetch(pod, MODELS_PATH, self.config.health_timeout_s), pod.allowed_models)
         except (UpstreamError, OutOfBounds) as error:
             if reason := excess(error):
-                self._breaker.exceeded(pod_id, reason, now_s)
+                self.breaker.exceeded(pod_id, reason, now_s)
             return
-        if facts is not None and self._fleet.same_epoch(pod):
-            self._fleet.learn_adapters(pod_id, facts.adapters)
+        if facts is not None and self.fleet.same_epoch(pod):
+            self.fleet.learn_adapters(pod_id, facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
-        """Fetch what the pod serves and report it. False if the pod does not answer, has restarted since, or is another
-        pod because of what it reported."""
+        """Fetch what the pod serves and report it. False if it does not answer, or is another pod now."""
         try:
-            facts = await fetch_facts(self._fetch, pod, self._timeout_s)
+            facts = await fetch_facts(self.fetch, pod, self.config.health_timeout_s)
         except UpstreamError as error:
             self._explain(pod, seen, error)
             return False
-        now = self._fleet.same_epoch(pod)
+        now = self.fleet.same_epoch(pod)
         if now is None:
             return False
         seen.described_epoch = pod.epoch
-        self._on_described(now.pod, facts)
-        return self._fleet.same_epoch(pod) is not None
+        self.on_described(now.pod, facts)
+        return self.fleet.same_epoch(pod) is not None
 
     def _explain(self, pod: Pod, seen: _Seen, error: UpstreamError) -> None:
         """Record why the pod is not READY; log each reason once until it is READY."""
-        now = self._fleet.same_epoch(pod)
+        now = self.fleet.same_epoch(pod)
         if now is None or now.state not in (PodState.JOINING, PodState.EJECTED):
             return
         reason = unusable_reason(pod, error)
-        self._fleet.explain_state(pod.id, reason)
+        self.fleet.explain_state(pod.id, reason)
         seen.reasons.warn("pod cannot be used", pod=pod.id, reason=reason)

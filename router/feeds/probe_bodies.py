@@ -44,8 +44,7 @@ def embeddings_probe(model: str, nonce: str, block_tokens: int | None) -> Probe:
 
 
 def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
-    """Groups of probes with a picture: its number of tokens shows the limits of its size, and the blocks behind it its
-    identifier."""
+    """With a picture: its number of tokens shows the limits of its size, and the blocks behind it its identifier."""
     for encoded in (_SMALL, _SCREENSHOT):
         shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
         content = [text_part(f"{nonce} Look:"), shown, text_part(long_text(block_tokens))]

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from redis.exceptions import RedisError
 
@@ -26,35 +27,29 @@ MAX_WAIT_S = 0.5
 share: a shorter wait would cause that on a busy machine."""
 
 
+@dataclass(slots=True, eq=False)
 class QuotaFeed:
     """Runs the exchanges. `exchange` raises `OSError` or `redis.RedisError`, and then the local shares are used;
     `leave` is called when this process stops."""
 
-    def __init__(
-        self,
-        sharing: MeterSharing,
-        exchange: Callable[[Sequence[CeilingReport]], Awaitable[Grants]],
-        leave: Callable[[], Awaitable[None]] | None = None,
-        nodes: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._sharing = sharing
-        self._exchange_shares = exchange
-        self._leave = leave
-        self._clock = clock
-        self._backoff = Backoff("quotas", nodes)
-        self._wanted = asyncio.Event()
-        self._waiting: asyncio.Future[None] | None = None
+    sharing: MeterSharing
+    _exchange_shares: Callable[[Sequence[CeilingReport]], Awaitable[Grants]]
+    _leave: Callable[[], Awaitable[None]] | None = None
+    nodes: str = ""
+    clock: Callable[[], float] = time.monotonic
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
+        backoff = Backoff("quotas", self.nodes)
         try:
             while True:
-                if not await self._backoff.attempt(self.exchange):
+                if not await backoff.attempt(self.exchange):
                     continue
                 await asyncio.sleep(SHORTEST_INTERVAL_S)
                 await pause(self._wanted, INTERVAL_S)
         finally:
-            self._sharing.lost(self._clock())
+            self.sharing.lost(self.clock())
             if self._leave is not None:
                 with suppress(RedisError, OSError):
                     await asyncio.shield(self._leave())
@@ -64,10 +59,10 @@ class QuotaFeed:
         waiting, self._waiting = self._waiting, None
         try:
             async with asyncio.timeout(MAX_EXCHANGE_S):
-                answer = await self._exchange_shares(self._sharing.reports(self._clock()))
-            self._sharing.granted(answer, self._clock())
+                answer = await self._exchange_shares(self.sharing.reports(self.clock()))
+            self.sharing.granted(answer, self.clock())
         except BaseException:
-            self._sharing.lost(self._clock())
+            self.sharing.lost(self.clock())
             raise
         finally:
             if waiting is not None and not waiting.done():
@@ -80,4 +75,4 @@ class QuotaFeed:
         self._wanted.set()
         done, _ = await asyncio.wait([self._waiting], timeout=MAX_WAIT_S)
         if not done:
-            self._sharing.lost(self._clock())
+            self.sharing.lost(self.clock())

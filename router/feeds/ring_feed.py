@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from router.feeds.supervise import pause
 from router.fleet.fleet import Fleet
@@ -19,14 +20,14 @@ INTERVAL_S = 1.0
 """Time between checks for policies that have changed."""
 
 
+@dataclass(slots=True, eq=False)
 class RingFeed:
-    def __init__(self, fleet: Fleet, policies: Callable[[], PolicySet]) -> None:
-        self._fleet = fleet
-        self._policies = policies
+    fleet: Fleet
+    policies: Callable[[], PolicySet]
 
     async def run(self) -> None:
         changed = asyncio.Event()
-        unlisten = self._fleet.listen(lambda *_: changed.set())
+        unlisten = self.fleet.listen(lambda *_: changed.set())
         try:
             while True:
                 await self.prepare()
@@ -35,9 +36,8 @@ class RingFeed:
             unlisten()
 
     async def prepare(self) -> None:
-        """Compute all points that are not cached yet."""
-        for points_per_pod in ring_sizes(self._policies()):
-            for status in self._fleet.snapshot.pods:
+        for points_per_pod in ring_sizes(self.policies()):
+            for status in self.fleet.snapshot.pods:
                 known = pod_points.cache_info().misses
                 pod_points(status.pod.id, points_per_pod)
                 if pod_points.cache_info().misses > known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
@@ -51,30 +51,21 @@ class _Attempts:
     """Since the last success."""
 
 
+@dataclass(slots=True, eq=False)
 class SigningKeyFeed:
-    """Gives `verifier` the keys of the issuers of the current tenants. `on_fetched` is called with the number of those
-    whose last fetch failed."""
+    """Gives `verifier` the keys of the issuers of the tenants. `on_fetched`: called with the number of failing ones."""
 
-    def __init__(
-        self,
-        tenants: Callable[[], Tenants],
-        verifier: JwtVerifier,
-        get_url: GetUrl,
-        on_fetched: Callable[[float], None] = lambda _failing: None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tenants = tenants
-        self._verifier = verifier
-        self._get_url = get_url
-        self._on_fetched = on_fetched
-        self._clock = clock
-        self._attempts: dict[tuple[str, str], _Attempts] = {}
+    tenants: Callable[[], Tenants]
+    verifier: JwtVerifier
+    get_url: GetUrl
+    on_fetched: Callable[[float], None] = lambda _failing: None
+    clock: Callable[[], float] = time.monotonic
+    _attempts: dict[tuple[str, str], _Attempts] = field(default_factory=dict)
 
     @property
     def is_tried(self) -> bool:
         """Whether the keys of all current issuers were fetched once, with or without success."""
-        return all((issuer.name, issuer.keys_url) in self._attempts for issuer in self._tenants().issuers.values())
+        return all((issuer.name, issuer.keys_url) in self._attempts for issuer in self.tenants().issuers.values())
 
     async def run(self) -> None:
         while True:
@@ -83,14 +74,14 @@ class SigningKeyFeed:
 
     async def fetch_due(self) -> None:
         """Fetch the keys of all issuers whose time has come. Does not raise for their failures."""
-        issuers = self._tenants().issuers.values()
+        issuers = self.tenants().issuers.values()
         await asyncio.gather(*map(self._try, issuers))
-        self._on_fetched(sum(self._attempts[issuer.name, issuer.keys_url].failures > 0 for issuer in issuers))
+        self.on_fetched(sum(self._attempts[issuer.name, issuer.keys_url].failures > 0 for issuer in issuers))
 
     async def _try(self, issuer: Issuer) -> None:
         place = issuer.name, issuer.keys_url
-        done, now_s = self._attempts.get(place, _Attempts()), self._clock()
-        is_wanted = issuer.name in self._verifier.wanted and now_s >= done.tried_s + MIN_INTERVAL_S
+        done, now_s = self._attempts.get(place, _Attempts()), self.clock()
+        is_wanted = issuer.name in self.verifier.wanted and now_s >= done.tried_s + MIN_INTERVAL_S
         if not is_wanted and now_s < done.next_s:
             return
         try:
@@ -106,9 +97,9 @@ class SigningKeyFeed:
         else:
             if done.failures or done.tried_s < 0:
                 log.info("keys of identity provider fetched", issuer=issuer.name, keys=len(keys))
-            self._verifier.set_keys(issuer.name, keys)
+            self.verifier.set_keys(issuer.name, keys)
             done.failures, wait_s = 0, INTERVAL_S
-        done.tried_s, done.next_s = now_s, self._clock() + wait_s
+        done.tried_s, done.next_s = now_s, self.clock() + wait_s
         self._attempts[place] = done
 
     async def _fetched_keys(self, issuer: Issuer) -> SigningKeys:
@@ -126,7 +117,7 @@ class SigningKeyFeed:
         return await asyncio.to_thread(read_signing_keys, await self._document(url))
 
     async def _document(self, url: str) -> bytes:
-        document = await self._get_url(url, TIMEOUT_S)
+        document = await self.get_url(url, TIMEOUT_S)
         if len(document) > MAX_DOCUMENT_BYTES:
             raise ValueError(f"larger than {MAX_DOCUMENT_BYTES} bytes")
         return document

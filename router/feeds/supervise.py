@@ -63,7 +63,6 @@ async def supervise(
 
 @asynccontextmanager
 async def running(feeds: Feeds) -> AsyncIterator[None]:
-    """Run all feeds supervised while the block runs."""
     tasks = [asyncio.create_task(supervise(name, feed), name=name) for name, feed in feeds.items()]
     try:
         yield
@@ -72,7 +71,6 @@ async def running(feeds: Feeds) -> AsyncIterator[None]:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel these tasks and wait until they have ended."""
     waited = list(tasks)
     for task in waited:
         task.cancel()

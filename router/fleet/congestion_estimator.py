@@ -90,7 +90,6 @@ class CongestionEstimator:
         self, fleet: FleetSnapshot, model: str, inflight: Callable[[], Mapping[PodId, InFlight]], now_s: float
     ) -> Congestion:
         """Means over the ready pods that serve `model` and compute prompts. `inflight` returns the work of all routers.
-
         O(pods), but O(1) within `REFRESH_S`."""
         known = self._means.get(model)
         if known is not None and now_s - known[0] < REFRESH_S:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from itertools import count
-from typing import Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypeAlias
 
 from router.types import Endpoint, FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
@@ -25,25 +25,16 @@ ALIKE = 0.002
 """A smaller relative change of a speed creates no new snapshot."""
 
 
-class Reported(TypedDict, total=False):
-    models: tuple[str, ...]
-    adapters: tuple[str, ...]
-    max_model_len_tokens: int | None
-    block_size_tokens: int | None
-    capacity_tokens: int | None
-    version: str
-    weights: str
-
-
-_UNREPORTED = Reported(
-    models=(),
-    adapters=(),
-    max_model_len_tokens=None,
-    block_size_tokens=None,
-    capacity_tokens=None,
-    version="",
-    weights="",
-)
+UNREPORTED: Mapping[str, Any] = {
+    "models": (),
+    "adapters": (),
+    "max_model_len_tokens": None,
+    "block_size_tokens": None,
+    "capacity_tokens": None,
+    "version": "",
+    "weights": "",
+}
+"""What pods report of themselves, and what is known before."""
 
 
 _UNTESTED: Mapping[str, Any] = {
@@ -53,6 +44,10 @@ _UNTESTED: Mapping[str, Any] = {
     "continues": frozenset(),
 }
 """What tests show of a pod, before the first one of its life."""
+
+
+NOT_READY = "not ready in Kubernetes"
+"""Why a pod is drained that has caused it itself."""
 
 
 class PodEvent(StrEnum):
@@ -85,8 +80,7 @@ def transition(state: PodState, event: PodEvent) -> PodState:
 
 
 class Fleet:
-    """All pods of this router and the links between them. Epochs come from one counter: a pod that is found
-    again under its id has a new one."""
+    """All pods and the links between them. Epochs come from one counter: one that is found again has a new one."""
 
     def __init__(self, links: Links = _NO_LINKS) -> None:
         self._links = links
@@ -130,6 +124,11 @@ class Fleet:
         """Why the pod is not READY; empty if it is, or if the reason is unknown."""
         return self._state_reasons.get(pod_id, "")
 
+    def is_leaving(self, pod_id: PodId) -> bool:
+        """Whether the pod is drained, but not for a failure of its own."""
+        known = self._statuses.get(pod_id)
+        return known is not None and known.state is PodState.DRAINING and self.state_reason(pod_id) != NOT_READY
+
     def explain_state(self, pod_id: PodId, reason: str) -> None:
         """Record why a pod is not READY, until it changes its state."""
         known = self._statuses.get(pod_id)
@@ -160,8 +159,7 @@ class Fleet:
         self._configured = wanted
 
     def event(self, pod_id: PodId, event: PodEvent, now_s: float | None = None, reason: str = "") -> PodState:
-        """Apply an event to a pod. Returns the state after it. `now_s` is recorded if the pod becomes READY, `reason`
-        if it changes its state."""
+        """Returns the state after it. `now_s` is recorded if the pod becomes READY, `reason` if its state changes."""
         known = self._statuses.get(pod_id)
         if known is None:
             return PodState.GONE
@@ -188,13 +186,11 @@ class Fleet:
 
     # --- facts --------------------------------------------------------------------------------
 
-    def describe(self, pod_id: PodId, **reported: Unpack[Reported]) -> None:
+    def describe(self, pod_id: PodId, **reported: Any) -> None:
         """Replace what the pod has reported about itself: what it does not report any more is unknown."""
-        facts: dict[str, Any] = {**_UNREPORTED, **reported}
-        self._learn(pod_id, **facts)
+        self._learn(pod_id, **{**UNREPORTED, **reported})
 
     def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
-        """Replace the adapters that the pod has loaded."""
         self._learn(pod_id, adapters=adapters)
 
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
@@ -205,7 +201,6 @@ class Fleet:
             self._version += 1
 
     def calibrate(self, speeds: Mapping[PodId, PodSpeed], links: Links) -> None:
-        """Replace the speeds of these pods, and the links."""
         for pod_id, speed in speeds.items():
             known = self._statuses.get(pod_id)
             if known is not None and not _alike(known.pod.speed, speed):
@@ -225,7 +220,6 @@ class Fleet:
         self._learn(pod_id, converts=endpoints)
 
     def trust_pictures(self, pod_id: PodId) -> None:
-        """Record that the pod passed the parity test with pictures."""
         self._learn(pod_id, reads_pictures=True)
 
     def trust_continuation(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
@@ -275,13 +269,12 @@ class Fleet:
 
 
 def _process(pod: Pod) -> tuple[object, ...]:
-    """The identity of a pod's process, and how to reach it."""
     return pod.url, pod.uid, pod.socket, pod.engine, pod.bearer_file, pod.bearer_env, pod.tls
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
     """The configured pod with the reported facts, epoch and trust of the known one."""
-    facts: dict[str, Any] = {name: getattr(known, name) for name in (*_UNREPORTED, *_UNTESTED)}
+    facts: dict[str, Any] = {name: getattr(known, name) for name in (*UNREPORTED, *_UNTESTED)}
     return replace(configured, **facts, epoch=known.epoch, ready_since_s=known.ready_since_s)
 
 

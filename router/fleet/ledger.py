@@ -169,7 +169,6 @@ class Ledger:
         self._note(holder, work)
 
     def on(self, pod: PodId) -> InFlight:
-        """The sums of all routers on one pod."""
         return self._sums_of_all().get(pod, _NOTHING)
 
     def decoding(self, pod: PodId) -> tuple[int, int, float]:
@@ -183,10 +182,8 @@ class Ledger:
         return requests, tokens, own.step_at_s
 
     def own(self) -> Mapping[PodId, InFlight]:
-        """A snapshot of this process's sums by pod, without idle pods.
-
-        One shallow copy of a dict: O(busy pods), 2 us at 500; and a new value for every pod that has changed since the
-        last reading."""
+        """This process's sums by pod, without idle pods. O(busy pods): a copy of a dict, 2 us at 500, and new values of
+        changed pods."""
         return dict(self._sums_of_own())
 
     def congestion(self, fleet: FleetSnapshot, model: str, now_s: float) -> Congestion:
@@ -194,11 +191,9 @@ class Ledger:
         return self._congestion.means(fleet, model, self._sums_of_all, now_s)
 
     def requests_of_router(self, pod: PodId) -> int:
-        """Open leases of this router on one pod."""
         return self._pods.get(pod, _IDLE).requests
 
     def apply_replicas(self, replicas: Iterable[Mapping[PodId, InFlight]], now_s: float) -> None:
-        """Replace the sums of the other routers."""
         total: dict[PodId, InFlight] = {}
         for replica in replicas:
             for pod, work in replica.items():

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.types import InFlight, Pod, PodId, PodLoad, PodState, PodStatus
+from router.types import InFlight, Pod, PodId, PodState, PodStatus
 
 RATE_WINDOW_S = 60.0
 """Time constant of the mean arrival rate."""
@@ -123,7 +123,6 @@ class ScalingView:
         self._arrivals = Arrivals(now_s)
 
     def signals(self, now_s: float) -> list[PoolSignals]:
-        """O(pods)."""
         statuses = self._fleet.snapshot.pods
         booked_ms = self._ledger.booked_prefill_ms
         self._arrivals = self._arrivals.advanced(booked_ms, (status.pod for status in statuses), now_s)
@@ -159,7 +158,8 @@ def _signals(
     now_s: float,
 ) -> PoolSignals:
     ready = [status for status in statuses if status.state is PodState.READY]
-    known = [status for status in ready if _is_known(status.load, targets.max_load_age_s, now_s)]
+    oldest_s = now_s - targets.max_load_age_s
+    known = [status for status in ready if status.load.scraped_at_s > 0 and status.load.scraped_at_s >= oldest_s]
     work = [(status.pod, own[status.pod.id]) for status in statuses if status.pod.id in own]
     backlog_s = sum(one.queue_ms(now_s) for _, one in work) / 1000
     desired: dict[Resource, float] = {}
@@ -182,10 +182,6 @@ def _signals(
         prefill_load=rate,
         desired_replicas=desired,
     )
-
-
-def _is_known(load: PodLoad, max_age_s: float, now_s: float) -> bool:
-    return load.scraped_at_s > 0 and now_s - load.scraped_at_s <= max_age_s
 
 
 def _replicas(statuses: Iterable[PodStatus]) -> int:

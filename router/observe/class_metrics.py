@@ -30,8 +30,6 @@ MAX_TENANT_CHARACTERS = 64
 
 
 class ClassMetrics:
-    """The metrics by class, policy and tenant."""
-
     def __init__(self, r: CollectorRegistry) -> None:
         self._requests = Counter(r, of_requests.CLASS_REQUESTS)
         self._refusals = Counter(r, of_requests.QUOTA_REFUSALS)
@@ -106,7 +104,6 @@ class BusiestTenants:
         return OTHER
 
     def is_named(self, tenant: str) -> bool:
-        """Whether its label is its name."""
         return tenant in self._named
 
     def _renew(self) -> None:

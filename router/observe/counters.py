@@ -8,7 +8,7 @@ from router.types import PodId
 class Counters:
     """Counts nothing. `metrics.py` makes metrics of the same events."""
 
-    def in_flight(self, more: int) -> None:
+    def requests_began(self, more: int) -> None:
         """Requests began, or ended."""
 
     def match_degraded(self, model: str) -> None:
@@ -32,7 +32,7 @@ class Counters:
     def queue_left(self, model: str, waited_s: float) -> None:
         """A request has left its queue."""
 
-    def queue_refused(self, model: str, reason: str) -> None:
+    def place_refused(self, model: str, reason: str) -> None:
         """A request was refused because it would be late."""
 
     def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:

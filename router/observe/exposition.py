@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -83,12 +84,5 @@ def _pieces_of(metric: Labelled[Any], text_format: TextFormat) -> Iterator[bytes
 
 
 def _text(family: Metric, text_format: TextFormat) -> bytes:
-    return text_format.encode(_OneFamily(family)).removesuffix(text_format.end)
-
-
-class _OneFamily(Collector):
-    def __init__(self, family: Metric) -> None:
-        self._family = family
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._family
+    only = cast(Collector, SimpleNamespace(collect=lambda: (family,)))
+    return text_format.encode(only).removesuffix(text_format.end)

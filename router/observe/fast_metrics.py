@@ -85,8 +85,6 @@ class Buckets:
 
 
 class _Children(dict[Labels, _Child]):
-    """Children by label values, made on first use."""
-
     def __init__(self, make: Callable[[], _Child]) -> None:
         super().__init__()
         self._make = make
@@ -136,7 +134,6 @@ class Labelled(Collector, Generic[_Child]):
         raise NotImplementedError
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
         yield self.family(self.series().items())
 
 
@@ -147,7 +144,6 @@ class _Numbers(Labelled[Count]):
         super().__init__(registry, declared, Count)
 
     def set(self, value: float) -> None:
-        """Set a metric without labels."""
         self.labels().set(value)
 
     def replace(self, values: Mapping[Labels, float]) -> None:

@@ -11,8 +11,8 @@ prefixes: its estimate is too high rather than too low.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from operator import add
 
 from router.decision import Split
 from router.errors import RouterError
@@ -54,7 +54,7 @@ class HitWorth:
             share = max(served_tokens - self._counted.get(model, 0.0), 0.0) / tokens[model] / 1000
             self._counted[model] = max(served_tokens, self._counted.get(model, 0.0))
             for placement in (CHOSEN, ROUND_ROBIN):
-                pod_ms, gpu_ms = saved[model, placement]
+                pod_ms, gpu_ms = map(sum, zip(*saved[model, placement], strict=True))
                 self._metrics.prefill_saved_s.labels(model, placement).inc(pod_ms * share)
                 self._metrics.prefill_saved_gpu_s.labels(model, placement).inc(gpu_ms * share)
 
@@ -65,10 +65,10 @@ class HitWorth:
             found[labels[at]] = found.get(labels[at], 0.0) + value
         return found
 
-    async def _sampled(self) -> tuple[Mapping[str, int], Mapping[tuple[str, str], Saved]]:
+    async def _sampled(self) -> tuple[Mapping[str, int], Mapping[tuple[str, str], list[Saved]]]:
         """Prompt tokens of the latest requests by model, and what was saved by model and placement."""
         tokens: dict[str, int] = {}
-        saved: dict[tuple[str, str], Saved] = {}
+        saved: defaultdict[tuple[str, str], list[Saved]] = defaultdict(list)
         holders = 0
         for kept in self._recent.ended(SAMPLE):
             if holders > SAMPLE_HOLDERS:
@@ -78,7 +78,7 @@ class HitWorth:
                 model = kept.outcome.model
                 tokens[model] = tokens.get(model, 0) + kept.outcome.prompt_tokens
                 for placement, one in zip((CHOSEN, ROUND_ROBIN), found, strict=True):
-                    saved[model, placement] = _sum(saved.get((model, placement), _NOTHING), one)
+                    saved[model, placement].append(one)
             before, holders = holders, holders + 1 + len(kept.scene.match)
             if before // SLICE_HOLDERS != holders // SLICE_HOLDERS:
                 await asyncio.sleep(0)
@@ -99,22 +99,16 @@ def saved_by(kept: RecordedDecision, gpus: Callable[[Pod], int]) -> tuple[Saved,
     except RouterError:
         return None
     is_split = isinstance(plan, Split) or not found.direct
-    total, count = _NOTHING, max(len(found.prefill if is_split else found.direct), 1)
+    count, elsewhere = max(len(found.prefill if is_split else found.direct), 1), [_NOTHING]
     for holder, blocks in facts.match.items():
         other = facts.fleet.find(holder)
         if other is not None and other.state is PodState.READY and other.pod.role is not _OTHERS[is_split]:
-            total = _sum(
-                total, _saved(other.pod, min(sum(blocks) * facts.block_size_tokens, facts.prompt_tokens), gpus)
-            )
-    pod_ms, gpu_ms = total
+            held_tokens = min(sum(blocks) * facts.block_size_tokens, facts.prompt_tokens)
+            elsewhere.append(_saved(other.pod, held_tokens, gpus))
+    pod_ms, gpu_ms = map(sum, zip(*elsewhere, strict=True))
     return _saved(pod, min(cached, facts.prompt_tokens), gpus), (pod_ms / count, gpu_ms / count)
 
 
 def _saved(pod: Pod, cached_tokens: int, gpus: Callable[[Pod], int]) -> Saved:
     ms = pod.speed.compute_ms(0, cached_tokens)
     return ms, ms * gpus(pod)
-
-
-def _sum(one: Saved, other: Saved) -> Saved:
-    pod_ms, gpu_ms = map(add, one, other)
-    return pod_ms, gpu_ms

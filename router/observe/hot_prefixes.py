@@ -39,8 +39,6 @@ class HotPrefix(msgspec.Struct, omit_defaults=True):
 
 
 class PrefixTally:
-    """Sums of decisions by prefix."""
-
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], HotPrefix] = {}
         self._last: dict[tuple[str, str], RecordedDecision] = {}

@@ -6,12 +6,15 @@ Names start with `warmroute_` and end with their unit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import platform
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_not, methodcaller
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
 
+from router import __version__
 from router.errors import Stopping
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
@@ -19,7 +22,6 @@ from router.observe.declared import of_decisions, of_pods, of_process, of_reques
 from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
 from router.observe.fast_metrics import Counter, Gauge, Histogram, Labelled, Labels
-from router.observe.kv_stream_metrics import KvStreamMetrics
 from router.observe.pool_metrics import PoolMetrics
 from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
 from router.phases import PHASES
@@ -40,12 +42,23 @@ class PhaseMetrics(Histogram):
             self.labels(phase).observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
 
 
+class KvStreamMetrics:
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.events = Counter(r, of_pods.KV_EVENTS)
+        self.gaps = Counter(r, of_pods.KV_GAPS)
+        self.complete = Gauge(r, of_pods.KV_STREAM_COMPLETE)
+
+    def keep(self, pods: Container[PodId]) -> None:
+        for metric in (self.events, self.gaps, self.complete):
+            metric.remove_where(lambda labels: labels[0] not in pods)
+
+
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
 COUNTED_AT_ONCE = 32
 
 
-class Metrics:
+class Metrics(Counters):
     def __init__(self) -> None:
         self.registry = Registry()
         r = self.registry
@@ -67,25 +80,14 @@ class Metrics:
         self.queue_refused = Counter(r, of_requests.QUEUE_REFUSED)
         self.queue_error = Gauge(r, of_requests.QUEUE_ERROR)
         self.queue_rest_s = Gauge(r, of_requests.QUEUE_REST_S)
-        self._declare_prompts(r)
         self._declare_pods(r)
-        self._declare_discovery(r)
-        self._declare_handoffs(r)
-        self._declare_prices(r)
-        self._declare_index(r)
-        self._declare_records(r)
-        self._declare_policies(r)
+        self._declare_decisions(r)
         self.by_class = ClassMetrics(r)
         self.pools = PoolMetrics(r)
         self._waiting: list[tuple[Outcome, RecordedDecision | None, str, bool, UsedTokens | None]] = []
         for metric in self.registry.collectors:
             if isinstance(metric, Labelled):
                 metric.before_reading = self.count
-
-    def _declare_prompts(self, r: CollectorRegistry) -> None:
-        self.unread_prompts = Counter(r, of_requests.UNREAD_PROMPTS)
-        self.incremental_mismatches = Counter(r, of_requests.INCREMENTAL_MISMATCHES)
-        self.prompt_cache_bytes = Gauge(r, of_requests.PROMPT_CACHE_BYTES)
 
     def _declare_pods(self, r: CollectorRegistry) -> None:
         self.pod_ttft_s = Histogram(r, of_pods.POD_TTFT_S)
@@ -104,32 +106,29 @@ class Metrics:
         self.ejections_refused = Counter(r, of_pods.EJECTIONS_REFUSED)
         self.kv = KvStreamMetrics(r)
         self.index_blocks = Gauge(r, of_process.INDEX_BLOCKS)
-
-    def _declare_discovery(self, r: CollectorRegistry) -> None:
         self.discovery_age_s = Gauge(r, of_pods.DISCOVERY_AGE_S)
         self.resync_differences = Counter(r, of_pods.RESYNC_DIFFERENCES)
-
-    def observe_discovery(self, sources: Mapping[str, tuple[float, int]]) -> None:
-        """Set the metrics of each source: age in seconds, and differences."""
-        self.discovery_age_s.replace({(name,): age_s for name, (age_s, _) in sources.items()})
-        self.resync_differences.replace({(name,): count for name, (_, count) in sources.items()})
-
-    def _declare_handoffs(self, r: CollectorRegistry) -> None:
         self.handoffs = Counter(r, of_pods.HANDOFFS)
         self.handoff_s = Histogram(r, of_pods.HANDOFF_S)
         self.pod_transfers = Gauge(r, of_pods.TRANSFERS)
         self.transfer_bytes = Counter(r, of_pods.TRANSFER_BYTES)
         self.transfer_slowdown = Histogram(r, of_pods.TRANSFER_SLOWDOWN)
         self.transfer_s = Histogram(r, of_pods.TRANSFER_S)
+        self.evicted_reuse = Gauge(r, of_decisions.EVICTED_REUSE)
+        self._evicted_soon_tokens = Counter(r, of_decisions.EVICTED_SOON_TOKENS)
+        self._evicted_soon_s = Counter(r, of_decisions.EVICTED_SOON_S)
+        self.degraded_matches = Counter(r, of_process.DEGRADED_MATCHES)
+        self.index_age_s = Gauge(r, of_process.INDEX_AGE_S)
+        self.index_bytes = Gauge(r, of_process.INDEX_BYTES)
+        self.index_dropped_blocks = Counter(r, of_process.INDEX_DROPPED_BLOCKS)
+        self.index_reads = Counter(r, of_process.INDEX_READS)
+        self.index_holder = Gauge(r, of_process.INDEX_HOLDER_COMPLETE)
+        self.replicas = Gauge(r, of_process.REPLICAS)
 
-    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None:
-        """Add one transfer of KV over a kind of link. `slowdown`: None if it is too short to measure the link."""
-        self.transfer_bytes.labels(link).inc(kv_bytes)
-        self.transfer_s.labels(link).observe(max(elapsed_ms, 0.0) / 1000)
-        if slowdown is not None:
-            self.transfer_slowdown.labels(link).observe(slowdown)
-
-    def _declare_prices(self, r: CollectorRegistry) -> None:
+    def _declare_decisions(self, r: CollectorRegistry) -> None:
+        self.unread_prompts = Counter(r, of_requests.UNREAD_PROMPTS)
+        self.incremental_mismatches = Counter(r, of_requests.INCREMENTAL_MISMATCHES)
+        self.prompt_cache_bytes = Gauge(r, of_requests.PROMPT_CACHE_BYTES)
         self.ttft_predicted_s = Histogram(r, of_decisions.TTFT_PREDICTED_S)
         self.ttft_error = Histogram(r, of_decisions.TTFT_ERROR)
         self.regret_s = Histogram(r, of_decisions.REGRET_S)
@@ -138,6 +137,28 @@ class Metrics:
         self.prefill_saved_s = Counter(r, of_decisions.PREFILL_SAVED_S)
         self.prefill_saved_gpu_s = Counter(r, of_decisions.PREFILL_SAVED_GPU_S)
         self.calibration_error = Gauge(r, of_decisions.CALIBRATION_ERROR)
+        self.usage_lost = Counter(r, of_process.USAGE_LOST)
+        self.receipts_lost = Counter(r, of_process.RECEIPTS_LOST)
+        self.identity_providers_failing = Gauge(r, of_process.IDENTITY_PROVIDERS_FAILING)
+        self.policy_info = Gauge(r, of_decisions.POLICY_INFO)
+        self.policy_reloads = Counter(r, of_decisions.POLICY_RELOADS)
+        for result in ("ok", "refused"):
+            self.policy_reloads.labels(result)  # a rate needs the 0 before the first one
+        self.policy_reload_failed = Gauge(r, of_decisions.POLICY_RELOAD_FAILED)
+        self.policy_reload_ttft = Gauge(r, of_decisions.POLICY_RELOAD_TTFT)
+        self.policy_reload_ttft.set(1)
+
+    def observe_discovery(self, sources: Mapping[str, tuple[float, int]]) -> None:
+        """Set the metrics of each source: age in seconds, and differences."""
+        self.discovery_age_s.replace({(name,): age_s for name, (age_s, _) in sources.items()})
+        self.resync_differences.replace({(name,): count for name, (_, count) in sources.items()})
+
+    def observe_transfer(self, link: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None:
+        """Add one transfer of KV over a kind of link. `slowdown`: None if it is too short to measure the link."""
+        self.transfer_bytes.labels(link).inc(kv_bytes)
+        self.transfer_s.labels(link).observe(max(elapsed_ms, 0.0) / 1000)
+        if slowdown is not None:
+            self.transfer_slowdown.labels(link).observe(slowdown)
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
         self.ttft_predicted_s.labels(model).observe(expected_ms / 1000)
@@ -148,7 +169,6 @@ class Metrics:
         self.regret_s.labels(model).observe(regret_ms / 1000)
 
     def observe_calibration(self, rows: Iterable[CalibrationRow]) -> None:
-        """Update the gauges; called before each rendering."""
         coefficients: dict[Labels, float] = {}
         confidences: dict[Labels, float] = {}
         errors: dict[Labels, float] = {}
@@ -161,21 +181,8 @@ class Metrics:
         self.confidence.replace(confidences)
         self.calibration_error.replace(errors)
 
-    def _declare_index(self, r: CollectorRegistry) -> None:
-        self.evicted_reuse = Gauge(r, of_decisions.EVICTED_REUSE)
-        self._evicted_soon_tokens = Counter(r, of_decisions.EVICTED_SOON_TOKENS)
-        self._evicted_soon_s = Counter(r, of_decisions.EVICTED_SOON_S)
-        self.degraded_matches = Counter(r, of_process.DEGRADED_MATCHES)
-        self.index_age_s = Gauge(r, of_process.INDEX_AGE_S)
-        self.index_bytes = Gauge(r, of_process.INDEX_BYTES)
-        self.index_dropped_blocks = Counter(r, of_process.INDEX_DROPPED_BLOCKS)
-        self.index_reads = Counter(r, of_process.INDEX_READS)
-        self.index_holder = Gauge(r, of_process.INDEX_HOLDER_COMPLETE)
-        self.replicas = Gauge(r, of_process.REPLICAS)
-
     def observe_evicted(self, soon_tokens: Mapping[str, float], fleet: FleetSnapshot) -> None:
-        """Update the counters of tokens that were evicted too soon; the tokens since the last call are priced by the
-        mean speed of the pods now."""
+        """Count tokens that were evicted too soon; new ones are priced by the mean speed of the pods now."""
         ms_per_token: dict[str, list[float]] = {}
         for status in fleet.pods:
             for model in status.pod.models[:1]:
@@ -186,20 +193,6 @@ class Metrics:
                 seconds = (tokens - counted.value) * sum(values) / len(values) / 1000
                 self._evicted_soon_s.labels(model).inc(seconds)
             counted.set(tokens)
-
-    def _declare_records(self, r: CollectorRegistry) -> None:
-        self.usage_lost = Counter(r, of_process.USAGE_LOST)
-        self.receipts_lost = Counter(r, of_process.RECEIPTS_LOST)
-        self.identity_providers_failing = Gauge(r, of_process.IDENTITY_PROVIDERS_FAILING)
-
-    def _declare_policies(self, r: CollectorRegistry) -> None:
-        self.policy_info = Gauge(r, of_decisions.POLICY_INFO)
-        self.policy_reloads = Counter(r, of_decisions.POLICY_RELOADS)
-        for result in ("ok", "refused"):
-            self.policy_reloads.labels(result)  # a rate needs the 0 before the first one
-        self.policy_reload_failed = Gauge(r, of_decisions.POLICY_RELOAD_FAILED)
-        self.policy_reload_ttft = Gauge(r, of_decisions.POLICY_RELOAD_TTFT)
-        self.policy_reload_ttft.set(1)
 
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
         self.policy_info.replace({(name, version, set_version): 1.0 for name, version in versions.items()})
@@ -254,8 +247,7 @@ class Metrics:
                 self.tpot_s.labels(model, workload).observe(tpot_s, trace_id)
 
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
-        """Update the gauges of pods and index; called before each rendering. Removes the series of other pods, also
-        those of late results."""
+        """Update the gauges of pods and index before each rendering; remove the series of other pods."""
         pods = {status.pod.id: status for status in fleet.pods}
         for metric in (self.sent, self.pod_ttft_s, self.pod_restarts, self.ejections, self.ejections_refused):
             metric.remove_where(lambda labels: labels[0] not in pods)
@@ -266,7 +258,8 @@ class Metrics:
         self.pod_trust.replace_states({(pod,): status.pod.trust for pod, status in pods.items()}, PrefixTrust)
         self.pod_in_flight.replace({(pod,): inflight[pod].requests if pod in inflight else 0 for pod in pods})
         self.pod_transfers.replace({(pod,): inflight[pod].pulls if pod in inflight else 0 for pod in pods})
-        self.pod_info.replace({_described(status.pod): 1.0 for status in fleet.pods})
+        described = [status.pod for status in fleet.pods]
+        self.pod_info.replace({(p.id, p.base_model, p.engine, p.version, p.role.value): 1.0 for p in described})
         self.index_blocks.set(block_holders)
 
     def observe_change(self, pod: Pod, old: PodState, new: PodState) -> None:
@@ -277,7 +270,6 @@ class Metrics:
             self.ejections.labels(pod.id).inc()
 
     def observe_loads(self, fleet: FleetSnapshot, now_s: float) -> None:
-        """Update the gauges of the pods' loads; called before each rendering."""
         loads = {(status.pod.id,): status.load for status in fleet.pods if status.load.scraped_at_s}
         self.pod_running.replace({pod: load.running for pod, load in loads.items()})
         self.pod_waiting.replace({pod: load.waiting for pod, load in loads.items()})
@@ -295,44 +287,42 @@ class Metrics:
             await asyncio.sleep(0)
         return b"".join(texts)
 
+    # --- `Counters` ---
 
-def _described(pod: Pod) -> Labels:
-    return pod.id, pod.base_model, pod.engine, pod.version, pod.role.value
-
-
-class RequestCounters(Counters):
-    """The `Counters` of `request/` over the metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def in_flight(self, more: int) -> None:
-        self._metrics.in_flight.value += more
+    def requests_began(self, more: int) -> None:
+        self.in_flight.value += more
 
     def match_degraded(self, model: str) -> None:
-        self._metrics.degraded_matches.labels(model).inc()
+        self.degraded_matches.labels(model).inc()
 
     def attempt_ended(self, pod: PodId, result: str) -> None:
-        self._metrics.sent.labels(pod, result).value += 1
+        self.sent.labels(pod, result).value += 1
 
     def retried(self, reason: str) -> None:
-        self._metrics.retries.labels(reason).inc()
+        self.retries.labels(reason).inc()
 
     def retry_refused(self, reason: str) -> None:
-        self._metrics.retries_refused.labels(reason).inc()
+        self.retries_refused.labels(reason).inc()
 
     def continued(self, method: str, cause: str, result: str) -> None:
-        self._metrics.continuations.labels(method, cause, result).inc()
+        self.continuations.labels(method, cause, result).inc()
 
     def token_gap(self, model: str, workload: str, gap_s: float) -> None:
-        self._metrics.inter_token_s.labels(model, workload).observe(gap_s)
+        self.inter_token_s.labels(model, workload).observe(gap_s)
 
     def queue_left(self, model: str, waited_s: float) -> None:
-        self._metrics.queue_s.labels(model).observe(waited_s)
+        self.queue_s.labels(model).observe(waited_s)
 
-    def queue_refused(self, model: str, reason: str) -> None:
-        self._metrics.queue_refused.labels(model, reason).inc()
+    def place_refused(self, model: str, reason: str) -> None:
+        self.queue_refused.labels(model, reason).inc()
 
     def queue_learnt(self, model: str, error_share: float, rest_ms: float) -> None:
-        self._metrics.queue_error.labels(model).set(error_share)
-        self._metrics.queue_rest_s.labels(model).set(rest_ms / 1000)
+        self.queue_error.labels(model).set(error_share)
+        self.queue_rest_s.labels(model).set(rest_ms / 1000)
+
+
+def add_process_metrics(registry: CollectorRegistry) -> None:
+    """Add `warmroute_build_info` and `process_*`. There are none of the latter without /proc."""
+    info = Gauge(registry, of_process.BUILD_INFO)
+    info.replace({(__version__, platform.python_version()): 1.0})
+    ProcessCollector(registry=registry)

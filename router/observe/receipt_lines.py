@@ -7,6 +7,7 @@ error disables the file and fails no request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from errno import ENOSPC
 from fcntl import LOCK_EX, flock
 from io import FileIO
@@ -54,7 +55,6 @@ class ReceiptWriter:
         self._since = 0
 
     def write(self, outcome: Outcome, kept: RecordedDecision | None, prompt: PromptPrefix | None) -> None:
-        """Write one request that ended; `kept` where it was decided."""
         if kept is None:
             return self._put(receipt(outcome, prompt=prompt))
         found = decision_receipt(kept, prompt=prompt)
@@ -93,6 +93,7 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
     return all(a.pod is b.pod and a.state is b.state for a, b in zip(one.pods, other.pods, strict=True))
 
 
+@dataclass(slots=True, eq=False)
 class ReceiptLog:
     """Appends whole lines to a file, which several routers may share. A line is written at most `FLUSH_INTERVAL_S`
     after it was received: `later(delay_s, call)` starts the timer.
@@ -101,46 +102,37 @@ class ReceiptLog:
     After a disk error up to `retried_bytes` are written again until that succeeds, and `on_lost` is called for each
     line beyond; with 0 the file is disabled, and `on_lost` is called for each further line."""
 
-    def __init__(
-        self,
-        path: str,
-        later: _Later,
-        *,
-        max_bytes: int = 0,
-        kept: int = 1,
-        retried_bytes: int = 0,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._path = Path(path)
-        self._later = later
-        self._max_bytes = max_bytes
-        self._kept = kept
-        self._retried_bytes = retried_bytes
-        self._on_lost = on_lost
-        self._failing = False
-        self._file: FileIO | None = _opened(self._path)
-        self._buffer = bytearray()
-        self._is_flush_due = False
-        self.on_new_file: Callable[[], None] = lambda: None
-        """Called when the following lines go to a new file."""
+    path: Path
+    later: _Later
+    max_bytes: int = 0
+    kept: int = 1
+    retried_bytes: int = 0
+    on_lost: Callable[[], None] = lambda: None
+    _failing: bool = False
+    _file: FileIO | None = None
+    _buffer: bytearray = field(default_factory=bytearray)
+    _is_flush_due: bool = False
+    on_new_file: Callable[[], None] = lambda: None
+    """Called when the following lines go to a new file."""
+
+    def __post_init__(self) -> None:
+        self._file = _opened(self.path)
 
     def write(self, line: bytes) -> None:
-        """Buffer a line."""
         if self._file is None:
-            self._on_lost()
+            self.on_lost()
             return
-        if self._retried_bytes and len(self._buffer) + len(line) > self._retried_bytes:
-            self._on_lost()
+        if self.retried_bytes and len(self._buffer) + len(line) > self.retried_bytes:
+            self.on_lost()
             return
         self._buffer += line + b"\n"
         if len(self._buffer) > MAX_BUFFERED_BYTES and not self._failing:
             self._flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._later(FLUSH_INTERVAL_S, self._flush_in_time)
+            self.later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def close(self) -> None:
-        """Write what is buffered, and close the file."""
         self._flush()
         if self._file is not None:
             self._file.close()
@@ -157,49 +149,49 @@ class ReceiptLog:
             return None
         written = 0
         try:
-            if file.closed or not _is_at(self._path, file):
+            if file.closed or not _is_at(self.path, file):
                 file = self._reopen(file)
             written = file.write(buffered)
             if written != len(buffered):
                 raise OSError(ENOSPC, "short write")
             self._failing = False
-            if 0 < self._max_bytes < fstat(file.fileno()).st_size:
+            if 0 < self.max_bytes < fstat(file.fileno()).st_size:
                 self._rotate(file)
         except OSError as error:
-            if self._retried_bytes:
+            if self.retried_bytes:
                 return self._retry(buffered, written, error)
-            log.error("receipt log disabled", file=str(self._path), error=str(error))
+            log.error("receipt log disabled", file=str(self.path), error=str(error))
             self._file = None
             file.close()
 
     def _retry(self, buffered: bytearray, written: int, error: OSError) -> None:
         """Write again later what was not written. A line that was written in part is repeated after a newline."""
         if not self._failing:
-            log.error("file cannot be written; trying again", file=str(self._path), error=str(error))
+            log.error("file cannot be written; trying again", file=str(self.path), error=str(error))
         self._failing = True
         whole = buffered.rfind(b"\n", 0, written) + 1
         self._buffer = bytearray(b"\n" if written > whole else b"") + buffered[whole:] + self._buffer
         if self._buffer and not self._is_flush_due:
             self._is_flush_due = True
-            self._later(FLUSH_INTERVAL_S, self._flush_in_time)
+            self.later(FLUSH_INTERVAL_S, self._flush_in_time)
 
     def _rotate(self, file: FileIO) -> None:
         """Rename the files, unless another router has done so while this one waited for the lock."""
         flock(file, LOCK_EX)
-        if _is_at(self._path, file):
-            for number in range(self._kept, 0, -1):
+        if _is_at(self.path, file):
+            for number in range(self.kept, 0, -1):
                 older = self._numbered(number - 1)
                 if older.exists():
                     older.replace(self._numbered(number))
         self._reopen(file)
 
     def _numbered(self, number: int) -> Path:
-        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
+        return self.path.with_name(f"{self.path.name}.{number}") if number else self.path
 
     def _reopen(self, file: FileIO) -> FileIO:
         """Continue in the file that the path names now: this one was renamed or removed. Closing releases its lock."""
         file.close()
-        self._file = opened = _opened(self._path)
+        self._file = opened = _opened(self.path)
         self.on_new_file()
         return opened
 

@@ -131,7 +131,6 @@ Line: TypeAlias = Receipt | FleetLine
 def record_decision(
     scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None
 ) -> RecordedDecision:
-    """The recorded form of a decision."""
     return RecordedDecision(
         at_s=at_s,
         scene=scene,
@@ -186,8 +185,6 @@ def decision_receipt(kept: RecordedDecision, *, prompt: PromptPrefix | None = No
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """A decision with all its numbers, and its outcome."""
-
     explanation: Explanation
     receipt: Receipt
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -61,28 +62,22 @@ def _decoded(value: Any, kind: Any) -> Any:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class RecentDecisions:
     """The last `size` decisions by request id, newest last. A request id that occurs again replaces the earlier one."""
 
-    def __init__(
-        self,
-        *,
-        size: int = MAX_DECISIONS,
-        prompts: bool = False,
-        writer: ReceiptWriter | None = None,
-    ) -> None:
-        self._size = size
-        self._prompts = prompts
-        self._writer = writer
-        self._decisions: OrderedDict[str, RecordedDecision] = OrderedDict()
+    size: int = MAX_DECISIONS
+    prompts: bool = False
+    writer: ReceiptWriter | None = None
+    _decisions: OrderedDict[str, RecordedDecision] = field(default_factory=OrderedDict)
 
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
         """Record a decision; the oldest is dropped. `workload` is the class of the request."""
-        prompt = dict(scene.request.prompt) if self._prompts else None
+        prompt = dict(scene.request.prompt) if self.prompts else None
         recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
         self._decisions[scene.request.id] = recorded
         self._decisions.move_to_end(scene.request.id)
-        if len(self._decisions) > self._size:
+        if len(self._decisions) > self.size:
             self._decisions.popitem(last=False)
         return recorded
 
@@ -93,8 +88,8 @@ class RecentDecisions:
         outcome, recorded = ended.outcome, ended.recorded
         if recorded is not None:
             recorded.outcome = outcome
-        if self._writer is not None:
-            self._writer.write(outcome, recorded, ended.prompt)
+        if self.writer is not None:
+            self.writer.write(outcome, recorded, ended.prompt)
         if recorded is not None and recorded.prompt is not None:
             recorded.excerpt = excerpt(recorded.prompt)
             recorded.prompt = None  # a thousand prompts have no bound

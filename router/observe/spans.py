@@ -28,7 +28,7 @@ from router.decision import Split
 from router.endpoints import endpoint_of
 from router.observe.ended import EndedRequest
 from router.observe.log import line_of
-from router.observe.receipts import CLIENT_GONE, Outcome
+from router.observe.receipts import CLIENT_GONE
 from router.observe.tracing import Leg, RequestTrace, new_span_id
 from router.types import PodId
 
@@ -62,6 +62,7 @@ class _Spans:
     def __init__(self, trace: RequestTrace, ended: EndedRequest, resource: Resource) -> None:
         self._trace, self._line, self._outcome = trace, line_of(ended), ended.outcome
         self._is_read = ended.is_read
+        self._failures = [(failure.pod, failure.error) for failure in ended.outcome.failures]
         self._resource = resource
         self._now_s, self._now_ns = time.monotonic(), time.time_ns()
         self._phases = trace.phases.intervals(self._now_s) if trace.phases else []
@@ -89,14 +90,22 @@ class _Spans:
             }
         )
         if self._is_read:
-            attributes |= _usage(self._outcome)
+            outcome = self._outcome
+            attributes |= _present(
+                {
+                    "gen_ai.usage.input_tokens": outcome.prompt_tokens or None,
+                    "gen_ai.usage.output_tokens": outcome.output_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
+                    "gen_ai.response.time_to_first_chunk": None if outcome.ttft_ms is None else outcome.ttft_ms / 1000,
+                }
+            )
         parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
         began_s = self._phases[0][1] if self._phases else self._now_s
         return self._span(self._name, self._own, parent, (began_s, self._now_s), attributes, SpanKind.SERVER)
 
     def phases(self) -> Iterator[ReadableSpan]:
         """One for each time that a phase was entered. A failed attempt has the error and its pod."""
-        failures = iter(self._failures())
+        failures = iter(self._failures)
         for phase, *times_s in self._phases:
             pod, error = next(failures, ("", "")) if phase == "attempt" else ("", "")
             attributes = _present({"warmroute.pod": pod or None, "error.type": error or None})
@@ -105,7 +114,7 @@ class _Spans:
 
     def legs(self) -> Iterator[ReadableSpan]:
         """One for each request to a pod. It ends with its attempt, as a prefill before that."""
-        failures = self._failures()
+        failures = self._failures
         attempts = [began_s for phase, began_s, _ in self._phases if phase == "attempt"]
         for number, (began_s, end_s) in enumerate(pairwise([*attempts, self._phases[-1][1]] if attempts else [])):
             pod, error = failures[number] if number < len(failures) else ("", "")
@@ -128,10 +137,6 @@ class _Spans:
         times_s = (leg.began_s, leg.ended_s or end_s)
         name = f"{leg.part} {self._name}".lstrip()
         return self._span(name, self._context(leg.span_id), self._own, times_s, attributes, SpanKind.CLIENT)
-
-    def _failures(self) -> Sequence[tuple[PodId, str]]:
-        """(pod, error) of each failed attempt."""
-        return [(failure.pod, failure.error) for failure in self._outcome.failures]
 
     def _engines(self) -> Mapping[PodId, str]:
         """The engines of the pods that were tried last."""
@@ -167,17 +172,6 @@ class _Spans:
             end_time=ended_ns,
             instrumentation_scope=_SCOPE,
         )
-
-
-def _usage(outcome: Outcome) -> Attributes:
-    return _present(
-        {
-            "gen_ai.usage.input_tokens": outcome.prompt_tokens or None,
-            "gen_ai.usage.output_tokens": outcome.output_tokens,
-            "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
-            "gen_ai.response.time_to_first_chunk": None if outcome.ttft_ms is None else outcome.ttft_ms / 1000,
-        }
-    )
 
 
 def _present(attributes: Mapping[str, str | int | float | bool | None]) -> Attributes:
@@ -244,7 +238,6 @@ class _Exporter(OTLPSpanExporter):
         super().shutdown()  # type: ignore[no-untyped-call]
 
     def unfilter(self) -> None:
-        """Let the SDK log again."""
         for name in _SDK_LOGGERS:
             logging.getLogger(name).removeFilter(self._is_new)
 

@@ -77,7 +77,6 @@ class TokenMetrics:
         )
 
     def count(self) -> None:
-        """Add the waiting prompts to the metrics."""
         for group, rows in self._waiting.items():
             self._count_group(group, rows)
         self._waiting.clear()

@@ -51,8 +51,7 @@ class SpanSink(Protocol):
 
 
 class RequestTrace(msgspec.Struct, eq=False):
-    """The trace of one request; ids are lower-case hex. `sink` is None if the request is not recorded: then `span_id`
-    is the client's, if it sent one."""
+    """One request's trace; ids are lower-case hex. `sink`: None if not recorded; `span_id` is the client's then."""
 
     trace_id: str
     span_id: str
@@ -63,13 +62,7 @@ class RequestTrace(msgspec.Struct, eq=False):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether spans are made of the request."""
         return self.sink is not None
-
-    def ended(self, ended: EndedRequest) -> None:
-        """Export the spans of the request, if it is recorded."""
-        if self.sink is not None:
-            self.sink.add(self, ended)
 
     def context(self, span_id: str = "") -> Header:
         """The header that names a span, the request's own by default, as the parent."""
@@ -77,8 +70,7 @@ class RequestTrace(msgspec.Struct, eq=False):
         return b"traceparent", f"00-{self.trace_id}-{span_id or self.span_id}-{flags}".encode()
 
     def upstream(self, headers: list[Header], pod: PodId, address: str, part: str) -> list[Header]:
-        """The headers of a request to a pod, with the context of this trace. A `tracestate` without a valid
-        `traceparent` is dropped."""
+        """Headers to a pod with the context of this trace. A `tracestate` without a valid `traceparent` is dropped."""
         span_id = ""
         if self.sink is not None:
             span_id = new_span_id()
@@ -146,5 +138,6 @@ def new_span_id() -> str:
 
 def trace_ended(ended: EndedRequest) -> None:
     """Export the spans of a request, if it is recorded."""
-    if isinstance(ended.trace, RequestTrace):
-        ended.trace.ended(ended)
+    trace = ended.trace
+    if isinstance(trace, RequestTrace) and trace.sink is not None:
+        trace.sink.add(trace, ended)

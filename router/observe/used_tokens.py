@@ -5,7 +5,8 @@ Lines of a process are numbered without gaps, so that a reader knows each line b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
@@ -15,6 +16,7 @@ from router.observe.declared import of_requests
 from router.observe.ended import EndedRequest, UsedTokens
 from router.observe.fast_metrics import MAX_SERIES, Count, Counter
 
+_encode = msgspec.json.Encoder().encode
 _KINDS = ("prompt", "cached", "computed", "output")
 
 
@@ -42,20 +44,16 @@ class UsageMetrics:
         return found
 
 
+@dataclass(slots=True, eq=False)
 class UsageWriter:
-    """Numbers the lines of this process, and passes them on as JSON. `process`: a name that no other process has or has
-    had."""
+    """Numbers the lines of this process, and passes them on as JSON. `process`: a name that no other ever has."""
 
-    def __init__(self, process: str, sink: Callable[[bytes], None]) -> None:
-        self._process = process
-        self._sink = sink
-        self._numbers = count(1)
-        self._encode = msgspec.json.Encoder().encode
+    process: str
+    sink: Callable[[bytes], None]
+    close: Callable[[], None] = lambda: None
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def ended(self, ended: EndedRequest) -> None:
         if ended.used is not None:
-            self.write(ended.used)
-
-    def write(self, used: UsedTokens) -> None:
-        used.id = f"{self._process}-{next(self._numbers)}"
-        self._sink(self._encode(used))
+            ended.used.id = f"{self.process}-{next(self._numbers)}"
+            self.sink(_encode(ended.used))

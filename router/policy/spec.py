@@ -68,6 +68,7 @@ class Policy:
     attempts: int | None = None
     """Maximum number of candidates to try; None: 1 + `limits.retries` of the configuration."""
     slo_ttft_ms: float | None = None
+    hold_tool_calls: bool = False
     filters: Filters = ()
 
     cost_names: tuple[str, ...] = field(init=False)
@@ -137,6 +138,14 @@ class SloSpec(_SpecSection):
     beyond it."""
 
 
+class ContinuationSpec(_SpecSection):
+    """How broken streams go on, where `continuation.enabled` of the configuration lets them."""
+
+    hold_tool_calls: bool = False
+    """Tool calls of sampled chats are held until all calls of the answer are whole: until then, another pod may make
+    them. Clients get them later, at once."""
+
+
 class PolicySpec(_SpecSection):
     """One file of `policies/`, with what it extends."""
 
@@ -162,6 +171,7 @@ class PolicySpec(_SpecSection):
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
     slo: SloSpec = SloSpec()
+    continuation: ContinuationSpec | None = None
 
     @field_validator("picker")
     @classmethod
@@ -191,6 +201,7 @@ class PolicySpec(_SpecSection):
             percent=self.percent,
             attempts=self.retry.attempts,
             slo_ttft_ms=self.slo.ttft_ms,
+            hold_tool_calls=self.continuation is not None and self.continuation.hold_tool_calls,
             filters=tuple(_chosen(self.filters)),
         )
 

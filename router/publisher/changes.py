@@ -111,7 +111,6 @@ class TierExpiry:
                 self._observe(event, now_s)
 
     def expired(self, now_s: float) -> Iterator[BlocksRemoved]:
-        """Remove the expired blocks and yield their removal events, one per copy."""
         for tier, announced in self._announced.items():
             oldest_s = now_s - self._ttl_s[tier]
             while announced and next(iter(announced.values()))[0] <= oldest_s:

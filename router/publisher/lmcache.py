@@ -174,7 +174,9 @@ class Coordinator:
 
     def _apply(self, server: _Server, batch: Batch) -> None:
         if batch.event_type == "access":
-            self._mark_used(batch)
+            for holder in self._holders(batch.instance_id):
+                for entry in batch.entries:
+                    self._chunks[holder].touch(entry.key)
         elif batch.backend and batch.tier in ("l1", "l2"):
             holder = _holder(batch)
             if holder not in self._chunks:
@@ -199,11 +201,6 @@ class Coordinator:
         if model != self.model:
             self._ignored.warn("ignoring LMCache chunks of another model", model=model, published=self.model)
         return model == self.model and entry.key.object_group_id == self.group
-
-    def _mark_used(self, batch: Batch) -> None:
-        for holder in self._holders(batch.instance_id):
-            for entry in batch.entries:
-                self._chunks[holder].touch(entry.key)
 
     def _add_holder(self, holder: str, tier: Tier, *, complete: bool) -> None:
         self._chunks[holder] = ChunkTable(tier)

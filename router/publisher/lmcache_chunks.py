@@ -7,8 +7,7 @@ in the prompt, but without its parent. The parent is the stored chunk for which
 
 A chunk is announced by its hash only if its parent is unknown, if the server uses another hash function, or if it has
 no tokens (a server that does not copy KV itself does not receive them). This is sufficient if the server hashes like
-the engine, in chunks of one engine block: the engine's events then resolve the hash. This file does not handle servers
-and their numbering.
+the engine, in chunks of one engine block: the engine's events then resolve the hash.
 """
 
 from __future__ import annotations
@@ -130,7 +129,6 @@ class ChunkTable:
 
 
 def _chunk(key: Key) -> tuple[_Chunk, int]:
-    """A key's chunk and the bit of its rank."""
     return _Chunk(key.chunk_hash_hex, key.cache_salt, key.kv_rank >> 24), 1 << (key.kv_rank >> 16 & 0xFF)
 
 

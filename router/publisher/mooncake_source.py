@@ -4,8 +4,7 @@ Polls the store's master for the names of all objects (`/get_all_keys`). The res
 and lists only complete objects; the difference to the previous response shows what was added and removed. The
 alternative `/batch_query_keys` needs the names in advance and returns three times the bytes. A block is one object per
 part of the model (tensor, context and pipeline ranks; keys and values), and is held only with all of them. Objects are
-named by the engine's hash, without tokens; the events of the engines resolve the hashes. This file reads no objects and
-writes nothing to the store.
+named by the engine's hash, without tokens; the events of the engines resolve the hashes.
 """
 
 from __future__ import annotations
@@ -113,58 +112,48 @@ class Listing:
         return events
 
 
+@dataclass(slots=True, eq=False)
 class MooncakeSource:
     """Polls one pool of one store. `master_url` is the master's HTTP admin port."""
 
-    def __init__(
-        self,
-        holder: str,
-        master_url: str,
-        pool: str,
-        sink: KvSink,
-        get_url: Callable[[str, float], Awaitable[bytes]],
-        *,
-        group: int = 0,
-        poll_interval_s: float,
-    ) -> None:
-        self._holder = holder
-        self._url = master_url.rstrip("/") + "/get_all_keys"
-        self._sink = sink
-        self._get_url = get_url
-        self._poll_interval_s = poll_interval_s
-        self._listing = Listing(pool, group)
-        self._complete: bool | None = None
+    holder: str
+    master_url: str
+    listing: Listing
+    sink: KvSink
+    get_url: Callable[[str, float], Awaitable[bytes]]
+    poll_interval_s: float
+    _complete: bool | None = None
 
     async def run(self) -> None:
         now_s = asyncio.get_running_loop().time
         while True:
             started_s = now_s()
             await self.poll()
-            await asyncio.sleep(max(self._poll_interval_s, (now_s() - started_s) / MAX_POLL_SHARE))
+            await asyncio.sleep(max(self.poll_interval_s, (now_s() - started_s) / MAX_POLL_SHARE))
 
     async def poll(self) -> None:
         """Poll once. While the master does not answer, the known blocks stay."""
         try:
-            body = await self._get_url(self._url, TIMEOUT_S)
+            body = await self.get_url(self.master_url.rstrip("/") + "/get_all_keys", TIMEOUT_S)
         except UpstreamError as error:
             if self._complete is not False:
-                log.warning("Mooncake master does not answer", holder=self._holder, error=repr(error))
+                log.warning("Mooncake master does not answer", holder=self.holder, error=repr(error))
             self._set_complete(complete=False)
             return
         await self._update(body.decode(errors="replace"))
         self._set_complete(complete=True)
 
     async def _update(self, text: str) -> None:
-        held = self._listing.held_blocks
+        held = self.listing.held_blocks
         # in a thread: comparing a million names takes a second
-        events = await asyncio.to_thread(lambda: self._listing.update(text.split("\n")))
-        if held and not self._listing.held_blocks:
-            log.info("store is empty after a restart or clear", holder=self._holder)
-            self._sink.restarted(self._holder)
+        events = await asyncio.to_thread(lambda: self.listing.update(text.split("\n")))
+        if held and not self.listing.held_blocks:
+            log.info("store is empty after a restart or clear", holder=self.holder)
+            self.sink.restarted(self.holder)
         elif events:
-            self._sink.apply(self._holder, tuple(events))
+            self.sink.apply(self.holder, tuple(events))
 
     def _set_complete(self, *, complete: bool) -> None:
         if self._complete is not complete:
             self._complete = complete
-            self._sink.stream_state(self._holder, complete=complete)
+            self.sink.stream_state(self.holder, complete=complete)

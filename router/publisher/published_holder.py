@@ -2,8 +2,7 @@
 
 Events are applied in memory at once; a background task collects changes for a short time and writes them in one round
 trip. When Redis and this process disagree, all blocks are written again in a new epoch; a cleared cache starts a new
-epoch at once. If several processes publish the same holder, the newest one writes and the others stand by. This file
-decodes no event format.
+epoch at once. If several processes publish the same holder, the newest one writes and the others stand by.
 """
 
 from __future__ import annotations
@@ -232,7 +231,6 @@ class PublishedHolder:
         await self._handle(result)
 
     async def _handle(self, result: WriteResult) -> None:
-        """Schedule a reload if Redis refused the write."""
         if result is WriteResult.OK:
             self.state = PublishState.PUBLISHING
             return

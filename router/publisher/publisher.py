@@ -1,14 +1,13 @@
 """The holders that this process publishes: one `PublishedHolder` and one task for each.
 
 Receives the events of pods and of stores. A new revision of a model moves its holders to the new generation at once.
-This file does not write to Redis itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -24,26 +23,18 @@ from router.types import Generation, KvEvent, Pod, PodId, Tier
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class Publisher:
     """Published holders by id; an `EventStore` for pods. `generations` by model; `tier_ttl_s` applies to pods only."""
 
-    def __init__(
-        self,
-        connection: RedisConnection,
-        keys: Keys,
-        generations: dict[str, Generation],
-        facts_of: Callable[[Pod], HolderFacts],
-        timing: PublishTiming,
-        tier_ttl_s: Mapping[Tier, float] | None = None,
-    ) -> None:
-        self.generations = generations
-        self._connection = connection
-        self._keys = keys
-        self._facts_of = facts_of
-        self._timing = timing
-        self._tier_ttl_s = tier_ttl_s or {}
-        self._holders: dict[HolderId, PublishedHolder] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+    connection: RedisConnection
+    keys: Keys
+    generations: dict[str, Generation]
+    facts_of: Callable[[Pod], HolderFacts]
+    timing: PublishTiming
+    tier_ttl_s: Mapping[Tier, float] | None = None
+    _holders: dict[HolderId, PublishedHolder] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def holders(self) -> tuple[PublishedHolder, ...]:
@@ -55,9 +46,8 @@ class Publisher:
     # --- pods: an EventStore ---
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
-        """Start a new, empty epoch of the pod's cache."""
         current = self.generations.get(generation.model, generation)
-        self.begin(pod.id, current, self._facts_of(pod))
+        self.begin(pod.id, current, self.facts_of(pod))
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         """Apply a holder's events in order. Events of unpublished holders are ignored."""
@@ -66,7 +56,6 @@ class Publisher:
             holder.apply(events)
 
     def size_blocks(self, pod: PodId) -> int:
-        """Blocks in memory that a holder has announced."""
         holder = self._holders.get(pod)
         return holder.blocks.size_blocks if holder else 0
 
@@ -86,11 +75,11 @@ class Publisher:
             return
         self.end(holder_id)
         holder = PublishedHolder(
-            HolderWriter(self._connection, self._keys, generation, holder_id, holder_ttl_s=self._timing.holder_ttl_s),
+            HolderWriter(self.connection, self.keys, generation, holder_id, holder_ttl_s=self.timing.holder_ttl_s),
             facts,
-            self._timing,
+            self.timing,
             resolve_hash=self._resolve_hash if facts.reach else None,
-            tier_ttl_s=None if facts.reach else self._tier_ttl_s,
+            tier_ttl_s=None if facts.reach else self.tier_ttl_s,
         )
         self._holders[holder_id] = holder
         task = asyncio.create_task(supervise(f"publishing {holder_id}", holder.run))
@@ -115,11 +104,10 @@ class Publisher:
         return generation
 
     async def stop(self) -> None:
-        """Stop publishing and remove all holders from the index."""
         for holder_id in list(self._holders):
             self.end(holder_id)
         try:
-            async with asyncio.timeout(self._timing.holder_ttl_s):
+            async with asyncio.timeout(self.timing.holder_ttl_s):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         except TimeoutError:
             log.warning("some holders not removed from the index; they will expire")

@@ -1,7 +1,4 @@
-"""The publisher's HTTP server: health, metrics, holders, standardised KV events, and new model revisions.
-
-This file does not publish by itself.
-"""
+"""The publisher's HTTP server: health, metrics, holders, standardised KV events, and new model revisions."""
 
 from __future__ import annotations
 
@@ -17,15 +14,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.errors import shortened
+from router.fleet.fleet import Fleet
 from router.observe.declared import of_pods, of_publisher
 from router.observe.fast_metrics import Counter, Gauge
-from router.observe.kv_stream_metrics import KvStreamMetrics
-from router.observe.metrics import KNOWN_STATES
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import KNOWN_STATES, KvStreamMetrics, add_process_metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
-from router.types import FleetSnapshot
 
 MAX_ECHOED_CHARACTERS = 200
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -53,8 +48,8 @@ class PublisherMetrics:
         self._reloads = Counter(r, of_publisher.PUBLISHER_RELOADS)
         self._orphans = Counter(r, of_publisher.PUBLISHER_ORPHANS)
 
-    def render(self, publisher: Publisher, fleet: FleetSnapshot) -> bytes:
-        pods = {status.pod.id: status for status in fleet.pods}
+    def render(self, publisher: Publisher, fleet: Fleet) -> bytes:
+        pods = {status.pod.id: status for status in fleet.snapshot.pods}
         self.kv.keep(pods)
         self._pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
         holders = {(holder.generation.model, holder.id): holder for holder in publisher.holders}
@@ -138,7 +133,6 @@ _READY = (PublishState.PUBLISHING, PublishState.STANDBY)
 
 
 def describe(publisher: Publisher) -> list[dict[str, Any]]:
-    """All holders as JSON values."""
     return [
         {
             "holder": holder.id,

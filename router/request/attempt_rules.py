@@ -13,6 +13,7 @@ from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
+from router.request.inbound import HeaderList
 from router.request.predictions import PredictionLimits
 from router.types import Pod
 
@@ -46,6 +47,25 @@ class AttemptRules:
     def is_sampled(self) -> bool:
         """Whether the gaps between the tokens of the next stream are measured."""
         return next(self._streams) % SAMPLED_STREAMS == 0
+
+    def added_headers(self, context: RequestContext) -> HeaderList:
+        """The id and limits of a request; with `route_headers`, also where it was sent and what was expected there."""
+        headers = [(b"x-request-id", context.request.id.encode()), *context.limit_headers]
+        if context.inbound.trace is not None:
+            headers.append(context.inbound.trace.context())
+        if not self.route_headers or context.decision is None or context.candidate is None:
+            return headers
+        plan = context.candidate.plan
+        headers += [
+            (b"x-warmroute-pod", plan.pod.id.encode()),
+            (b"x-warmroute-policy", context.decision.policy.encode()),
+            (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
+        ]
+        if isinstance(plan, Split):
+            headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
+        if reason := context.unmatched:
+            headers.append((b"x-warmroute-match", b"none; reason=" + reason.encode()))
+        return headers
 
     def unusable_reason(self, context: RequestContext, plan: Plan) -> RouterError | None:
         """Why this plan cannot serve the request; None if it can."""

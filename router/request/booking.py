@@ -37,7 +37,8 @@ class Booking:
         """Whether the prefill pod of a split has computed the prompt."""
         self._pull_began_s: float | None = None
         self._ledger = ledger
-        self._prefill_done = self._released = False
+        self.prefill_done = self._released = False
+        """Whether the first token exists, or is expected to exist by now."""
         self._prefill_lease: Lease | None = None
         self._sending: PodId | None = None
         if isinstance(plan, Split):
@@ -61,11 +62,6 @@ class Booking:
     def prefill_ms(self) -> float:
         return self._computing_lease.prefill_ms
 
-    @property
-    def prefill_done(self) -> bool:
-        """Whether the first token exists, or is expected to exist by now."""
-        return self._prefill_done
-
     def handed_over(self, now_s: float) -> None:
         """The prefill pod has responded: from now on it only sends KV."""
         if self.has_handed_over:
@@ -74,12 +70,11 @@ class Booking:
         if self._prefill_lease is not None:
             self._observe(self._prefill_lease, now_s)
             self._ledger.release(self._prefill_lease, now_s)
-            if not self._prefill_done:
+            if not self.prefill_done:
                 self._begin_transfer(self._prefill_lease.pod)
 
     def first_token(self, now_s: float) -> None:
-        """The prompt is computed and the KV transferred."""
-        if self._prefill_done:
+        if self.prefill_done:
             return
         if self._prefill_lease is None:
             self._observe(self._response_lease, now_s)
@@ -89,7 +84,7 @@ class Booking:
 
     def assume_first_token(self, now_s: float) -> None:
         """The first token of an unstreamed response is expected to exist by now."""
-        if not self._prefill_done:
+        if not self.prefill_done:
             self._clock.gone(self._response_lease.id)
             self._pull_began_s = None
             self._end_prefill(now_s)
@@ -102,10 +97,10 @@ class Booking:
         if self._prefill_lease is not None:
             self._clock.gone(self._prefill_lease.id)
             self._ledger.release(self._prefill_lease, now_s)
-        elif not self._prefill_done:
+        elif not self.prefill_done:
             self._clock.gone(self._response_lease.id)
         self._ledger.release(self._response_lease, now_s)
-        if not self._prefill_done:
+        if not self.prefill_done:
             self._end_transfer()
 
     def _observe(self, lease: Lease, now_s: float) -> None:
@@ -125,7 +120,7 @@ class Booking:
         self.concurrent_transfers = self._ledger.pull_began(holder)
 
     def _end_transfer(self) -> None:
-        self._prefill_done = True
+        self.prefill_done = True
         if self._sending is not None:
             self._ledger.pull_ended(self._sending)
             self._sending = None

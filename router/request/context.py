@@ -30,8 +30,6 @@ MAX_UNREAD_PROMPT_TOKENS = 1 << 20
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request, from its arrival to the last byte of its response."""
-
     request: InferenceRequest
     inbound: Inbound
     phases: Phases

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.admission.quotas import Quotas
 from router.observe.counters import Counters
 from router.observe.ended import EndingSink
 from router.policy.classes import Classes
@@ -15,7 +14,6 @@ from router.request.clock import Clock
 from router.request.decisions import DecisionRecorder, RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
-from router.request.preparation import Preparation
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.requests import Requests
@@ -23,8 +21,6 @@ from router.request.requests import Requests
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The policies and workload classes of now."""
-
     policies: Callable[[], PolicySet]
     classes: Classes
 
@@ -39,23 +35,13 @@ class Observers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedQuotas:
-    """The quotas of tenants. `has_others`: whether other processes enforce them, too. `on_refusal` is called with the
-    tenant and the limit."""
-
-    quotas: Quotas
-    has_others: bool = False
-    on_refusal: Callable[[str, str], None] = lambda _tenant, _limit: None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSettings:
-    """`queue`: None where requests wait in the engines. `quotas`: None where no tenant has any. `records_usage` and
-    `trusts_uuids`: see `Endings` and `Preparation`."""
+    """`queue`: None where requests wait in the engines. `charges`: None where no tenant has quotas. `records_usage` and
+    `trusts_uuids`: see `Endings` and `Requests`."""
 
     rules: AttemptRules
     queue: QueueSettings | None = None
-    quotas: SharedQuotas | None = None
+    charges: QuotaCharges | None = None
     records_usage: bool = False
     trusts_uuids: bool = False
 
@@ -70,19 +56,20 @@ class Core:
 
 
 def build_core(state: FleetState, settings: CoreSettings, routing: Routing, observers: Observers, clock: Clock) -> Core:
-    counters = observers.counters
-    charges = queues = None
-    if (shared := settings.quotas) is not None:
-        charges = QuotaCharges(shared.quotas, clock, has_others=shared.has_others, on_refusal=shared.on_refusal)
+    counters, charges, queues = observers.counters, settings.charges, None
     decisions = RequestDecisions(state, routing.policies, routing.classes, observers.recorder, counters, clock)
     if settings.queue is not None:
         queues = RequestQueues(settings.queue, state, decisions, counters, clock)
-    records_usage = settings.records_usage
-    preparation = Preparation(
-        state, decisions, charges, queues, clock, counts_tokens=records_usage, trusts_uuids=settings.trusts_uuids
+    requests = Requests(
+        state=state,
+        decisions=decisions,
+        endings=Endings(state, counters, observers.sinks, clock, charges, queues, settings.records_usage),
+        rules=settings.rules,
+        counters=counters,
+        clock=clock,
+        charges=charges,
+        queues=queues,
+        counts_tokens=settings.records_usage,
+        trusts_uuids=settings.trusts_uuids,
     )
-    endings = Endings(
-        state, counters, observers.sinks, clock, charges=charges, queues=queues, records_usage=records_usage
-    )
-    requests = Requests(state, decisions, preparation, settings.rules, counters, endings)
     return Core(state=state, decisions=decisions, requests=requests, queues=queues, clock=clock)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -30,7 +31,6 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.types import (
     FleetSnapshot,
-    InferenceRequest,
     PodId,
     PodState,
     PodStatus,
@@ -51,24 +51,19 @@ class DecisionRecorder(Protocol):
         """Record a decision; None where decisions are not kept. `workload` is the class of the request."""
 
 
+@dataclass(slots=True, eq=False)
 class RequestDecisions:
-    def __init__(
-        self,
-        state: FleetState,
-        policies: Callable[[], PolicySet],
-        classes: Classes,
-        recorder: DecisionRecorder,
-        counters: Counters,
-        clock: Clock,
-    ) -> None:
-        self._state = state
-        self._policies = policies
-        self._classes = classes
-        self._recorder = recorder
-        self._counters = counters
-        self._clock = clock
-        self._turns: Counter[str] = Counter()
-        self._traffic = TrafficPrefixes(state.fleet)
+    state: FleetState
+    policies: Callable[[], PolicySet]
+    classes: Classes
+    recorder: DecisionRecorder
+    counters: Counters
+    clock: Clock
+    _turns: Counter[str] = field(default_factory=Counter)
+    _traffic: TrafficPrefixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._traffic = TrafficPrefixes(self.state.fleet)
 
     def decide(self, context: RequestContext, now_s: float) -> Scene:
         """Match and decide: `context.decision` has all candidates, best first. Returns what it is based on. Raises
@@ -76,12 +71,9 @@ class RequestDecisions:
         context.phases.enter("match", now_s)
         match = self._match(context.prompt, now_s)
         if match.degraded:
-            self._counters.match_degraded(context.request.model)
-        context.phases.enter("decide", self._clock.now_s())
-        allowed = context.pods_allowed
-        scene = self.scene(
-            context.request, context.prompt, match, now_s, stored_pod=context.stored_pod, allowed=allowed
-        )
+            self.counters.match_degraded(context.request.model)
+        context.phases.enter("decide", self.clock.now_s())
+        scene = self._scene(context, match, now_s)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
         self.redecided(context, scene, decide(scene, context.policy))
         return scene
@@ -89,50 +81,28 @@ class RequestDecisions:
     def decide_again(self, context: RequestContext, now_s: float) -> tuple[Scene, RouteDecision]:
         """A later decision about a request that waits, by the same policy; not counted as traffic."""
         assert context.policy is not None
-        match = self._match(context.prompt, now_s)
-        stored_pod, allowed = context.stored_pod, context.pods_allowed
-        scene = self.scene(
-            context.request, context.prompt, match, now_s, counted=False, stored_pod=stored_pod, allowed=allowed
-        )
+        scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
         return scene, decide(scene, context.policy)
 
     def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
-        """Record the decision by which the request is sent."""
         assert context.policy is not None
         context.decision = decision
-        context.recorded = self._recorder.record(scene, decision, context.policy, context.workload)
+        context.recorded = self.recorder.record(scene, decision, context.policy, context.workload)
 
-    def preview(
-        self,
-        request: InferenceRequest,
-        headers: HeaderList,
-        prompt: PromptPrefix | None,
-        stored_pod: PodId,
-    ) -> RecordedDecision:
+    def preview(self, context: RequestContext) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        now_s = self._clock.now_s()
-        match = self._match(prompt, now_s)
-        scene = self.scene(request, prompt, match, now_s, counted=False, stored_pod=stored_pod)
-        workload, policy = self._policy_for(scene, headers, counted=False)
-        return record_decision(record(scene, workload), decide(scene, policy), policy, self._clock.unix_s())
+        now_s = self.clock.now_s()
+        scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
+        workload, policy = self._policy_for(scene, context.inbound.headers, counted=False)
+        return record_decision(record(scene, workload), decide(scene, policy), policy, self.clock.unix_s())
 
-    def scene(
-        self,
-        request: InferenceRequest,
-        prompt: PromptPrefix | None,
-        match: PrefixMatch,
-        now_s: float,
-        *,
-        counted: bool = True,
-        stored_pod: PodId = "",
-        allowed: frozenset[str] | None = None,
-    ) -> Scene:
-        """What a decision is based on. `counted`: count the request as traffic. `stored_pod`: the only pod that has a
-        stored response which the request needs. `allowed`: addresses of the only pods that may be chosen."""
-        state, model, fleet = self._state, request.adapter or request.model, self._state.fleet.snapshot
+    def _scene(self, context: RequestContext, match: PrefixMatch, now_s: float, *, counted: bool = True) -> Scene:
+        """What a decision is based on. `counted`: count the request as traffic."""
+        request, prompt, allowed = context.request, context.prompt, context.pods_allowed
+        state, model, fleet = self.state, request.adapter or request.model, self.state.fleet.snapshot
         ledger = state.ledger
-        if stored_pod:
-            fleet = only(fleet, stored_pod)
+        if context.stored_pod:
+            fleet = only(fleet, context.stored_pod)
         if allowed is not None:
             fleet = within(fleet, allowed)
             if not any(status.pod.serves(model) for status in fleet.pods):
@@ -159,14 +129,13 @@ class RequestDecisions:
         )
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
-        """Which holders have how many leading blocks of the prompt."""
-        return PrefixMatch() if prompt is None else self._state.store.match(prompt, now_s)
+        return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
         """Workload class of the request, and the policy for it."""
         tokens = prompt_token_count(scene)
-        workload = self._classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
-        return workload, self._policies().for_request(scene.request, workload, tokens, headers)
+        workload = self.classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
+        return workload, self.policies().for_request(scene.request, workload, tokens, headers)
 
 
 class TrafficPrefixes:

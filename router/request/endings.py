@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
 from router.admission.quotas import Hold
@@ -29,43 +30,36 @@ MIN_STEP_MS = 1.0
 """A decode step takes at least this long, also on a pod whose speed is not known."""
 
 
+@dataclass(slots=True, eq=False)
 class Endings:
     """Ends requests. `records_usage`: whether sinks receive what each request used."""
 
-    def __init__(
-        self,
-        state: FleetState,
-        counters: Counters,
-        sinks: Sequence[EndingSink],
-        clock: Clock,
-        *,
-        charges: QuotaCharges | None = None,
-        queues: RequestQueues | None = None,
-        records_usage: bool = False,
-    ) -> None:
-        self._state = state
-        self._counters = counters
-        self._sinks = sinks
-        self._clock = clock
-        self._charges = charges
-        self._background = BackgroundBills(charges.settle if charges is not None else lambda _hold, _output: None)
-        self._queues = queues
-        self._records_usage = records_usage
+    state: FleetState
+    counters: Counters
+    sinks: Sequence[EndingSink]
+    clock: Clock
+    charges: QuotaCharges | None = None
+    queues: RequestQueues | None = None
+    records_usage: bool = False
+    _background: BackgroundBills = field(init=False)
+
+    def __post_init__(self) -> None:
+        settle = self.charges.settle if self.charges is not None else lambda _hold, _output: None
+        self._background = BackgroundBills(settle)
 
     def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | RouterError | None:
-        """Count a request among its tenant's concurrent ones until it `has_arrived`, or return why its quota refuses
-        it before its body is read."""
-        return self._charges.receive(tenant, endpoint) if self._charges is not None else None
+        """Count a request as concurrent until it `has_arrived`, or return why its quota refuses it before its body."""
+        return self.charges.receive(tenant, endpoint) if self.charges is not None else None
 
     def has_arrived(self, arriving: Hold | None) -> None:
         """A request that was received is served now, or refused. Idempotent."""
-        if arriving is not None and self._charges is not None:
-            self._charges.has_arrived(arriving)
+        if arriving is not None and self.charges is not None:
+            self.charges.has_arrived(arriving)
 
     def begin(self) -> None:
         """Count a request that is served; `end` must follow."""
-        self._background.expire(self._clock.now_s())
-        self._counters.in_flight(1)
+        self._background.expire(self.clock.now_s())
+        self.counters.requests_began(1)
 
     def failed(self, context: RequestContext, error: RouterError, *, has_answered: bool) -> None:
         """Record why no response was sent, or not to its end. `has_answered`: whether its status was sent."""
@@ -74,18 +68,17 @@ class Endings:
             context.status = response_for(error).status
 
     def interrupted(self, context: RequestContext, *, by_client: bool) -> None:
-        """Record that the client left, or else that the router stops."""
         context.result = CLIENT_GONE if by_client else Stopping.code
 
     def end(self, context: RequestContext, *, was_slow: bool = False) -> None:
         """Settle the request, however it ended. `was_slow`: the response had to wait for its client."""
-        phase, now_s = context.phases.current, self._clock.now_s()
+        phase, now_s = context.phases.current, self.clock.now_s()
         context.phases.enter("settle", now_s)
-        self._counters.in_flight(-1)
-        outcome = outcome_of(context, now_s, self._clock.unix_s())
-        used = self._settle(context, outcome, now_s) if self._records_usage or context.hold is not None else None
+        self.counters.requests_began(-1)
+        outcome = outcome_of(context, now_s, self.clock.unix_s())
+        used = self._settle(context, outcome, now_s) if self.records_usage or context.hold is not None else None
         self._observe(context, outcome, now_s, was_slow=was_slow)
-        context.phases.end(self._clock.now_s())
+        context.phases.end(self.clock.now_s())
         self._pass_on(
             EndedRequest(
                 outcome=outcome,
@@ -99,7 +92,7 @@ class Endings:
                 recorded=context.recorded,
                 decision=context.decision,
                 prompt=context.prompt,
-                used=used if self._records_usage else None,
+                used=used if self.records_usage else None,
                 trace=context.inbound.trace,
             )
         )
@@ -115,8 +108,8 @@ class Endings:
         """Settle a request that was refused before its body was read. `tenant`: who sent it, if that is known. One that
         is its client's fault counts as a request, unless a quota refused it."""
         model = error.model if isinstance(error, NoReadyPod) else ""
-        if self._charges is not None and isinstance(error, ClientError) and not isinstance(error, QuotaExceeded):
-            self._charges.count_refused(tenant)
+        if self.charges is not None and isinstance(error, ClientError) and not isinstance(error, QuotaExceeded):
+            self.charges.count_refused(tenant)
         outcome = self._unread(endpoint, code_of(error), request_id, model, trace)
         self._end_unread(outcome, tenant.name, response_for(error).status, str(error), trace)
 
@@ -126,13 +119,13 @@ class Endings:
     def _unread(
         self, endpoint: Endpoint, result: str, request_id: str = "", model: str = "", trace: Trace | None = None
     ) -> Outcome:
-        trace_id, at_s = trace.trace_id if trace is not None else "", self._clock.unix_s()
+        trace_id, at_s = trace.trace_id if trace is not None else "", self.clock.unix_s()
         return Outcome(id=request_id, trace_id=trace_id, at_s=at_s, model=model, endpoint=endpoint, result=result)
 
     def _end_unread(
         self, outcome: Outcome, tenant: str, status: int = 0, error: str = "", trace: Trace | None = None
     ) -> None:
-        used = unused(outcome, tenant, status) if self._records_usage and tenant else None
+        used = unused(outcome, tenant, status) if self.records_usage and tenant else None
         self._pass_on(
             EndedRequest(
                 outcome=outcome, is_read=False, status=status, error=error, tenant=tenant, used=used, trace=trace
@@ -140,7 +133,7 @@ class Endings:
         )
 
     def _pass_on(self, ended: EndedRequest) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink(ended)
 
     def _settle(self, context: RequestContext, outcome: Outcome, now_s: float) -> UsedTokens:
@@ -151,14 +144,14 @@ class Endings:
             is_final = reader.output_tokens is not None or context.inbound.method != "GET"
             used.output_tokens = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
         elif context.is_in_background and reader.response_id:
-            expected = self._state.output_lengths.charged_tokens(context.request, context.tenant.name)
+            expected = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
             until_s = now_s + expected * self._step_ms(context) / 1000
             is_open = reader.output_tokens is None
             self._background.open(reader.response_id, hold if is_open else None, used.output_tokens, until_s)
             if is_open:
                 return used
-        if hold is not None and self._charges is not None:
-            self._charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
+        if hold is not None and self.charges is not None:
+            self.charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
         return used
 
     def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
@@ -177,13 +170,12 @@ class Endings:
         """The time of a decode step on the pod that answers, with this request."""
         assert context.candidate is not None
         pod = context.candidate.pod
-        there = self._state.ledger.inflight().get(pod.id, InFlight())
+        there = self.state.ledger.inflight().get(pod.id, InFlight())
         step_ms = pod.speed.step_ms(there.requests + 1, there.context_tokens + context.prompt_tokens)
         return max(step_ms, MIN_STEP_MS)
 
     def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
-        """Compare what was expected with what happened."""
-        state, decision, chosen = self._state, context.decision, ended.served
+        state, decision, chosen = self.state, context.decision, ended.served
         is_read = context.prompt is not None and not context.continued
         if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:
             ttft_ms = ended.ttft_ms - context.waited_s * 1000
@@ -196,8 +188,8 @@ class Endings:
         pieces = context.reader.pieces if context.request.stream else 0  # about one a token
         if tokens := ceil((ended.output_tokens or pieces) / context.request.choices):
             state.output_lengths.answered(context.request.adapter or context.request.model, tokens, context.tenant.name)
-        if self._queues is not None and not was_slow:
-            self._queues.answered(context, now_s)
+        if self.queues is not None and not was_slow:
+            self.queues.answered(context, now_s)
 
 
 def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) -> UsedTokens:

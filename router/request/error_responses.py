@@ -103,8 +103,7 @@ def _retry_headers(after_s: float | None) -> HeaderList:
 
 
 def error_body(error: BaseException, path: str = "", *, names_pods: bool = True) -> bytes:
-    """The error object of the API that has this path. `names_pods`: whether the client may know pods and their
-    addresses."""
+    """The error object of the API that has this path. `names_pods`: whether the client may know pods."""
     return msgspec.json.encode(conventions_of(path).error_object(_error_fields(error, path, names_pods)))
 
 
@@ -117,7 +116,6 @@ def stream_error_body(error: BaseException, path: str = "", *, names_pods: bool 
 
 
 def error_object(message: str, kind: str) -> bytes:
-    """The OpenAI error object with these fields."""
     return msgspec.json.encode({"error": _fields(message, kind)})
 
 

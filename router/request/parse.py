@@ -207,8 +207,7 @@ class _FieldSearch:
 
 
 def may_be_json_object(body: bytes) -> bool:
-    """Whether an engine could decode a JSON object from the body. Engines also accept other encodings, such as UTF-16,
-    which `without_engine_fields` refuses."""
+    """Whether an engine could decode an object: also from UTF-16 and such, which `without_engine_fields` refuses."""
     return json.detect_encoding(body) != "utf-8" or _OBJECT_BEGINS.match(body) is not None
 
 

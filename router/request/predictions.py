@@ -70,6 +70,5 @@ class AttemptPredictions:
                 self._state.pictures.saw(self._pods[pod], self._pictures)
 
     def withdraw(self) -> None:
-        """Withdraw the predictions that were not confirmed."""
         while self._pending:
             self._state.store.withdraw(self._pending.popitem()[1])

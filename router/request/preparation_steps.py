@@ -1,4 +1,4 @@
-"""What a front must do while a request is prepared: the values that `Preparation.prepare` yields.
+"""What a front must do while a request is prepared: the values that `Requests.prepare` yields.
 
 Each says what its answer is, which the front sends back. An exception is thrown into the generator instead.
 """

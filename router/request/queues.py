@@ -8,7 +8,7 @@ when it returns 0 or `on_change` is called, else after the milliseconds that it 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
@@ -45,34 +45,25 @@ class QueueSettings:
     senders: Callable[[], int]
 
 
+@dataclass(slots=True, eq=False)
 class RequestQueues:
     """The queues of all models. `on_change` is called with the queue in which a request begins or stops to wait."""
 
-    def __init__(
-        self,
-        settings: QueueSettings,
-        state: FleetState,
-        decisions: RequestDecisions,
-        counters: Counters,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._state = state
-        self._decisions = decisions
-        self._counters = counters
-        self._clock = clock
-        self._queues: dict[str, ModelQueue] = {}
-        self.on_change: Callable[[ModelQueue], None] = lambda _queue: None
+    settings: QueueSettings
+    state: FleetState
+    decisions: RequestDecisions
+    counters: Counters
+    clock: Clock
+    _queues: dict[str, ModelQueue] = field(default_factory=dict)
+    on_change: Callable[[ModelQueue], None] = lambda _queue: None
 
     @property
     def waiting(self) -> int:
-        """Requests that wait, in all queues."""
         return sum(map(len, self._queues.values()))
 
     def wait_for_place(self, context: RequestContext) -> Generator[Step, None, None]:
-        """Returns when the decided request may be sent, with its latest decision. Raises `Overloaded` or
-        `ShareExceeded`."""
-        queue, now_s = self._queue_of(context.request.model), self._clock.now_s()
+        """Returns when the decided request may be sent. Raises `Overloaded` or `ShareExceeded`."""
+        queue, now_s = self._queue_of(context.request.model), self.clock.now_s()
         offer = Offer(context.tenant, self._ttft_limit_ms(context), len(context.request.body))
         if queue.sends_at_once(context, offer, now_s):
             return
@@ -82,14 +73,13 @@ class RequestQueues:
             self.on_change(queue)
             yield ticket
         finally:
-            context.waited_s = self._clock.now_s() - now_s
-            self._counters.queue_left(context.request.model, context.waited_s)
+            context.waited_s = self.clock.now_s() - now_s
+            self.counters.queue_left(context.request.model, context.waited_s)
             if ticket is not None and queue.leave(ticket):
                 self.on_change(queue)  # the next one may have been skipped for it
 
     def answered(self, context: RequestContext, now_s: float) -> None:
-        """Observe whether a request met its SLO, from a complete response that its client has read as fast as it came.
-        Only streams show it."""
+        """Observe whether a request met its SLO, from a stream that its client has read as fast as it came."""
         first_s, limit_ms = context.first_token_s, evident_limit_ms(context)
         if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
             return
@@ -101,7 +91,7 @@ class RequestQueues:
     def _queue_of(self, model: str) -> ModelQueue:
         queue = self._queues.get(model)
         if queue is None:
-            queue = ModelQueue(model, self._settings, self._state, self._decisions, self._counters)
+            queue = ModelQueue(model, self.settings, self.state, self.decisions, self.counters)
             self._queues[model] = queue
         return queue
 
@@ -111,7 +101,7 @@ class RequestQueues:
         for name, value in context.inbound.headers:
             if name == DEADLINE_HEADER:
                 return _deadline_ms(value)
-        slo = self._settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
+        slo = self.settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
         speed = context.decision.candidates[0].pod.speed
         context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
         return context.ttft_limit_ms
@@ -145,7 +135,6 @@ class ModelQueue:
         return len(self._tickets)
 
     def sends_at_once(self, context: RequestContext, offer: Offer, now_s: float) -> bool:
-        """Whether the request goes now, to its best candidate."""
         assert context.decision is not None
         candidates = context.decision.candidates
         best, inflight = candidates[0], self._state.ledger.inflight()
@@ -222,11 +211,10 @@ class ModelQueue:
         return sum(status.pod.serves(model) for status in self._state.fleet.snapshot.pods)
 
     def _refuse(self, one: Waiting) -> None:
-        """Refuse a request that was taken out of the queue."""
         self._tickets.pop(one.number).settle(self._refused(Refusal(Reason.FLEET, self._max_wait_s)))
 
     def _refused(self, refusal: Refusal) -> RouterError:
-        self._counters.queue_refused(self.model, refusal.reason.value)
+        self._counters.place_refused(self.model, refusal.reason.value)
         after_s = refusal.retry_after_s
         if refusal.reason is Reason.TENANT:
             return ShareExceeded(

@@ -8,10 +8,11 @@ that process or Redis hangs.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import ceil, inf
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from router.admission.meter import KEPT_S, Meter
 from router.admission.quotas import Applied, Hold, Quotas, Short
@@ -25,76 +26,64 @@ from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.preparation_steps import QuotaSync, Step
 
+T = TypeVar("T")
 MAX_EXCHANGES = 2
 """Exchanges of shares that a request waits for."""
 
 
+@dataclass(slots=True, eq=False)
 class QuotaCharges:
-    """Charges requests. `has_others`: whether other processes enforce the same quotas. `on_refusal` is called with the
-    tenant and the limit."""
+    """`has_others`: whether other processes enforce the same quotas. `on_refusal`: called with tenant and limit."""
 
-    def __init__(
-        self,
-        quotas: Quotas,
-        clock: Clock,
-        *,
-        has_others: bool = False,
-        on_refusal: Callable[[str, str], None] = lambda _tenant, _limit: None,
-    ) -> None:
-        self._quotas = quotas
-        self._clock = clock
-        self._has_others = has_others
-        self._on_refusal = on_refusal
+    quotas: Quotas
+    clock: Clock
+    has_others: bool = False
+    on_refusal: Callable[[str, str], None] = lambda _tenant, _limit: None
 
     def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | QuotaExceeded:
         """Count a request as concurrent while its body arrives, or return why it needs not be read."""
-        found = self._quotas.receive(tenant.name, tenant.quotas, self._clock.now_s())
+        found = self.quotas.receive(tenant.name, tenant.quotas, self.clock.now_s())
         return found if isinstance(found, Hold) else self._refusal(tenant, endpoint, found)
 
     def has_arrived(self, arriving: Hold) -> None:
         """Count it no more; `begin` may follow. Idempotent."""
-        self._quotas.end(arriving, 0, 0, self._clock.now_s())
+        self.quotas.end(arriving, 0, 0, self.clock.now_s())
 
     def begin(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count one request more. Raises `QuotaExceeded`."""
-        found = self._begin(context)
-        for _ in range(MAX_EXCHANGES):
-            if isinstance(found, Hold):
-                break
-            self._refuse_unless_shared(context, found)
-            yield QuotaSync()
-            found = self._begin(context)
-        if isinstance(found, Short):
-            raise self._refusal(context.tenant, context.request.endpoint, found)
-        context.hold = found
-
-    def _begin(self, context: RequestContext) -> Hold | Short:
         tenant, request = context.tenant, context.request
-        return self._quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, self._clock.now_s())
+
+        def begin() -> Hold | Short:
+            return self.quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, self.clock.now_s())
+
+        context.hold = yield from self._fitting(context, begin)
 
     def charge(self, context: RequestContext, output: int) -> Generator[Step, None, None]:
-        """Count the tokens that the decided request will probably cost. `output`: expected tokens of the answer. Raises
-        `QuotaExceeded`."""
-        hold, decision, request = context.hold, context.decision, context.request
+        """Count what the decided request will probably cost. `output`: of the answer. Raises `QuotaExceeded`."""
+        hold, decision, now_s = context.hold, context.decision, self.clock.now_s()
         assert hold is not None and decision is not None
         uncached = max(0, context.prompt_tokens - decision.candidates[0].cached_tokens)
-        now_s = self._clock.now_s()
-        short = self._quotas.charge(hold, uncached, output, now_s)
+        yield from self._fitting(context, lambda: self.quotas.charge(hold, uncached, output, self.clock.now_s()))
+        context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
+
+    def _fitting(self, context: RequestContext, count: Callable[[], T | Short]) -> Generator[Step, None, T]:
+        """What `count` returns once the request fits. Raises `QuotaExceeded`."""
+        found = count()
         for _ in range(MAX_EXCHANGES):
-            if short is None:
+            if not isinstance(found, Short) or not (found.may_fit and self.has_others):
                 break
-            self._refuse_unless_shared(context, short)
             yield QuotaSync()
-            short = self._quotas.charge(hold, uncached, output, self._clock.now_s())
-        if short is not None:
-            self._quotas.end(hold, 0, 0, now_s)
-            raise self._refusal(context.tenant, context.request.endpoint, short)
-        context.limit_headers = limit_headers(request.endpoint, hold.applied, now_s, self._clock.unix_s())
+            found = count()
+        if isinstance(found, Short):
+            if context.hold is not None:
+                self.quotas.end(context.hold, 0, 0, self.clock.now_s())
+            raise self._refusal(context.tenant, context.request.endpoint, found)
+        return found
 
     def count_refused(self, tenant: Tenant) -> None:
         """Count a request that its client can only send again and again, such as a malformed one."""
         if tenant.quotas:
-            self._quotas.count(tenant.name, tenant.quotas, self._clock.now_s())
+            self.quotas.count(tenant.name, tenant.quotas, self.clock.now_s())
 
     def end(self, hold: Hold, used: UsedTokens, *, is_unknown: bool) -> None:
         """Replace the expected by the real cost. `is_unknown`: the pod may have computed what was expected."""
@@ -102,25 +91,17 @@ class QuotaCharges:
         if is_unknown:
             prompt_tokens = max(prompt_tokens, hold.prompt_tokens)
             output_tokens = max(output_tokens, hold.output_tokens)
-        self._quotas.end(hold, prompt_tokens, output_tokens, self._clock.now_s())
+        self.quotas.end(hold, prompt_tokens, output_tokens, self.clock.now_s())
 
     def settle(self, hold: Hold, output_tokens: int) -> None:
         """End a hold with this output, and with the expected prompt."""
-        self._quotas.end(hold, None, output_tokens, self._clock.now_s())
-
-    def _refuse_unless_shared(self, context: RequestContext, short: Short) -> None:
-        """Raise `QuotaExceeded` unless another process may have what the request needs."""
-        if short.may_fit and self._has_others:
-            return
-        if context.hold is not None:
-            self._quotas.end(context.hold, 0, 0, self._clock.now_s())
-        raise self._refusal(context.tenant, context.request.endpoint, short)
+        self.quotas.end(hold, None, output_tokens, self.clock.now_s())
 
     def _refusal(self, tenant: Tenant, endpoint: Endpoint, short: Short) -> QuotaExceeded:
-        self._on_refusal(tenant.name, short.dimension.name.lower())
+        self.on_refusal(tenant.name, short.dimension.name.lower())
         headers = []
         if short.applied is not None:
-            headers = refusal_headers(endpoint, short.applied, self._clock.now_s(), self._clock.unix_s())
+            headers = refusal_headers(endpoint, short.applied, self.clock.now_s(), self.clock.unix_s())
         limit = f"{short.limit} {short.dimension.value}, {short.remaining} left, {short.amount} needed"
         if short.retry_after_s is None:
             message = f"The request is larger than the limit of your account: {limit}. It can never be served."
@@ -130,8 +111,6 @@ class QuotaCharges:
 
 
 class LimitLine(NamedTuple):
-    """One limit, and the names of its headers."""
-
     meter: Meter
     limit: tuple[bytes, bytes]
     remaining: bytes
@@ -168,8 +147,7 @@ def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: 
 
 
 def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
-    """Headers of the limit of each group that has the smallest part left. `reset` applies to all limits without
-    `reset_of`."""
+    """For each group, the limit with the smallest part left. `reset` applies to all limits without `reset_of`."""
     found: HeaderList = []
     for group in groups:
         least = inf

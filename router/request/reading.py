@@ -51,8 +51,7 @@ class RequestReader:
         tenant: Tenant,
         given_model: str = "",
     ) -> InferenceRequest:
-        """The request to route. `given_model`: that of a request whose body may name none.
-        Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: that of a request whose body may name none. Raises `ClientError` or `NoReadyPod`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:

@@ -92,7 +92,6 @@ class ResponseReader(msgspec.Struct, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Cached tokens of the engine's usage, or None."""
         return self._reported(self.format.cached)
 
     @property
@@ -131,7 +130,6 @@ class TokenCountingReader(ResponseReader, gc=False):
         return ResponseReader.feed(self, piece)
 
     def count(self, piece: bytes) -> None:
-        """Count the tokens of a piece, and read nothing else."""
         self.tokens += len(_TOKENS.findall(piece))
 
 

@@ -17,6 +17,7 @@ A tracker owns the leases, predictions and observations of an attempt, and decid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
@@ -32,7 +33,6 @@ from router.policy.retry import (
     Retry,
     retry_rule,
 )
-from router.request.added_headers import added_headers
 from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext, result_of_status
@@ -48,47 +48,28 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 """A larger unstreamed response is sent before it is complete."""
 
 
+@dataclass(slots=True, eq=False)
 class Tracker:
-    """The attempts of one decided request, one at a time."""
-
-    __slots__ = (
-        "_begun",
-        "_booking",
-        "_counters",
-        "_held",
-        "_held_bytes",
-        "_holds_all",
-        "_is_sampled",
-        "_last_step_s",
-        "_pod",
-        "_predictions",
-        "_rules",
-        "_state",
-        "context",
-        "has_sent",
-    )
-
-    def __init__(self, context: RequestContext, state: FleetState, rules: AttemptRules, counters: Counters) -> None:
-        self.context = context
-        self._state = state
-        self._rules = rules
-        self._counters = counters
-        self._booking: Booking | None = None
-        self._predictions: AttemptPredictions | None = None
-        self._pod: PodId = ""
-        """The pod that responds."""
-        self._held: list[bytes] | None = []
-        """Pieces that are not sent yet; None after the first was sent."""
-        self._held_bytes = 0
-        self._holds_all = True
-        """Whether the response is held until it is complete."""
-        self._begun = False
-        """Whether the first token is among the held pieces."""
-        self._is_sampled = False
-        """Whether the gaps between the pieces are measured."""
-        self._last_step_s: float | None = None
-        self.has_sent = False
-        """Whether a piece was given to the client: then nothing can be retried."""
+    context: RequestContext
+    _state: FleetState
+    _rules: AttemptRules
+    _counters: Counters
+    _booking: Booking | None = None
+    _predictions: AttemptPredictions | None = None
+    _pod: PodId = ""
+    """The pod that responds."""
+    _held: list[bytes] | None = field(default_factory=list)
+    """Pieces that are not sent yet; None after the first was sent."""
+    _held_bytes: int = 0
+    _holds_all: bool = True
+    """Whether the response is held until it is complete."""
+    _begun: bool = False
+    """Whether the first token is among the held pieces."""
+    _is_sampled: bool = False
+    """Whether the gaps between the pieces are measured."""
+    _last_step_s: float | None = None
+    has_sent: bool = False
+    """Whether a piece was given to the client: then nothing can be retried."""
 
     @property
     def body(self) -> bytes:
@@ -391,8 +372,7 @@ class Tracker:
             self._state.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
 
     def headers(self) -> HeaderList:
-        """The headers that the router adds to the response."""
-        return added_headers(self.context, names_pods=self._rules.route_headers)
+        return self._rules.added_headers(self.context)
 
 
 def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:

@@ -39,8 +39,7 @@ class WriteResult(StrEnum):
 
 
 class HolderWriter:
-    """Writes one holder. Methods raise `redis.RedisError` if Redis does not answer; they are idempotent and can be
-    repeated."""
+    """Writes one holder. Methods raise `redis.RedisError`; they are idempotent and can be repeated."""
 
     def __init__(
         self, connection: RedisConnection, keys: Keys, generation: Generation, holder: HolderId, holder_ttl_s: float

@@ -62,8 +62,7 @@ class IndexReader:
         self._skipped = LoggedOnce()
 
     async def generations(self, known: Collection[Generation] = ()) -> list[Generation]:
-        """The generations with a recent heartbeat: those of `known`, which no number of others displaces, then the
-        latest."""
+        """Those with a recent heartbeat: first of `known`, which no number of others displaces, then the latest."""
         oldest, members = time.time() - GENERATION_TTL_S, [encode_generation(each) for each in known]
         scores = await self._redis.zmscore(self._keys.scopes, members) if members else ()
         alive = [each for each, score in zip(known, scores, strict=True) if score is not None and score >= oldest]
@@ -79,7 +78,6 @@ class IndexReader:
         return cast(list[bytes], found)
 
     async def rows(self, generation: Generation) -> dict[HolderId, HolderRow]:
-        """All holders of a generation that have not expired."""
         scope = scope_of(generation)
         members = await self._members(self._keys.holders(scope), "-inf", HOLDERS)
         ids = [holder.decode(errors="replace") for holder in members]

@@ -182,7 +182,6 @@ class LocalStore:
             self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
-        """Whether a publisher writes this pod's blocks to the cluster index."""
         return False
 
     def hits(self, pod: PodId) -> str:
@@ -259,6 +258,5 @@ class ReplicaStore(LocalStore):
         return described(known.rule)
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
-        """False while the replica is stale."""
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None

@@ -7,6 +7,7 @@ what its next requests may use.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from router.admission.sharing import ROW_TTL_S, SILENT_S, CeilingReport, Grant, Grants
@@ -69,21 +70,21 @@ return answer
 """
 
 
+@dataclass(slots=True, eq=False)
 class QuotaBook:
     """The book as one process sees it. `member`: its name, which no other process has."""
 
-    def __init__(self, connection: RedisConnection, keys: Keys, member: str) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._member = member
+    connection: RedisConnection
+    keys: Keys
+    member: str
 
     async def exchange(self, reports: Sequence[CeilingReport]) -> Grants:
         """Record these reports. Raises `redis.RedisError`."""
-        keys = [self._keys.quota_members, *(self._keys.quota(report.meter) for report in reports)]
+        keys = [self.keys.quota_members, *(self.keys.quota(report.meter) for report in reports)]
         numbers = [number for one in reports for number in (one.limit, one.used, one.wanted)]
-        members, *flat = await self._connection.script(EXCHANGE_SHARES, keys, [self._member, *numbers])
+        members, *flat = await self.connection.script(EXCHANGE_SHARES, keys, [self.member, *numbers])
         return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
 
     async def leave(self) -> None:
         """Be no member any more: what it may use is free, what it has used expires. Raises `redis.RedisError`."""
-        await self._connection.client.hdel(self._keys.quota_members, self._member)
+        await self.connection.client.hdel(self.keys.quota_members, self.member)

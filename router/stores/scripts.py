@@ -218,5 +218,4 @@ end
 return alive
 """
 )
-"""Write this router's row of a shared fact, or remove it, and read the rows of the other live routers. One that is too
-large is nil, and removed."""
+"""Write or remove this router's row, and read those of the others. One that is too large is nil, and removed."""

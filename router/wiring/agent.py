@@ -32,7 +32,7 @@ from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import upstream_pools
 from router.index.holders import ALL_PODS, HolderFacts
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
-from router.publisher.mooncake_source import MooncakeSource
+from router.publisher.mooncake_source import Listing, MooncakeSource
 from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import PublisherMetrics, publisher_app
@@ -82,7 +82,8 @@ class Agent:
         self.fleet.listen(self._remove_gone)
         self.standard = StandardIntake()
         self._feeds: dict[str, Callable[[], Awaitable[None]]] = {"idle connections": self._pools.expire_idle}
-        self.app = publisher_app(self.publisher, self._render_metrics, self.standard, self._life)
+        render = partial(self.metrics.render, self.publisher, self.fleet)
+        self.app = publisher_app(self.publisher, render, self.standard, self._life)
         for store in config.publish.stores:
             self._add_store(store)
 
@@ -104,9 +105,6 @@ class Agent:
             self._pools.close()
             await self._connection.close()
 
-    def _render_metrics(self) -> bytes:
-        return self.metrics.render(self.publisher, self.fleet.snapshot)
-
     # --- stores ---
 
     def _add_store(self, store: StoreConfig) -> None:
@@ -126,11 +124,10 @@ class Agent:
         source = MooncakeSource(
             store.id,
             store.url,
-            store.key_prefix or store.model,
+            Listing(store.key_prefix or store.model, store.group),
             StoreSink(self.publisher, store.model, lambda _holder: facts),
             self._pools.get_url,
-            group=store.group,
-            poll_interval_s=store.poll_interval_s,
+            store.poll_interval_s,
         )
         self._feeds[f"mooncake {store.id}"] = source.run
 
@@ -154,7 +151,6 @@ class Agent:
             self.publisher.end(pod.id)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """Follow the events of a pod that has answered its first probe."""
         if self._membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._membership.describe(pod, facts)
@@ -188,8 +184,7 @@ def _with_router_id(pod: PodConfig) -> PodConfig:
 
 
 def generation_of(model: ModelConfig) -> Generation:
-    """The generation that routers with the same configuration use for the model. Loads the tokenizer for its
-    fingerprint."""
+    """The generation that routers with the same configuration use. Loads the tokenizer for its fingerprint."""
     if model.tokenizer in (None, ENGINE_TOKENIZER):
         return model.generation()
     return model.generation(load_tokenizer(source_of(model), fast=False).fingerprint)

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from router.config.links import load_link_classes
-from router.config.load import ENGINE_TOKENIZER, load_valid, read_document
+from router.config.load import ENGINE_TOKENIZER, load_valid, read_document, read_text
 from router.config.model_names import with_model_folders
 from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_classes
 from router.config.priors import all_priors
@@ -16,13 +16,12 @@ from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
 from router.wiring.prompts import harmony
-from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer, read_template
+from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer
 
 
 def check_router(path: Path, policies: Path, *, offline: bool, files: bool = True) -> tuple[RouterConfig, PolicySet]:
-    """The configuration and its active policies, after everything was loaded once; `offline`: except tokenizers of the
-    hub; without `files`: except the files, keys and folders of the machine that it is for. Raises `ConfigError` with
-    all mistakes."""
+    """The configuration and its policies, after everything was loaded once; `offline`: but tokenizers of the hub;
+    without `files`: but files, keys and folders of its machine. Raises `ConfigError` with all mistakes."""
     mistakes = MistakeList(path)
     config, wrong = load_valid(path, RouterConfig)
     mistakes.add(wrong)
@@ -55,7 +54,7 @@ def _check_prompts(mistakes: MistakeList, number: int, model: ModelConfig, place
             return
         with mistakes.at("models", number, "chat_template"):
             if Path(own).is_file() if own else tokenizer.chat_template:
-                template = read_template(own) if own else None
+                template = read_text(Path(own)) if own else None
                 ChatTemplate(tokenizer, template, model.chat_template_content_format, model.chat_template_kwargs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,10 @@ from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
-from router.feeds.supervise import Feeds
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
-from router.observe.metrics import Metrics, RequestCounters
+from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
@@ -25,13 +24,15 @@ from router.request.attempt_rules import AttemptRules, FactsLookup
 from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
 from router.request.continuation.continuing_tracker import ContinuationRules
-from router.request.core import CoreSettings, Observers, SharedQuotas
+from router.request.core import CoreSettings, Observers
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
+from router.request.quota_charges import QuotaCharges
 from router.types import PodId
 from router.wiring.decision_records import call_later
 
 if TYPE_CHECKING:
+    from router.feeds.quota_feed import QuotaFeed
     from router.wiring.cluster_member import ClusterMember
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
@@ -56,11 +57,11 @@ def observers(
         sinks.append(usage.ended)
     if log is not None:
         sinks.append(log.ended)
-    return Observers(recent, RequestCounters(metrics), sinks)
+    return Observers(recent, metrics, sinks)
 
 
 def core_settings(
-    config: RouterConfig, lookups: PodLookups, quotas: SharedQuotas | None = None, *, hands_over: bool = False
+    config: RouterConfig, lookups: PodLookups, charges: QuotaCharges | None = None, *, hands_over: bool = False
 ) -> CoreSettings:
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
@@ -83,7 +84,7 @@ def core_settings(
     return CoreSettings(
         rules=rules,
         queue=queue,
-        quotas=quotas,
+        charges=charges,
         records_usage=config.tenants is not None or config.usage.file is not None,
         trusts_uuids=config.edge.trust_engine_fields,
     )
@@ -108,17 +109,12 @@ def request_log(config: Log) -> RequestLog | None:
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
 
 
-class QuotaParts:
-    def __init__(self, config: RouterConfig, cluster: ClusterMember | None) -> None:
-        self.feeds: Feeds = {}
-        self.quotas = Quotas()
-        self.next_exchange: Callable[[], Awaitable[None]] | None = None
-        """Waits until shares have been exchanged with the other processes; None where this one is alone."""
-        if config.tenants is None or cluster is None:
-            return
-        from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
+def shared_quotas(config: RouterConfig, cluster: ClusterMember | None) -> tuple[Quotas, QuotaFeed | None]:
+    """The quotas of tenants, and the exchange of their shares with other processes; None where this one is alone."""
+    if config.tenants is None or cluster is None:
+        return Quotas(), None
+    from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
 
-        sharing = MeterSharing()
-        feed = QuotaFeed(sharing, cluster.quota_book.exchange, cluster.quota_book.leave, cluster.nodes)
-        self.quotas, self.next_exchange = Quotas(sharing), feed.next_exchange
-        self.feeds = {"quotas": feed.run}
+    book = cluster.quota_book
+    feed = QuotaFeed(MeterSharing(), book.exchange, book.leave, cluster.nodes)
+    return Quotas(feed.sharing), feed

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
@@ -54,21 +55,13 @@ class DecisionRecords:
 USAGE_RETRIED_BYTES = 64 * 1024 * 1024
 
 
-class UsageLog:
-    """The file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
-
-    def __init__(self, config: UsageFile, metrics: Metrics) -> None:
-        self.writer: UsageWriter | None = None
-        self._log: ReceiptLog | None = None
-        if config.file is None:
-            return
-        lost = metrics.usage_lost.labels().inc
-        self._log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
-        self.writer = UsageWriter(secrets.token_hex(8), self._log.write)
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+def usage_writer(config: UsageFile, metrics: Metrics) -> UsageWriter | None:
+    """What writes the file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
+    if config.file is None:
+        return None
+    lost = metrics.usage_lost.labels().inc
+    log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
+    return UsageWriter(secrets.token_hex(8), log.write, log.close)
 
 
 def call_later(delay_s: float, call: Callable[[], None]) -> None:
@@ -77,7 +70,7 @@ def call_later(delay_s: float, call: Callable[[], None]) -> None:
 
 def _log(key: str, file: str, **options: Any) -> ReceiptLog:
     try:
-        return ReceiptLog(file, call_later, **options)
+        return ReceiptLog(Path(file), call_later, **options)
     except OSError as error:
         raise ConfigError(f"{key}: {error}") from error
 
@@ -85,8 +78,7 @@ def _log(key: str, file: str, **options: Any) -> ReceiptLog:
 def _decided(
     last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
 ) -> Iterator[tuple[Scene, Choice | None, Policy]]:
-    """(scene, old choice, new policy) of each decision, with pauses. The old set decides again what an older version of
-    a policy decided."""
+    """(scene, old choice, new policy), with pauses. The old set decides again what an older version of it decided."""
     due_s = time.monotonic() + SLICE_S
     for kept in last:
         if time.monotonic() > due_s:

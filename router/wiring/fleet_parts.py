@@ -36,8 +36,8 @@ from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.continuation.answer_words import WordsOf
+from router.request.continuation.terms import WITH_IDS
 from router.request.fleet_state import FleetState
-from router.request.requests import CONTINUED
 from router.stores.prefix_store import LocalStore
 from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
@@ -177,7 +177,6 @@ class FleetParts:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
-        """Record what a pod serves and follow its KV events."""
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)
@@ -201,7 +200,7 @@ class FleetParts:
             self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
             self.fleet.trust_pictures(pod.id)
             if ENGINES[pod.engine].continues(described.pod if described else pod):
-                self.fleet.trust_continuation(pod.id, CONTINUED)
+                self.fleet.trust_continuation(pod.id, WITH_IDS)
 
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
         """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""

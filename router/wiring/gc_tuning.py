@@ -18,13 +18,11 @@ the next one. A search of 20,000 objects blocks requests for 10 to 25 ms, one of
 requests allocate more than Python's default of 700."""
 NEVER = 1_000_000
 SEARCH_S, MIDDLE_EVERY = 0.05, 4
-"""Interval of searches, and searches per search of the middle generation. At 1,000 requests a second a search takes
-0.2 ms."""
+"""Interval of searches, and searches per search of the middle generation: 0.2 ms each at 1,000 requests a second."""
 IDLE_SEARCH_S = 0.25
 """The interval while the router is idle, to save CPU."""
 QUIET_S, BUSY_S = 60.0, 600.0
-"""Interval of full searches while the router is idle, and while it serves. They are a precaution: requests and pods
-leave no known cycles."""
+"""Interval of full searches while the router is idle, and while it serves: a precaution, no cycles are known."""
 IDLE_S = 1.0
 """The router counts as idle after this time without a request."""
 

@@ -12,7 +12,6 @@ from xxhash import xxh3_64_hexdigest
 from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
 from router.config.schema import RouterConfig
 from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts, KubeLease
-from router.feeds.discovery.dns_pods import DnsPods
 from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
@@ -32,8 +31,7 @@ def api_server(url: str, tls: PodTls) -> UpstreamPool:
 
 
 class PodSources:
-    """The sources of a configuration by name. Of two pods with one URL the one of the later source wins. Raises
-    `ConfigError`."""
+    """The sources by name. Of two pods with one URL the one of the later source wins. Raises `ConfigError`."""
 
     def __init__(self, config: RouterConfig) -> None:
         self.by_name: dict[str, PodSource] = {"configuration": ConfiguredPods(config.pods)}
@@ -46,7 +44,7 @@ class PodSources:
             status = self._status(f"file {file.path}")
             self.by_name[status.source] = FilePods(file, status)
         for name in found.dns:
-            from router.feeds.discovery.dns_records import resolve  # imports dnspython
+            from router.feeds.discovery.dns_pods import DnsPods, resolve  # imports dnspython
 
             status = self._status(f"dns {name.name}")
             self.by_name[status.source] = DnsPods(name, status, resolve)
@@ -78,7 +76,6 @@ class PodSources:
             self._deletion_costs.append(lambda costs: DeletionCosts(api, lease, source.living_pods, costs))
 
     def deletion_costs(self, costs: CostsOf) -> Feeds:
-        """The tasks that write deletion costs where the configuration asks for them."""
         return {f"deletion costs {number}": build(costs).run for number, build in enumerate(self._deletion_costs)}
 
     def objectives(self) -> Feeds:

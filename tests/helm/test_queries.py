@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.observe.declared.metric_catalog import DECLARED
-from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import Metrics, add_process_metrics
 from tests.helm.charts import Rendered, example, minimal
 
 MONITORED = {"monitoring": {"prometheusRule": {"enabled": True}}, "autoscaling": {"keda": {"enabled": True}}}

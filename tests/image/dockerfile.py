@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 DEVICES = ("/dev", "/proc")
@@ -57,6 +58,13 @@ def stages(text: str) -> list[Stage]:
             found.append(Stage())
         found[-1].steps.append((name, rest.strip()))
     return found
+
+
+@cache
+def own_cache() -> str:
+    """The folder of this machine's pip."""
+    found = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
 
 
 @dataclass
@@ -125,14 +133,11 @@ class ScratchRoot:
                 mounts.append(f"mount --bind {path} {root}{path}")
                 mounts += [] if path in DEVICES else [f"mount -o remount,bind,ro {root}{path}"]
         self._python(prefix)
-        cache = subprocess.run(
-            [sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True, check=True
-        )
         if read_only:
             mounts += [f"mount -o remount,bind,ro {root}", f"mount -t tmpfs tmpfs {root}/tmp"]
-        elif Path(cache.stdout.strip()).is_dir():
+        elif Path(own_cache()).is_dir():
             self._inside(CACHE).mkdir(parents=True, exist_ok=True)
-            mounts.append(f"mount --bind {cache.stdout.strip()} {root}{CACHE}")
+            mounts.append(f"mount --bind {own_cache()} {root}{CACHE}")
         whole = " && ".join([*mounts, f"exec chroot {root} sh -ec {shlex.quote(script)}"])
         user = [] if os.geteuid() == 0 else ["--map-root-user"]
         return ["unshare", *user, "--mount", "sh", "-ec", whole]

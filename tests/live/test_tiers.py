@@ -23,7 +23,7 @@ from router.frontends.http.upstream import UpstreamPools
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import Coordinator, lmcache_routes
-from router.publisher.mooncake_source import MooncakeSource
+from router.publisher.mooncake_source import Listing, MooncakeSource
 from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
 from tests.live.engines import HOME
 from tests.live.tiers import CHUNK_TOKENS, lmcache_server, mooncake_client, mooncake_master, reporting, vllm_on_lmcache
@@ -92,7 +92,7 @@ async def test_a_mooncake_store_is_tracked_through_puts_removals_and_failures() 
 
     get_url = UpstreamPools(UpstreamTimeouts(SOON_S, SOON_S, SOON_S)).get_url
     with mooncake_master(*ports) as url:
-        source = MooncakeSource("store", url, "org/m", index, get_url, poll_interval_s=2.0)
+        source = MooncakeSource("store", url, Listing("org/m"), index, get_url, 2.0)
         with mooncake_client(*ports[:2], free_port()) as client:
             client.put(*names[0], *names[1], names[2][0], "somebody's/other-object")
             await source.poll()

@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry, Metric
 from router.observe.declared import of_publisher
 from router.observe.declared.declaration import LABELS, Declaration
 from router.observe.declared.metric_catalog import CHAPTERS, DECLARED, declarations_of
-from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import Metrics, add_process_metrics
 from router.publisher.publisher_app import PublisherMetrics
 
 

@@ -9,8 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.observe.metrics import Metrics
-from router.observe.process_metrics import add_process_metrics
+from router.observe.metrics import Metrics, add_process_metrics
 from router.publisher.publisher_app import PublisherMetrics
 
 RESERVED_SUFFIXES = ("_total", "_count", "_sum", "_bucket")

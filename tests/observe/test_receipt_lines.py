@@ -126,7 +126,7 @@ def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> Non
     """A restart appends to the same file."""
     file = tmp_path / "receipts.jsonl"
     for line in (b"one", b"two"):
-        log = ReceiptLog(str(file), never)
+        log = ReceiptLog(file, never)
         log.write(line)
         log.close()
     assert file.read_text() == "one\ntwo\n"
@@ -136,7 +136,7 @@ def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> Non
 def test_lines_are_written_within_a_second_while_no_request_follows(tmp_path: Path) -> None:
     """One timer for all lines of that second; a new one for those after it."""
     file, timers = tmp_path / "receipts.jsonl", list[tuple[float, Callable[[], None]]]()
-    log = ReceiptLog(str(file), lambda delay_s, call: timers.append((delay_s, call)))
+    log = ReceiptLog(file, lambda delay_s, call: timers.append((delay_s, call)))
     for number in (1, 2):
         log.write(b"one")
         log.write(b"two")
@@ -157,7 +157,7 @@ def test_a_full_file_is_renamed_and_the_oldest_is_dropped(tmp_path: Path) -> Non
     """The rest goes to a new file, private as well, which begins with the fleet."""
     file, new_files = tmp_path / "receipts.jsonl", list[int]()
     timers: list[Callable[[], None]] = []
-    log = ReceiptLog(str(file), lambda _delay_s, call: timers.append(call), max_bytes=5, kept=2)
+    log = ReceiptLog(file, lambda _delay_s, call: timers.append(call), max_bytes=5, kept=2)
     log.on_new_file = lambda: new_files.append(1)
     for number in range(4):
         log.write(b"line-%d" % number)
@@ -173,7 +173,7 @@ def test_no_line_is_lost_where_two_routers_rotate_a_file(tmp_path: Path) -> None
     """Each file is about as large as configured."""
     file = tmp_path / "receipts.jsonl"
     timers: list[Callable[[], None]] = []
-    logs = [ReceiptLog(str(file), lambda _s, call: timers.append(call), max_bytes=64, kept=99) for _ in range(2)]
+    logs = [ReceiptLog(file, lambda _s, call: timers.append(call), max_bytes=64, kept=99) for _ in range(2)]
     for number in range(40):
         for log in logs:
             log.write(b"line-%02d" % number)
@@ -201,7 +201,7 @@ def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:
     file = tmp_path / "receipts.jsonl"
     os.mkfifo(file)
     reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    log = ReceiptLog(str(file), never)
+    log = ReceiptLog(file, never)
     os.close(reader)
     for _ in range(3):
         log.write(b"x")
@@ -212,7 +212,7 @@ def test_lines_are_counted_when_a_disk_error_has_stopped_the_receipts(tmp_path: 
     """Each line from then on."""
     file, lost = tmp_path / "folder" / "receipts.jsonl", list[None]()
     file.parent.mkdir()
-    log = ReceiptLog(str(file), never, on_lost=lambda: lost.append(None))
+    log = ReceiptLog(file, never, on_lost=lambda: lost.append(None))
     file.unlink()
     file.parent.rmdir()
     log.write(b"x" * (MAX_BUFFERED_BYTES + 1))
@@ -224,7 +224,7 @@ def test_lines_are_counted_when_a_disk_error_has_stopped_the_receipts(tmp_path: 
 def test_lines_of_two_routers_do_not_mix(tmp_path: Path) -> None:
     """Also long lines, and with both buffers in use."""
     file = tmp_path / "receipts.jsonl"
-    logs = [ReceiptLog(str(file), never) for _ in range(2)]
+    logs = [ReceiptLog(file, never) for _ in range(2)]
     for number in range(200):
         for log, letter in zip(logs, b"ab", strict=True):
             log.write(bytes([letter]) * (1 + 37 * number))
@@ -239,7 +239,7 @@ def test_a_file_that_must_be_complete_is_written_after_a_disk_error(tmp_path: Pa
     """Lines beyond the memory for them are counted. A line that was written in part is repeated."""
     file, due, lost = tmp_path / "folder" / "usage.jsonl", list[Callable[[], None]](), list[None]()
     file.parent.mkdir()
-    log = ReceiptLog(str(file), lambda _, call: due.append(call), retried_bytes=20, on_lost=lambda: lost.append(None))
+    log = ReceiptLog(file, lambda _, call: due.append(call), retried_bytes=20, on_lost=lambda: lost.append(None))
     file.unlink()
     file.parent.rmdir()
     for line in (b"first", b"second", b"third too long", b"4"):

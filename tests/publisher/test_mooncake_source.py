@@ -205,7 +205,7 @@ async def calls_after(*answers: Callable[[], bytes]) -> list[str]:
         assert url == "http://master:9003/get_all_keys"
         return next(coming)()
 
-    source = MooncakeSource("pool", "http://master:9003/", POOL, sink, get_url, poll_interval_s=2.0)
+    source = MooncakeSource("pool", "http://master:9003/", Listing(POOL), sink, get_url, 2.0)
     for _ in answers:
         await source.poll()
     return sink.said

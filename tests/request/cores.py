@@ -31,9 +31,10 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Routing, SharedQuotas, build_core
+from router.request.core import Routing, build_core
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
+from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
 from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
@@ -128,7 +129,7 @@ class CoreOfPods:
             handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
         )
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES))
-        settings = core_settings(self.config, self.lookups, SharedQuotas(quotas=self.quotas))
+        settings = core_settings(self.config, self.lookups, QuotaCharges(self.quotas, clock))
         self.core = build_core(self.state, settings, routing, recording, clock)
 
     def is_idle(self) -> bool:

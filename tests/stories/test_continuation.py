@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 
+from router.config.load import shipped
 from router.config.schema import ContinuationConfig
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
@@ -74,3 +77,136 @@ async def test_drained_pod_that_is_deleted_before_its_streams_end_cuts_none(depl
         assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
         engine.inject(Fault(kind=FaultKind.TERMINATE, after_chunks=5))
         assert await reading == expected
+
+
+async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fields: Any) -> list[dict[str, Any]]:
+    """The events that a client reads of a stream of named ones. `fault`: of the pod that has
+    just served the same request."""
+    body = {"model": "demo", "stream": True, "temperature": 0, **fields}
+    answer = await deployment.client.post(path, json=body)
+    if fault is not None:
+        (engine,) = [one for one in deployment.engines if one.url.endswith(answer.headers["x-warmroute-pod"])]
+        engine.inject(fault)
+        answer = await deployment.client.post(path, json=body)
+    return [json.loads(event.partition("data: ")[2]) for event in answer.text.split("\n\n") if "data: " in event]
+
+
+def said(events: list[dict[str, Any]]) -> list[Any]:
+    """What events say, without ids: their kinds, one text for deltas behind each other, and the usage."""
+    told: list[Any] = []
+    for event in events:
+        delta = event.get("delta")
+        if isinstance(delta, dict):
+            delta = next((delta[name] for name in ("text", "thinking", "partial_json") if name in delta), None)
+        if isinstance(delta, str) and told and told[-1][0] == event["type"]:
+            told[-1][1] += delta
+        else:
+            told.append([event["type"], delta])
+    usage = events[-2].get("usage") or events[-1]["response"]["usage"]
+    return [*told, usage["output_tokens"]]
+
+
+async def test_pod_that_never_begins_its_response_is_replaced_once_it_is_not_ready(deploy: Deploy) -> None:
+    """It accepts the request and sends nothing, and health checks fail."""
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.HANG))
+        reading = asyncio.create_task(text_of(deployment))
+        await deployment.until(lambda: any(not engine.faults.armed for engine in deployment.engines))
+        (hanging,) = [engine for engine in deployment.engines if not engine.faults.armed]
+        for engine in deployment.engines:
+            engine.faults.clear()
+        hanging.inject(Fault(kind=FaultKind.UNHEALTHY, count=None))
+        assert await reading == expected
+
+
+PROMPT = f"{' '.join(map(str, range(300)))}\nthink: It is the tide 🌊 of the sea.\nsay: I look up the tides.\n"
+PROMPT += 'tool_call: look {"place": "Köln 😀", "days": [1, 2]}'
+SCHEMA = {"type": "object", "properties": {}}
+AGENTS: list[Any] = [
+    (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": PROMPT}], "tools": [{"name": "look", "input_schema": SCHEMA}]},
+    ),
+    ("/v1/responses", {"input": PROMPT, "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}]}),
+    ("/v1/messages", {"messages": opening("tides")}),
+    ("/v1/responses", {"input": " ".join(map(str, range(300)))}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), AGENTS[:2], ids=["messages", "responses"])
+@pytest.mark.parametrize("kind", [FaultKind.TERMINATE, FaultKind.CORE_DIES])
+async def test_greedy_stream_of_an_agent_is_read_to_its_end(
+    deploy: Deploy, kind: FaultKind, path: str, fields: dict[str, Any]
+) -> None:
+    if path == "/v1/messages":
+        fields = {"max_tokens": 100, **fields}
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        expected = said(await events_of(deployment, path, None, **fields))
+        events = await events_of(deployment, path, Fault(kind=kind, after_chunks=12), **fields)
+        assert said(events) == expected
+        if path == "/v1/responses":
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            begun, ended = events[0]["response"], events[-1]["response"]
+            assert (begun["id"], begun["created_at"]) == (ended["id"], ended["created_at"])
+            items = {event["item_id"] for event in events if "item_id" in event}
+            assert items == {item["id"] for item in ended["output"]}
+        counted = "".join(await continued(deployment))
+        assert 'method="replay"' in counted and 'method="none"' not in counted
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_sampled_call_that_a_policy_holds_until_it_is_whole_is_not_lost(
+    deploy: Deploy, tmp_path: Path, holds: bool
+) -> None:
+    policy = "name: agents\nabout: Agents\nextends: cost_aware\nmatch: {}\n"
+    policy += f"continuation: {{hold_tool_calls: {str(holds).lower()}}}\n"
+    copytree(shipped("policies"), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "agents.yaml").write_text(policy)
+    tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "tools": [tool], "stream": True}
+    async with deploy(continuation=ON, engine=SLOW, policies=tmp_path) as deployment:
+        await proven(deployment)
+        first = await deployment.client.post("/v1/chat/completions", json=body)
+        announced = "yes" if holds else "until=tool-call"
+        assert first.headers["x-warmroute-continuable"] == announced
+        (engine,) = [one for one in deployment.engines if one.url.endswith(first.headers["x-warmroute-pod"])]
+        place = len(chunks_of(first.text)) - 8
+        engine.inject(Fault(kind=FaultKind.DIE, after_chunks=place))
+        second = await deployment.client.post("/v1/chat/completions", json=body)
+        assert (calls_of(second.text) == calls_of(first.text)) == holds
+        counted = "".join(await continued(deployment))
+        assert ('method="ids"' if holds else 'outcome="tool call"') in counted
+
+
+def chunks_of(answer: str) -> list[Any]:
+    events = [event.removeprefix("data: ") for event in answer.split("\n\n") if event.startswith("data: {")]
+    return [json.loads(event)["choices"] for event in events]
+
+
+def calls_of(answer: str) -> list[str]:
+    """Names and arguments, and the reason to stop."""
+    said = []
+    for choices in chunks_of(answer):
+        for call in choices[0]["delta"].get("tool_calls") or ():
+            said += [call["function"].get("name", ""), call["function"].get("arguments", "")]
+        said.append(choices[0]["finish_reason"] or "")
+    return ["".join(said)]
+
+
+@pytest.mark.parametrize(("path", "fields"), AGENTS[2:], ids=["messages", "responses"])
+async def test_sampled_stream_of_an_agent_is_refused_by_name(deploy: Deploy, path: str, fields: dict[str, Any]) -> None:
+    if path == "/v1/messages":
+        fields = {"max_tokens": 100, **fields}
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await proven(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.CUT, after_chunks=8))
+        body = {"model": "demo", "stream": True, **fields}
+        answer = await deployment.client.post(path, json=body)
+        assert answer.headers["x-warmroute-continuable"] == "no; reason=sampled"
+        assert answer.text.count("event: error\n") == 1
+        assert 'outcome="sampled"' in "".join(await continued(deployment))

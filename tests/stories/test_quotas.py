@@ -163,7 +163,7 @@ async def fleet(
 
 
 def sharing_of(one: Deployment) -> MeterSharing:
-    sharing = one.program.quotas.quotas.sharing
+    sharing = one.program.quotas.sharing
     assert sharing is not None
     return sharing
 

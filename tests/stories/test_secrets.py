@@ -19,9 +19,10 @@ from router.cli.child_processes import (
     child,
     configured_router,
     free_port,
-    mock_fleet,
     router_config,
 )
+from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock_engine import running_engines
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 
@@ -54,12 +55,14 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_a_running_router_and_publisher_print_no_secret(redis: RedisProcess, tmp_path: Path) -> None:
+async def test_a_running_router_and_publisher_print_no_secret(
+    engine_config: Callable[..., MockEngineConfig], redis: RedisProcess, tmp_path: Path
+) -> None:
     """While Redis accepts and refuses its password; nor keys of pods and clients, digests of keys, or salts."""
     seen: dict[str, str] = {}
-    async with mock_fleet(PLAN, tmp_path) as pods:
+    async with running_engines([engine_config()]) as engines:
         url = redis.url.replace("redis://", f"redis://:{CANARY}@")
-        config = router_config(pods, PLAN) | settings(url, tmp_path)
+        config = router_config([engine.url for engine in engines], PLAN) | settings(url, tmp_path)
         config["models"][0]["fast_tokenizer"] = False  # takes two seconds to load
         config["pods"][0]["auth"] = {"bearer_file": key_file(tmp_path)}
         async with configured_router("router", config, tmp_path) as router, httpx.AsyncClient() as client:

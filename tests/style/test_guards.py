@@ -37,8 +37,6 @@ EXCEPTIONS = {
     "engines/handoff/dialect.py:_has_several_prompts": _CLIENT,
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
     "feeds/continuation_test.py:ContinuationTestFeed._failure": "a body of the router's own",
-    "feeds/kv_zmq.py:KvFeed._replay_on_connect": "ZMQ's own monitor",
-    "feeds/kv_zmq.py:receive_frames": "it is the bound: of frames; sockets bound bytes and messages",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
     "frontends/http/openai_edge.py:OpenAiEdge.read": "hands a client's body to its readers",

@@ -12,9 +12,10 @@ from router.engines.adapter import host
 from router.guards import Bound
 from router.types import Pod
 
-PARAMETERS = Bound("a parameter of a handoff", 1024 * 1024, 50_000)
+PARAMETERS = Bound("parameters of a handoff that may name a host", 64 * 1024, 4000)
+"""All together, and the names of all parameters. Lists of numbers are not searched, however long they are."""
 MAX_DEPTH = 8
-_ANY = msgspec.json.Decoder()
+_VALUES = msgspec.json.Decoder(list[Any])
 _NAMES_AN_ADDRESS = re.compile(
     r"(?:^|_)(?:host|hostname|ip|addr|address|endpoint|url)(?:e?s)?(?:_port)?$", re.IGNORECASE
 )
@@ -27,19 +28,28 @@ def foreign_address(params: Mapping[str, Any], prefill: Pod) -> str:
     own = {host(prefill), *prefill.handoff_hosts}
     if own & _LOOPBACK:
         own |= _LOOPBACK
-    for name, value in params.items():
-        is_named = _NAMES_AN_ADDRESS.search(name) is not None
-        raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
-        if not is_named and (raw[:1] not in (b"{", b"[") or b'"' not in raw):
-            continue
-        try:
-            found = list(_addresses(PARAMETERS.json(raw, _ANY), MAX_DEPTH, is_named=is_named))
-        except ValueError as error:
-            return f"{name}: {error}"
-        for address in found:
-            if address and _host_of(address) not in own:
-                return f"{name}: {address}"
+    try:
+        PARAMETERS.check_items(len(params))
+        PARAMETERS.check_size(sum(map(len, params)))
+        searched = {name: raw for name, value in params.items() if (raw := _searched(name, value))}
+        values = PARAMETERS.json(b"[%b]" % b",".join(searched.values()), _VALUES)
+        for name, value in zip(searched, values, strict=True):
+            for address in _addresses(value, MAX_DEPTH, is_named=_NAMES_AN_ADDRESS.search(name) is not None):
+                if address and _host_of(address) not in own:
+                    return f"{name}: {address}"
+    except ValueError as error:
+        return str(error)
     return ""
+
+
+def _searched(name: str, value: Any) -> bytes:
+    """The value as JSON, if it may name a host; else nothing."""
+    raw = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+    is_text = raw[:1] in (b"{", b"[") and b'"' in raw
+    if not is_text and _NAMES_AN_ADDRESS.search(name) is None:
+        return b""
+    PARAMETERS.check_size(len(raw))
+    return raw
 
 
 def _addresses(value: Any, levels: int, *, is_named: bool) -> Iterator[str]:

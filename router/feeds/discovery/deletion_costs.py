@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeAlias
@@ -121,15 +120,8 @@ class KubeLease:
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": now}
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    cost: int
-    at_s: float
-
-
 class DeletionCosts:
-    """Keeps the annotation of the pods of one entry of `discovery.kubernetes` up to date. `pods()`: namespace and name
-    by uid."""
+    """Writes the annotation for one entry of `discovery.kubernetes`. `pods()`: namespace and name by uid."""
 
     def __init__(
         self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, ObjectKey]], costs: CostsOf
@@ -138,8 +130,8 @@ class DeletionCosts:
         self._lease = lease
         self._pods = pods
         self._costs = costs
-        self._written: dict[str, _Written] = {}
-        """By uid, while this router has the Lease."""
+        self._written: dict[str, tuple[int, float]] = {}
+        """Cost and time by uid, while this router has the Lease."""
         self._error = ""
 
     async def run(self) -> None:
@@ -173,16 +165,12 @@ class DeletionCosts:
     def _due(self, pods: Mapping[str, ObjectKey], costs: Mapping[str, int]) -> list[str]:
         """The pods to write, those first that were not written for the longest time."""
 
-        def is_due(uid: str) -> bool:
-            written = self._written.get(uid)
-            return written is None or (
-                loop_time_s() >= written.at_s + POD_INTERVAL_S and is_new_cost(written.cost, costs[uid])
-            )
-
-        def written_s(uid: str) -> float:
-            return self._written[uid].at_s if uid in self._written else 0.0
-
-        return sorted((uid for uid in pods if uid in costs and is_due(uid)), key=written_s)
+        due: list[tuple[float, str]] = []
+        for uid in pods.keys() & costs.keys():
+            cost, at_s = self._written.get(uid, (None, 0.0))
+            if cost is None or (loop_time_s() >= at_s + POD_INTERVAL_S and is_new_cost(cost, costs[uid])):
+                due.append((at_s, uid))
+        return [uid for _, uid in sorted(due)]
 
     async def _write_one(self, key: ObjectKey, uid: str, cost: int) -> None:
         namespace, name = key
@@ -195,7 +183,7 @@ class DeletionCosts:
                 raise KubeApiError(
                     error.status, Permission("", "pods", ("patch",), namespace).refusal(path, error)
                 ) from error
-        self._written[uid] = _Written(cost, loop_time_s())
+        self._written[uid] = cost, loop_time_s()
 
     def _log(self, error: str) -> None:
         if error and error != self._error:

@@ -41,8 +41,7 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 class ServerConnections(Protocol):
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes) -> IncomingResponse:
-        """Send a request and wait for the headers of its response. Raises `UpstreamError`, `ConfigError` if a TLS file
-        cannot be read."""
+        """Wait for the headers of the response. Raises `UpstreamError`, `ConfigError` if a TLS file cannot be read."""
 
     def close(self) -> None:
         """Close idle connections."""
@@ -103,8 +102,7 @@ class KubeApi:
         await self._exchange("PATCH", path, changes, "application/merge-patch+json")
 
     async def lines(self, path: str, query: Mapping[str, str], limit_s: float) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a response as they arrive, first none when it begins. Raises `KubeApiError`, also if it does not
-        end within `limit_s`."""
+        """The lines as they arrive, first none when it begins. Raises `KubeApiError`, also after `limit_s`."""
         rest, now_s = b"", asyncio.get_running_loop().time
         try:
             async with asyncio.timeout(limit_s), self._open("GET", _target(path, query)) as response:

@@ -42,8 +42,7 @@ NOT_SERVING = ""
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A label or annotation of a chart. `values`: what its values mean; None if they are used as they are. Values that
-    are not listed say nothing."""
+    """A label or annotation of a chart. `values`: what they mean, others nothing; None: they are used as they are."""
 
     chart: str
     label: str
@@ -114,7 +113,8 @@ def pod_configs(
     }
     own_ports, labelled = _numbers(own.pop("ports", "")), _numbers(hints.pop("ports", ""))
     in_pool = [port for port in pool_ports if port in labelled or not labelled]
-    ports = own_ports or in_pool or _configured(entry) or labelled or [_container_port(pod, container)]
+    configured = [entry.port] if entry.port else []
+    ports = own_ports or in_pool or configured or labelled or [_container_port(pod, container)]
     ids = [pod_id] if len(ports) == 1 else [f"{pod_id}:{port}" for port in ports]
     return [
         discovered_pod(pod.address, port, entry.pod, {**own, "id": one}, hints)
@@ -125,10 +125,6 @@ def pod_configs(
 def unknown_annotations(pod: KubePod) -> list[str]:
     """Annotations with our prefix that mean nothing, most likely typing errors."""
     return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN]
-
-
-def _configured(entry: KubernetesPods) -> list[int]:
-    return [] if entry.port is None else [entry.port]
 
 
 def label_facts(labels: Mapping[str, str]) -> dict[str, Any] | None:

@@ -13,8 +13,9 @@ from math import inf
 
 from router.config.pod_schema import PodConfig
 from router.feeds.discovery.membership import ListedPod
+from router.fleet.fleet import NOT_READY
 
-TERMINATING, NOT_READY = "terminating in Kubernetes", "not ready in Kubernetes"
+TERMINATING = "terminating in Kubernetes"
 
 
 @dataclass(frozen=True, slots=True)

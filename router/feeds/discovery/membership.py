@@ -25,7 +25,7 @@ from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
 from router.feeds.supervise import STEP, Feeds
-from router.fleet.fleet import Fleet, PodEvent, Reported
+from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
 PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
@@ -47,8 +47,6 @@ class ListedPod:
 
 
 class PodSource(Protocol):
-    """Finds pods."""
-
     def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         """Complete sets of pods: the current one first, then one after each change. After an error, `supervise`
         iterates again; meanwhile the last set stays in use."""
@@ -160,8 +158,7 @@ class Membership:
         return self._fleet.same_epoch(pod) is None
 
     def describe(self, pod: Pod, facts: PodFacts) -> None:
-        reported: dict[str, Any] = {name: getattr(facts, name) for name in Reported.__annotations__}
-        self._fleet.describe(pod.id, **reported)
+        self._fleet.describe(pod.id, **{name: getattr(facts, name) for name in UNREPORTED})
 
     def _completed(self, listed: ListedPod) -> ListedPod:
         """The definition with what the pod has reported, where the definition is silent."""
@@ -179,7 +176,6 @@ class Membership:
         return replace(listed, config=config.model_copy(update=facts)) if facts else listed
 
     def refresh_prior(self, pod: Pod) -> None:
-        """Use the prior of the model that the pod has reported."""
         listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)
         if listed is None or status is None:
             return
@@ -204,8 +200,7 @@ class Membership:
                         await asyncio.sleep(0)
 
     def _usable(self, source: str, pods: Iterable[ListedPod]) -> list[ListedPod]:
-        """The pods without a mistake, so that one wrong pod does not hide the others. Each mistake is logged once while
-        it lasts."""
+        """The pods without a mistake: one wrong pod does not hide the others. Each mistake is logged once."""
         others = [known for name, known in self._by_source.items() if name != source]
         taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in listed.config.ids}
         usable, mistakes = [], {}

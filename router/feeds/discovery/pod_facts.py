@@ -23,8 +23,7 @@ NO_FACTS: Facts = MappingProxyType({})
 def discovered_pod(
     host: str, port: int, group: DiscoveredPods, facts: Facts = NO_FACTS, hints: Facts = NO_FACTS
 ) -> PodConfig:
-    """The pod at an address, with `hints`, which the settings of its group override, and `facts`, which override both.
-    Raises `ConfigError`."""
+    """The pod at an address. Settings of its group override `hints`, and `facts` both. Raises `ConfigError`."""
     name = f"[{host}]" if ":" in host else host
     scheme = "https" if group.tls else "http"
     return pod_at(f"{scheme}://{name}:{port}", name, group, facts, hints)

@@ -10,8 +10,7 @@ log = structlog.get_logger()
 
 
 class SourceStatus:
-    """Whether the pods of a source are up to date. The log gets a line when an error appears, when another one replaces
-    it, and when it is over."""
+    """Whether the pods of a source are up to date. Each new error, and its end, is logged."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -26,7 +25,6 @@ class SourceStatus:
         self._confirmed_s = loop_time_s()
 
     def confirm(self) -> None:
-        """The pods are up to date."""
         self.read()
         if self.error:
             log.info("pod source available again", source=self.source)

@@ -254,7 +254,7 @@ class GatewayExchange:
             self.refuse(error)
 
     def _add(self, message: Any) -> bool:
-        """Take a part of the body, which is all of it where the gateway buffers. Returns whether it was the last one."""
+        """Take a part of the body, or all of it where the gateway buffers. Returns whether it was the last one."""
         if message.HasField("request_trailers"):
             self._has_trailers = True
             return True

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TypeAlias
 
 from router.decision import Candidate, Split
-from router.errors import UpstreamError
+from router.errors import UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
@@ -58,16 +58,16 @@ class CoarseTimers:
 
 
 class SilenceWatch:
-    """Closes the connections to pods that have fallen silent within a stream, so that another pod continues it. One
-    timer serves all streams."""
+    """Closes the connections to pods that have fallen silent, so that other pods continue the streams. One timer serves
+    all of them."""
 
     def __init__(self) -> None:
-        self._streams: dict[ContinuingTracker, AnyReply] = {}
+        self._streams: dict[ContinuingTracker, Callable[[], object]] = {}
         self._is_running = False
 
     @contextmanager
-    def watched(self, tracker: ContinuingTracker, reply: AnyReply) -> Iterator[None]:
-        self._streams[tracker] = reply
+    def watched(self, tracker: ContinuingTracker, close: Callable[[], object]) -> Iterator[None]:
+        self._streams[tracker] = close
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -78,9 +78,9 @@ class SilenceWatch:
 
     def _check(self) -> None:
         now_s = monotonic()
-        for tracker, reply in list(self._streams.items()):
+        for tracker, close in list(self._streams.items()):
             if tracker.is_silent(now_s):
-                reply.close()
+                close()
         self._is_running = bool(self._streams)
         if self._is_running:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -125,13 +125,16 @@ class Attempts:
         if delay_s is not None:
             self._timers.call_later(delay_s, tracker.assumption)
         try:
-            reply = await self._open(tracker, candidate)
+            if isinstance(tracker, ContinuingTracker) and tracker.joins:
+                reply = await self._watched_open(tracker, candidate)
+            else:
+                reply = await self._open(tracker, candidate)
             try:
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
-                    with self._silence.watched(tracker, reply):
+                    with self._silence.watched(tracker, reply.close):
                         await relay_joined(reply, client, tracker, headers)
                 else:
                     await relay(reply, client, tracker, headers)
@@ -142,6 +145,16 @@ class Attempts:
             raise
         finally:
             tracker.release(time.monotonic())
+
+    async def _watched_open(self, tracker: ContinuingTracker, candidate: Candidate) -> AnyReply:
+        """The same; a pod whose response does not begin while it is not ready any more has failed."""
+        try:
+            async with asyncio.timeout(None) as limit:
+                with self._silence.watched(tracker, partial(limit.reschedule, 0.0)):
+                    return await self._open(tracker, candidate)
+        except TimeoutError as error:
+            pod = candidate.pod.id
+            raise UpstreamTimeout(f"pod {pod} is not ready any more and sends no response", pod=pod) from error
 
     def _open(self, tracker: Tracker, candidate: Candidate) -> Awaitable[AnyReply]:
         """Send the request; returns the response for the client. Raises `UpstreamError`."""

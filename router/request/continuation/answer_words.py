@@ -11,6 +11,9 @@ HALF = "\ufffd"
 _CONTEXT = 8
 """Tokens in front that a text may depend on: tokenizers treat the first token of a text differently."""
 
+_CALLS = ("<tool_call>", "<｜tool▁calls▁begin｜>")
+"""What begins calls: of Qwen and Hermes, and of DeepSeek."""
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerWords:
@@ -34,4 +37,5 @@ WordsOf: TypeAlias = Callable[[str], AnswerWords | None]
 
 def answer_words(text_of: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> AnswerWords:
     """What a tokenizer knows."""
-    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), id_of("<tool_call>"))
+    calls = (found for name in _CALLS if (found := id_of(name)) is not None)
+    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), next(calls, None))

@@ -14,20 +14,23 @@ from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
 from router.observe.counters import Counters
+from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
+from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.stream import PodStream
-from router.request.continuation.terms import terms_of
+from router.request.continuation.terms import REPEATED, terms_of
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
 
 MAX_CONTINUATIONS = 2
+"""Counts those of a stream whose pods fail: moves from pods that leave, as in a rolling update, are free."""
 DEATHS = frozenset({"connection", "error event"})
 MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
@@ -58,10 +61,12 @@ class ContinuingTracker(Tracker):
         "_continuations",
         "_deaths",
         "_decide_again",
+        "_is_leaving",
         "_is_silent",
         "_joins",
         "_last_s",
         "_made",
+        "_moves",
         "_options",
         "_owned_body",
         "_pieces",
@@ -85,7 +90,9 @@ class ContinuingTracker(Tracker):
         request, prompt = context.request, context.prompt
         self._options, self._decide_again = options, decide_again
         self._owned_body = self._body = request.body
-        self._terms = terms_of(request.endpoint, request.body, has_media=prompt is not None and prompt.has_media)
+        has_media, policy = prompt is not None and prompt.has_media, context.policy
+        holds_calls = policy is not None and policy.hold_tool_calls
+        self._terms = terms_of(request.endpoint, request.body, has_media=has_media, holds_calls=holds_calls)
         self._words = None if request.adapter else options.words_of(request.model)
         self._reader: PodStream | None = None
         self._refusal = ""
@@ -93,8 +100,8 @@ class ContinuingTracker(Tracker):
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._taken_bytes = self._pieces = 0
-        self._asks_ids = self._is_silent = self._joins = False
+        self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
+        self._asks_ids = self._is_leaving = self._is_silent = self._joins = False
         self._last_s = 0.0
 
     @property
@@ -109,7 +116,7 @@ class ContinuingTracker(Tracker):
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
-        self._is_silent = False
+        self._is_silent, self._last_s = False, now_s
         if not self.has_sent:
             self._refusal = self._refused_by(candidate)
             is_proven = self.context.request.endpoint in candidate.pod.continues
@@ -117,7 +124,7 @@ class ContinuingTracker(Tracker):
             can_repeat = not self._terms.no_replay
             if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
                 self._refusal = self._terms.no_ids if self._asks_ids else "engine"
-            self._reader = None if self._refusal else Recorder(self._terms, asks_ids=self._asks_ids)
+            self._reader = None if self._refusal else self._recorder()
             self._asks_ids &= self._reader is not None
             self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
         return super().begin(candidate, now_s)
@@ -146,7 +153,7 @@ class ContinuingTracker(Tracker):
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
         self._pieces += 1
-        if self._joins:
+        if self._joins or (reader.held_bytes and self.context.first_token_s is None):
             self._joins = False
             self._first_token(now_s)
         if shown:
@@ -175,19 +182,27 @@ class ContinuingTracker(Tracker):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
+        candidate, limit_s = self.context.candidate, self._options.silence_s
         is_continued = self._reader is not None and not self._reader.record.forgotten
-        if not is_continued or now_s - self._last_s < self._options.silence_s:
+        if not is_continued or candidate is None or now_s - self._last_s < limit_s:
             return False
-        status = self._state.fleet.status(self._pod)
+        computes_prompt = self._joins or self.context.first_token_s is None
+        if computes_prompt and now_s - self._last_s < limit_s + expected_ttft_ms(candidate.cost) / 1000:
+            return False
+        status = self._state.fleet.status(candidate.pod.id)
         self._is_silent = status is None or status.state is not PodState.READY
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
-        self._deaths += cause in DEATHS
-        if not self.has_sent or reader is None:
-            return super().failed(error, now_s)
         assert candidate is not None
+        self._is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
+        self._deaths += cause in DEATHS and not self._is_leaving
+        if not self.has_sent or reader is None:
+            if self.has_sent:
+                self._counters.continued("none", cause, self._refusal)
+            return super().failed(error, now_s)
+        self._moves += self._is_leaving
         self.release(now_s)
         self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")
@@ -196,10 +211,7 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
-                    self._reader = Recorder(self._terms, asks_ids=self._asks_ids)
-                else:
-                    self._reader = Joiner(self._terms, reader.current, found, self._words)
+                self._reader = self._joining(reader, found)
                 return following
             found = following
         if isinstance(found, Finish):
@@ -246,6 +258,8 @@ class ContinuingTracker(Tracker):
         decision = self.context.decision
         if self._terms.refusal or self.context.request.prompts != 1:
             return self._terms.refusal or "n"
+        if not self.context.repeatable:
+            return "not repeatable"
         if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
             return "handoff"
         if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
@@ -255,18 +269,43 @@ class ContinuingTracker(Tracker):
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
         if reader.record.forgotten or reader.differs:
             return Refuse(reader.record.forgotten or "differs")
+        if isinstance(reader, RepeatedStream):
+            return self._again(reader.said)
         return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+
+    def _again(self, said: SaidEvents) -> Continue | Finish:
+        """The same request again. The client knows its response by the id of the first one."""
+        if said.is_finished:
+            return Finish(MESSAGE_STOP)
+        body, response_id = self._owned_body, self.context.reader.response_id
+        if response_id:
+            body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
+        return Continue(method="replay", body=body, prompt=[])
+
+    def _recorder(self) -> PodStream:
+        if self.context.request.endpoint in REPEATED:
+            return RepeatedStream(self._terms, SaidEvents())
+        return Recorder(self._terms, asks_ids=self._asks_ids)
+
+    def _joining(self, reader: PodStream, found: Continue) -> PodStream:
+        """What reads the later pod."""
+        if isinstance(reader, RepeatedStream):
+            return RepeatedStream(self._terms, reader.said)
+        if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
+            return self._recorder()
+        return Joiner(self._terms, reader.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
         if self._deaths >= MAX_DEATHS:
             return Refuse("two pods failed")
-        if self._continuations >= MAX_CONTINUATIONS or len(self.context.failures) > 2 * MAX_CONTINUATIONS:
+        failures = len(self.context.failures) - self._moves
+        if self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS:
             return Refuse("two continuations")
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
-        if isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
+        if self._is_leaving or isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
@@ -306,15 +345,14 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.record.size_bytes + len(self._owned_body)
+        size = reader.record.size_bytes + reader.held_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
-        is_first = isinstance(reader, Recorder)
-        if size > MAX_REMEMBERED_BYTES and is_first:
+        if size > MAX_REMEMBERED_BYTES and reader.may_be_forgotten:
             reader.record.forget("too long")
         elif more > 0 and self._options.memory.take(owner, weight, more):
             self._taken_bytes += more
-        elif more > 0 and is_first:
+        elif more > 0 and reader.may_be_forgotten:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()

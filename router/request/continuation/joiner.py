@@ -15,7 +15,7 @@ from router.request.continuation.joined_usage import added_up, last_events
 from router.request.continuation.plan import Continue
 from router.request.continuation.record import Record, SaidCall
 from router.request.continuation.stop_watch import Stopped, StopWatch
-from router.request.continuation.stream import PodStream
+from router.request.continuation.stream import Diverged, PodStream
 from router.request.continuation.stream_events import (
     DONE,
     Delta,
@@ -29,10 +29,6 @@ from router.request.continuation.stream_events import (
 from router.request.continuation.terms import Terms
 
 _REASONING = ("reasoning", "reasoning_content")
-
-
-class Diverged(Exception):
-    """The later pod sends something else than the client has. The message is a fault."""
 
 
 class _Before(msgspec.Struct):
@@ -61,6 +57,10 @@ class Joiner(PodStream):
             self._stops = StopWatch(terms.stops, ids, kept, words)
 
     @property
+    def may_be_forgotten(self) -> bool:
+        return False
+
+    @property
     def current(self) -> Record:
         return self.record if self._is_level and not self._held else self.has
 
@@ -75,15 +75,6 @@ class Joiner(PodStream):
             and len(new.calls) >= len(has.calls)
             and all(map(_covers, new.calls, has.calls))
         )
-
-    def _event(self, event: bytes) -> bytes:
-        if self.is_over:
-            return b""
-        try:
-            return super()._event(event)
-        except Diverged as error:
-            self.fault, self.differs = str(error), True
-            return b""
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         if not self.has_begun:

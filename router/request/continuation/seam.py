@@ -88,9 +88,14 @@ def _search(
     strings, the end of the text is held back, else nothing may be."""
     base = max(begin, end - WINDOW_TOKENS)
     least = max(begin, base - MAX_HALF_TOKENS)
-    while base > least and words.text(ids, begin, base, special=special).endswith(HALF):
-        base -= 1
     first = words.text(ids, begin, base, special=special)
+    while base > least and first.endswith(HALF):
+        base -= 1
+        first = words.text(ids, begin, base, special=special)
+    common = min(max(len(first) - 1, 0), len(said))
+    if first[:common] != said[:common]:
+        return None
+    first, said = first[common:], said[common:]
     for place in range(end, base - 1, -1):
         text = first + words.text(ids, base, place, special=special)
         if text.endswith(HALF):

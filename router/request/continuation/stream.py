@@ -15,12 +15,29 @@ from router.request.continuation.stream_events import (
 from router.request.continuation.terms import Terms
 
 ABORT = "abort"
+MAX_HELD_BYTES = 1024 * 1024
+"""Tool calls whose events have more are not held any longer."""
+
+
+class Diverged(Exception):
+    """The later pod sends something else than the client has. The message is a fault."""
 
 
 class PodStream:
     """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
 
-    __slots__ = ("_rest", "differs", "fault", "has_begun", "is_over", "record", "terms")
+    __slots__ = (
+        "_holds",
+        "_rest",
+        "_waiting",
+        "differs",
+        "fault",
+        "has_begun",
+        "held_bytes",
+        "is_over",
+        "record",
+        "terms",
+    )
 
     def __init__(self, terms: Terms, record: Record) -> None:
         self.terms = terms
@@ -34,6 +51,15 @@ class PodStream:
         self.has_begun = False
         self._rest = bytearray()
         """The beginning of an event."""
+        self._holds = terms.holds_calls
+        self._waiting: list[bytes] = []
+        """Events from the first tool call on, until the last one is whole."""
+        self.held_bytes = 0
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether the stream goes on without what is remembered."""
+        return True
 
     @property
     def current(self) -> Record:
@@ -69,17 +95,24 @@ class PodStream:
             self.fault = "ended without [DONE]"
 
     def _event(self, event: bytes) -> bytes:
-        if self.fault or self.record.is_done:
+        if self.fault:
+            return b""
+        try:
+            return self._read_event(event)
+        except Diverged as error:
+            self.fault, self.differs = str(error), True
+            return b""
+        except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
+            return self._released() + self._unread(event)
+
+    def _read_event(self, event: bytes) -> bytes:
+        if self.record.is_done:
             return b""
         if not event.startswith(DATA):
             return self._unread(event) if DATA in event else event  # comments keep connections open
         if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
-        try:
-            read = read_event(event, is_first=not self.has_begun)
-            return self._read(event, read)
-        except (ValueError, TypeError, LookupError, AttributeError):  # JSON of a pod may have any shape
-            return self._unread(event)
+        return self._read(event, read_event(event, is_first=not self.has_begun))
 
     def _unread(self, event: bytes) -> bytes:
         """What the client gets of an event that cannot be read."""
@@ -96,7 +129,21 @@ class PodStream:
             if choice.finish_reason == ABORT:
                 self.fault = "aborted"
                 return b""
+        if self._holds and (self._waiting or any(one.delta and one.delta.tool_calls for one in read.choices)):
+            return self._kept_back(event, read)
         return self._passed(event, read)
+
+    def _kept_back(self, event: bytes, read: StreamEvent) -> bytes:
+        """Hold an event until all calls are whole: the client has none that another pod would draw anew."""
+        self._waiting.append(event)
+        self.held_bytes += len(event)
+        ends = any(choice.finish_reason is not None for choice in read.choices)
+        is_full = self.held_bytes > MAX_HELD_BYTES or bool(self.record.forgotten)
+        return self._released() if ends or is_full else b""
+
+    def _released(self) -> bytes:
+        held, self._waiting, self._holds, self.held_bytes = self._waiting, [], False, 0
+        return b"".join(map(self._event, held))
 
     def _done(self) -> bytes:
         record = self.record

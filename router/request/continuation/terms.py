@@ -60,7 +60,20 @@ class _AskedBody(msgspec.Struct):
     stream_interval: int | None = None
 
 
+class _RepeatedBody(msgspec.Struct):
+    """The fields that matter, of messages and responses."""
+
+    temperature: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+
+
 _BODY = msgspec.json.Decoder(_AskedBody, strict=False)
+_REPEATED_BODY = msgspec.json.Decoder(_RepeatedBody, strict=False)
+WITH_IDS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Endpoints whose streams may have token ids."""
+REPEATED = frozenset({Endpoint.MESSAGES, Endpoint.RESPONSES})
+"""Those whose streams have none: greedy ones are made again, others are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +92,8 @@ class Terms:
     """Whether a grammar begins with the content: ids continue only the reasoning in front of it."""
     may_call: bool = False
     """Whether the model may call tools when it likes."""
+    holds_calls: bool = False
+    """Whether calls are held until they are whole: they are sampled, so none that has begun can be made again."""
     hides_reasoning: bool = False
     """Whether the router hides it. Else the pod does, whose grammars begin at once then, and which sends no ids."""
     wants_usage: bool = False
@@ -94,12 +109,14 @@ class Terms:
         """Until where it may be continued, for the client; a tracker says itself where it is refused."""
         if self.no_replay and self.has_grammar:
             return "until=content"
-        return "until=tool-call" if self.no_replay and self.may_call else "yes"
+        return "until=tool-call" if self.no_replay and self.may_call and not self.holds_calls else "yes"
 
 
-def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Terms:
-    """The terms of a streamed chat or completion."""
+def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_calls: bool = False) -> Terms:
+    """The terms of a streamed request."""
     try:
+        if endpoint in REPEATED:
+            return Terms(refusal=_refusal_to_repeat(_REPEATED_BODY.decode(body)), no_ids="no ids", is_greedy=True)
         asked = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Terms(refusal="body")
@@ -108,16 +125,18 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Ter
     choice, stops = asked.tool_choice, [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
     has_grammar, is_forced = _has_grammar(asked), choice == "required" or isinstance(choice, dict)
     is_greedy = asked.temperature == 0
+    no_replay = "" if is_greedy or asked.seed is not None else "sampled"
     has_tools = bool(asked.tools) and choice != "none"
     options = asked.stream_options
     hides, needs_pod = asked.include_reasoning is False, has_grammar or is_forced or bool(asked.logprobs)
     return Terms(
         no_ids="hidden reasoning" if hides and needs_pod else _no_ids(asked, is_greedy, has_media, has_tools),
-        no_replay="" if is_greedy or asked.seed is not None else "sampled",
+        no_replay=no_replay,
         is_chat=endpoint is Endpoint.CHAT,
         is_greedy=is_greedy,
         has_grammar=has_grammar or is_forced,
         may_call=has_tools and not is_forced,
+        holds_calls=holds_calls and has_tools and not is_forced and bool(no_replay),
         hides_reasoning=hides and not needs_pod,
         wants_usage=options is not None and options.include_usage is True,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
@@ -126,6 +145,13 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False) -> Ter
         frequency_penalty=asked.frequency_penalty or 0.0,
         logit_bias=tuple((asked.logit_bias or {}).items()),
     )
+
+
+def _refusal_to_repeat(asked: _RepeatedBody) -> str:
+    if asked.temperature != 0:
+        return "sampled"
+    has_logprobs = asked.top_logprobs or any("logprobs" in one for one in asked.include or ())
+    return "log probabilities" if has_logprobs else ""
 
 
 def _refusal(asked: _AskedBody) -> str:

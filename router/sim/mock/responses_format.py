@@ -74,8 +74,10 @@ def _response(request: GenerationRequest, created_s: int, status: str, output: l
 
 
 def _completed(request: GenerationRequest, created_s: int, cached_tokens: int) -> dict[str, Any]:
-    is_cut = request.output.finish_reason == "length"
-    response = _response(request, created_s, "incomplete" if is_cut else "completed", [_item(request, "completed")])
+    finish_reason = request.output.finish_reason
+    is_cut = finish_reason == "length"
+    status = "incomplete" if is_cut else "cancelled" if finish_reason == "abort" else "completed"
+    response = _response(request, created_s, status, [_item(request, "completed")])
     if is_cut:
         response["incomplete_details"] = {"reason": "max_output_tokens"}
     input_tokens, output_tokens = len(request.prompt), len(request.output.tokens)
@@ -92,15 +94,20 @@ def _completed(request: GenerationRequest, created_s: int, cached_tokens: int) -
 def _item(request: GenerationRequest, status: str) -> dict[str, Any]:
     """The only item of the output; empty until it is completed."""
     text = "".join(request.output.texts) if status == "completed" else ""
-    item: dict[str, Any] = {"id": f"item_{request.id}", "status": status}
+    item: dict[str, Any] = {"id": _item_id(request), "status": status}
     if (call := request.output.call) is not None:
-        return item | {"type": "function_call", "call_id": f"call_{request.id}", "name": call, "arguments": text}
+        return item | {"type": "function_call", "call_id": f"call_{_item_id(request)}", "name": call, "arguments": text}
     return item | {"type": "message", "role": "assistant", "content": [_part(text)] if text else []}
 
 
 def _place(request: GenerationRequest) -> dict[str, Any]:
-    place: dict[str, Any] = {"item_id": f"item_{request.id}", "output_index": 0}
+    place: dict[str, Any] = {"item_id": _item_id(request), "output_index": 0}
     return place if request.output.call is not None else place | {"content_index": 0, "logprobs": []}
+
+
+def _item_id(request: GenerationRequest) -> str:
+    """Differs between engines, as the random ids of vLLM do."""
+    return f"item_{request.id}_{request.engine}"
 
 
 def _part(text: str) -> dict[str, Any]:

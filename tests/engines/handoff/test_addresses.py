@@ -85,3 +85,24 @@ def test_a_handoff_of_nixl_names_its_pod() -> None:
     assert handoff is not None
     assert foreign_address(handoff.params, make_pod("p", url=OWN)) == ""
     assert foreign_address(handoff.params, make_pod("p", url="http://10.0.0.4:8000")) == "remote_host: 10.0.0.3"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {f"p{number}": ["a"] for number in range(5000)},
+        {f"p{number}": ["a"] * 3000 for number in range(2)},
+        {f"p{number}": ["a" * 50_000] for number in range(2)},
+        {"a" * 70_000: 1},
+    ],
+    ids=["names", "items", "bytes", "a long name"],
+)
+def test_all_parameters_are_searched_within_one_bound(params: dict[str, Any]) -> None:
+    """Not each: there may be any number of them. What is not searched counts as a foreign address."""
+    assert "at most" in found(params)
+
+
+def test_block_ids_are_not_searched() -> None:
+    """However long the prompt is."""
+    params = {"remote_block_ids": [list(range(100_000))], "remote_host": "10.0.0.3"}
+    assert found(params) == ""

@@ -17,8 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.discovery_schema import DnsName
-from router.feeds.discovery.dns_pods import ABSENT_AFTER_S, MAX_TTL_S, RETRY_S, DnsPods, DnsRecords, DnsUnavailable
-from router.feeds.discovery.dns_records import resolve
+from router.feeds.discovery.dns_pods import (
+    ABSENT_AFTER_S,
+    MAX_TTL_S,
+    RETRY_S,
+    DnsPods,
+    DnsRecords,
+    DnsUnavailable,
+    resolve,
+)
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
 from tests.virtual_time import run_virtually

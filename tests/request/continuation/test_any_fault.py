@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.request.continuation import stream
 from router.request.continuation.answer_words import HALF
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, plan
@@ -50,9 +51,9 @@ def in_pieces(sent: bytes, sizes: Sequence[int]) -> list[bytes]:
 class Broken:
     """One stream through any number of faults."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, holds_calls: bool = False) -> None:
         self.case, self.body, self.received = case, body_of(case), b""
-        self.terms = terms_of(Endpoint.CHAT, self.body)
+        self.terms = terms_of(Endpoint.CHAT, self.body, holds_calls=holds_calls)
         self.reader: PodStream = Recorder(self.terms, asks_ids=True)
         self.asked = self.body
         self.lives = 0
@@ -98,9 +99,11 @@ def received_uncut(case: Case) -> Any:
     return _received_uncut(case["name"])
 
 
-def play(case: Case, lives: Sequence[tuple[Sequence[int], Sequence[int], float, bytes]]) -> Broken:
+def play(
+    case: Case, lives: Sequence[tuple[Sequence[int], Sequence[int], float, bytes]], *, holds_calls: bool = False
+) -> Broken:
     """Let pods fail, one after the other; the last one lives."""
-    broken = Broken(case)
+    broken = Broken(case, holds_calls=holds_calls)
     for life in [*lives, ((1,), (10**9,), 1.0, b"")]:
         if not broken.live(*life):
             return broken
@@ -144,6 +147,47 @@ def test_sampled_calls_are_never_made_twice(lives: Any) -> None:
         assert got.whole == received_uncut(case)
     else:
         assert got.calls
+
+
+@settings(max_examples=50, deadline=None)
+@given(LIVES)
+def test_sampled_calls_that_are_held_until_they_are_whole_are_never_lost(lives: Any) -> None:
+    case = case_named("sampled, tools")
+    broken = play(case, lives, holds_calls=True)
+    assert Received(broken.received).whole == received_uncut(case)
+
+
+def test_no_call_begins_for_the_client_before_all_are_whole() -> None:
+    case = case_named("sampled, tools")
+    broken = Broken(case, holds_calls=True)
+    *events, end, usage, done = ScriptedPod(case).stream(broken.body)
+    before = b"".join(map(broken.reader.feed, events))
+    assert b"tool_calls" not in before and broken.reader.held_bytes > 0
+    rest = broken.reader.feed(end)
+    assert rest.count(b'"tool_calls":[') > 1 and broken.reader.held_bytes == 0
+    received = before + rest + broken.reader.feed(usage) + broken.reader.feed(done)
+    assert Received(received).whole == received_uncut(case)
+
+
+@pytest.mark.parametrize("why", ["too large", "memory", "unreadable"])
+def test_calls_are_not_held_without_memory(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_named("sampled, tools")
+    broken = Broken(case, holds_calls=True)
+    sent = ScriptedPod(case).stream(broken.body)
+    place = next(number for number, one in enumerate(sent) if b"tool_calls" in one)
+    if why == "too large":
+        monkeypatch.setattr(stream, "MAX_HELD_BYTES", 500)
+    received = b"".join(map(broken.reader.feed, sent[: place + 1]))
+    if why == "memory":
+        broken.reader.record.forget(why)
+    if why == "unreadable":
+        received += broken.reader.feed(b"id: 3\ndata: {}\n\n")
+        assert received.endswith(b"id: 3\ndata: {}\n\n")
+        received = received.removesuffix(b"id: 3\ndata: {}\n\n")
+    received += b"".join(map(broken.reader.feed, sent[place + 1 : place + 4]))
+    assert b"tool_calls" in received and broken.reader.held_bytes == 0
+    received += b"".join(map(broken.reader.feed, sent[place + 4 :]))
+    assert Received(received).whole == received_uncut(case)
 
 
 @pytest.mark.parametrize(

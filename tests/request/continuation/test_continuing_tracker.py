@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from router.admission.fair_bound import FairBound
-from router.decision import Candidate, Direct, RouteDecision
+from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
-from router.fleet.fleet import PodEvent
+from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -43,11 +43,11 @@ class Fleet:
         )
         context.reader = reader_of(Endpoint.CHAT)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests._rules
+        rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
         options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests._counters
+        counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
         self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
         self.core.core.requests.endings.begin()
@@ -169,6 +169,33 @@ def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
     assert fleet.counted[-1] == ("none", "connection", "two pods failed")
 
 
+def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
+    """No pod has failed: neither the limits of a body nor the retry budget count."""
+    fleet = Fleet("bytes")
+    while fleet.tracker._rules.budget.spend(0.0):
+        pass
+    for share in (0.2, 0.4, 0.6):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason="terminating")
+        assert fleet.fail()
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:
+    fleet = Fleet("bytes")
+    for share in (0.2, 0.4):
+        fleet.answer(share)
+        fleet.core.fleet.event(fleet.pod, PodEvent.DRAIN, reason=NOT_READY)
+        can_go_on = fleet.fail()
+    assert not can_go_on
+    fleet.close()
+    assert fleet.counted[-1] == ("none", "connection", "two pods failed")
+
+
 def test_pod_that_cannot_be_reached_is_not_the_last_one() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.3)
@@ -238,6 +265,16 @@ def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_re
     assert not fleet.counted
 
 
+def test_pod_that_sends_no_head_is_silent_after_the_time_that_its_prompt_takes() -> None:
+    fleet = Fleet("bytes")
+    fleet.tracker.release(0.0)
+    fleet.begin(Candidate(Direct(fleet.core.pod("a")), Cost(("prefill",), (1000.0,), 1000.0), 0))
+    fleet.core.fleet.event("a", PodEvent.DRAIN)
+    assert not fleet.tracker.is_silent(5.1)
+    assert fleet.tracker.is_silent(6.2)
+    fleet.close()
+
+
 def test_without_memory_the_stream_is_not_continued() -> None:
     fleet = Fleet("bytes", limit=100)
     fleet.answer(0.5)
@@ -264,6 +301,19 @@ def test_response_says_until_where_it_may_be_continued(fields: dict[str, Any], s
     fleet = Fleet("bytes", **fields)
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == said.encode()
     fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"n": 2}, "n"), ({"temperature": 1.0, "presence_penalty": 1.0}, "presence penalty")]
+)
+def test_broken_stream_that_was_refused_from_the_start_is_counted_by_its_reason(
+    fields: dict[str, Any], why: str
+) -> None:
+    fleet = Fleet("bytes", **fields)
+    fleet.answer(0.5)
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", why)]
 
 
 @pytest.mark.parametrize(

@@ -39,3 +39,19 @@ def test_pod_hides_the_reasoning_where_the_router_cannot(fields: dict[str, Any])
     assert not found.hides_reasoning
     assert b"include_reasoning" not in first_body(b'{"model":"m"}', found)
     assert terms(include_reasoning=False).hides_reasoning
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds", "announced"),
+    [
+        ({}, True, "yes"),
+        ({"temperature": 0}, False, "yes"),
+        ({"seed": 1}, False, "yes"),
+        ({"tool_choice": "required"}, False, "until=content"),
+    ],
+)
+def test_only_calls_that_cannot_be_made_again_are_held(fields: dict[str, Any], holds: bool, announced: str) -> None:
+    body = json.dumps({"model": "m", "messages": [], "tools": [{"type": "function"}], **fields}).encode()
+    found = terms_of(Endpoint.CHAT, body, holds_calls=True)
+    assert (found.holds_calls, found.announced) == (holds, announced)
+    assert not terms_of(Endpoint.CHAT, body).holds_calls

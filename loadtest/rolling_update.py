@@ -1,0 +1,219 @@
+"""Replaces all engines of a fleet one by one under load, and counts the answers that fail, are cut, or are others.
+
+    python loadtest/rolling_update.py [--pods 4] [--per-s 5] [--tokens 2000] [--out rolling.json]
+
+Twice with the same load: each old engine is terminated when its last answer is complete, as a preStop hook that waits
+does it; or at once, and `continuation` moves its answers. The router finds the pods, each a process, at an API server
+in memory. The new engines run already; the time until all are replaced is that of the rollout without their start. Some
+prompts are sent many times, and all answers to one must be equal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from router.cli.child_processes import (
+    Child,
+    FleetPlan,
+    cancel_on_sigterm,
+    child,
+    free_port,
+    router_config,
+    temporary_folder,
+)
+from router.cli.load_driver import LoadDriver, RequestResult
+from router.cli.options import writable
+from router.types import Endpoint
+from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
+from tests.feeds.discovery.kubernetes_server import served
+
+PLAN = FleetPlan(pods=1, num_blocks=65_536)
+PROMPTS = 5
+"""Different ones."""
+LATEST_S = 1800.0
+"""Longest time of a rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """`failed`: before the first token; `cut`: after it; `changed`: whole, but not as others to the same prompt."""
+
+    continues: bool
+    replaced_s: float
+    answers: int
+    failed: int
+    cut: int
+    changed: int
+    e2e_max_s: float
+    continued: dict[str, float]
+    errors: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A mock engine, and its name and port as a pod."""
+
+    name: str
+    port: int
+    process: Child
+
+
+def main(
+    pods: Annotated[int, typer.Option(help="Engines before the rollout, and after.")] = 4,
+    per_s: Annotated[float, typer.Option(help="Requests per second.")] = 5.0,
+    tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 2000,
+    warm_s: Annotated[float, typer.Option(help="Seconds of load before the rollout.")] = 30.0,
+    out: Annotated[Path | None, typer.Option(help="Write the figures as JSON.", callback=writable)] = None,
+) -> None:
+    """Print a line for each rollout. Exit code 1 if an answer failed, was cut or changed."""
+    found = []
+    for continues in (False, True):
+        found.append(asyncio.run(_run(pods, per_s, tokens, warm_s, continues=continues)))
+        typer.echo(json.dumps(asdict(found[-1])))
+    if out is not None:
+        out.write_text(json.dumps([asdict(one) for one in found], indent=1))
+    raise SystemExit(any(one.failed + one.cut + one.changed for one in found))
+
+
+async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues: bool) -> Rollout:
+    cancel_on_sigterm()
+    cluster = FakeKubernetes()
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(temporary_folder("warmroute-rollout-"))
+        engines = await asyncio.gather(*(_engine(stack, number, folder) for number in range(2 * pods)))
+        old, new = engines[:pods], engines[pods:]
+        for one in old:
+            _put(cluster, one)
+        url, admin = await _router(stack, await stack.enter_async_context(served(cluster)), continues, folder)
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=admin, trust_env=False))
+        await _until_ready(client, old, continues=continues)
+        driver = stack.enter_context(closing(LoadDriver([url], lambda _: None)))
+        asked: list[asyncio.Task[RequestResult]] = []
+        asking = asyncio.create_task(_load(driver, per_s, tokens, asked))
+        await asyncio.sleep(warm_s)
+        begin_s = time.monotonic()
+        for before, after in zip(old, new, strict=True):
+            _put(cluster, after)
+            await _until_ready(client, [after], continues=continues)
+            cluster.terminate(before.name)
+            if not continues:
+                await _until_idle(client, before)
+            before.process.process.terminate()
+            await asyncio.to_thread(before.process.process.wait, LATEST_S)
+            cluster.delete(before.name)
+            print(f"{before.name} after {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
+        replaced_s = time.monotonic() - begin_s
+        asking.cancel()
+        await asyncio.gather(*asked)
+        metrics = (await client.get("/metrics")).text.splitlines()
+    counted = [line.rsplit(" ", 1) for line in metrics if line.startswith("warmroute_continuations_total{")]
+    return _summary(driver.served, tokens, replaced_s, {name: float(value) for name, value in counted}, continues)
+
+
+async def _engine(stack: AsyncExitStack, number: int, folder: Path) -> Engine:
+    place, port = folder / f"engine-{number}", free_port()
+    place.mkdir()
+    arguments = [
+        *("mock-engine", "--port", str(port), "--model", PLAN.model, "--num-blocks", str(PLAN.num_blocks)),
+        *("--speed-model", PLAN.speed_model, "--speed-hardware", PLAN.speed_hardware),
+    ]
+    engine = stack.enter_context(child("engine", arguments, place))
+
+    async def listens() -> bool | None:
+        return bool(engine.output.read_text()) or None
+
+    await engine.until(listens)
+    return Engine(f"pod-{number}", port, engine)
+
+
+def _put(cluster: FakeKubernetes, engine: Engine) -> None:
+    cluster.put_pod(engine.name, ip="127.0.0.1", annotations={"warmroute.dev/ports": str(engine.port)})
+
+
+async def _router(stack: AsyncExitStack, api: str, continues: bool, folder: Path) -> tuple[str, str]:
+    path, port, admin_port = folder / "router.yaml", free_port(), free_port()
+    source = {"selector": "app=vllm", "namespaces": ["ns"], "node_labels": False, "api": {"url": api}}
+    config = router_config([], replace(PLAN, continues=continues)) | {"discovery": {"kubernetes": source}}
+    path.write_text(json.dumps(config | {"log": {"requests": False}}))
+    arguments = ["serve", "--config", str(path), "--port", str(port), "--admin-port", str(admin_port)]
+    stack.enter_context(child("router", arguments, folder))
+    return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+
+
+async def _pods(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
+    """What the router knows of its pods, by port; nothing before it listens."""
+    try:
+        answer = await client.get("/admin/pods")
+    except httpx.TransportError:
+        return {}
+    return {int(urlsplit(pod["url"]).port or 0): pod for pod in answer.json()} if answer.status_code == 200 else {}
+
+
+async def _until_ready(client: httpx.AsyncClient, engines: Sequence[Engine], *, continues: bool) -> None:
+    async with asyncio.timeout(LATEST_S):
+        while True:
+            pods = await _pods(client)
+            found = [pods.get(engine.port) for engine in engines]
+            if all(pod and pod["trust"] == "trusted" and (pod["continues"] or not continues) for pod in found):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _until_idle(client: httpx.AsyncClient, engine: Engine) -> None:
+    async with asyncio.timeout(LATEST_S):
+        while True:
+            if not (await _pods(client)).get(engine.port, {}).get("in_flight"):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def _load(driver: LoadDriver, per_s: float, tokens: int, asked: list[asyncio.Task[RequestResult]]) -> None:
+    """Ask until cancelled."""
+    for number in count():
+        body = {
+            "model": PLAN.model,
+            "messages": [{"role": "user", "content": f"Question {number % PROMPTS}"}],
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        await driver.until(number / per_s)
+        asked.append(asyncio.create_task(driver.send(Endpoint.CHAT, body, f"{number % PROMPTS}")))
+
+
+def _summary(
+    served_: Sequence[RequestResult], tokens: int, replaced_s: float, continued: dict[str, float], continues: bool
+) -> Rollout:
+    whole = [one for one in served_ if not one.error]
+    first = {one.kind: one.text for one in reversed(whole)}
+    errors = [one.error for one in served_ if one.error]
+    return Rollout(
+        continues=continues,
+        replaced_s=round(replaced_s, 1),
+        answers=len(served_),
+        failed=sum(one.ttft_s is None for one in served_ if one.error),
+        cut=sum(one.ttft_s is not None for one in served_ if one.error),
+        changed=sum(one.text != first[one.kind] or one.output_tokens != tokens for one in whole),
+        e2e_max_s=round(max(one.e2e_s for one in served_), 1),
+        continued=continued,
+        errors=errors[:5],
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
