@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def cpu_us(self) -> float:
-        """Of all threads, as the scheduler counts it."""
+        """Sums all threads, as the scheduler counts them."""
         tasks = Path(f"/proc/{self.process}/task").glob("*/schedstat")
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1000
 

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
@@ -84,8 +84,8 @@ def _as_tenant(tenant: bytes) -> SendRequest:
     return exchange
 
 
-def _config(incident: Incident, pods: Sequence[str], redis: RedisProcess | None) -> dict[str, Any]:
-    config = router_config(pods, PLAN) | {"log": {"requests": False}}
+def _config(incident: Incident, pods: Sequence[str], redis: RedisProcess | None, *, continues: bool) -> dict[str, Any]:
+    config = router_config(pods, replace(PLAN, continues=continues)) | {"log": {"requests": False}}
     cost = CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
     prior = prior_speed(load_priors(shipped("config") / "models"), cost)
     for pod in config["pods"]:
@@ -154,14 +154,16 @@ class Load:
             driver.close()
 
 
-async def run_incident(name: str, factor: float, seed: int, pictures: Path | None) -> Finding:
+async def run_incident(
+    name: str, factor: float, seed: int, pictures: Path | None, *, continues: bool = False
+) -> Finding:
     """Start everything, warm up, begin the incident, watch, and stop everything."""
     incident = INCIDENTS[name]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(temporary_folder("warmroute-gameday-"))
         pods = await stack.enter_async_context(_fleet(incident, folder))
         redis = stack.enter_context(redis_process()) if incident.redis else None
-        config = _config(incident, pods, redis)
+        config = _config(incident, pods, redis, continues=continues)
         url, admin = await stack.enter_async_context(_router(config, folder, publisher=incident.redis))
         alerts = await stack.enter_async_context(prometheus(admin, factor, folder))
         shown, load = Sightings(), Load(url)
@@ -245,6 +247,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the sessions.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Write all figures as JSON.", callback=writable)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table.", callback=writable)] = None,
+    continues: Annotated[bool, typer.Option("--continues", help="Let the router continue broken streams.")] = False,
     screenshots: Annotated[Path | None, typer.Option(help="Folder for pictures; needs `make live-ui` once.")] = None,
 ) -> None:
     """Run the incidents one after the other, 95 s each, and print one table."""
@@ -254,7 +257,7 @@ def main(
     if screenshots is not None:
         screenshots.mkdir(parents=True, exist_ok=True)
     try:
-        found = asyncio.run(_all(names, factor, seed, screenshots))
+        found = asyncio.run(_all(names, factor, seed, screenshots, continues=continues))
     except ChildError as error:
         typer.echo(f"gameday: {error}", err=True)
         raise typer.Exit(1) from error
@@ -267,12 +270,14 @@ def main(
         out.write_text(json.dumps({"settings": settings, "found": [asdict(one) for one in found]}, indent=1) + "\n")
 
 
-async def _all(names: Sequence[str], factor: float, seed: int, pictures: Path | None) -> list[Finding]:
+async def _all(
+    names: Sequence[str], factor: float, seed: int, pictures: Path | None, *, continues: bool
+) -> list[Finding]:
     cancel_on_sigterm()
     found = []
     for name in names:
         typer.echo(f"{name}: {INCIDENTS[name].title}", err=True)
-        found.append(await run_incident(name, factor, seed, pictures))
+        found.append(await run_incident(name, factor, seed, pictures, continues=continues))
         typer.echo(f"  {json.dumps(asdict(found[-1]))}", err=True)
     return found
 

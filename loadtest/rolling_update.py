@@ -169,7 +169,7 @@ async def _until_ready(client: httpx.AsyncClient, engines: Sequence[Engine], *, 
         while True:
             pods = await _pods(client)
             found = [pods.get(engine.port) for engine in engines]
-            if all(pod and pod["trust"] == "trusted" and (pod["continues"] or not continues) for pod in found):
+            if all(pod and pod["state"] == "ready" and (pod["continues"] or not continues) for pod in found):
                 return
             await asyncio.sleep(0.2)
 

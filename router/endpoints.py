@@ -47,7 +47,6 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 def conventions_of(path: str) -> Conventions:
-    """The conventions of the API that has this path."""
     for one in CONVENTIONS:
         if one.prefix and (path == one.prefix or path.startswith(one.prefix + "/")):
             return one

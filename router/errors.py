@@ -262,5 +262,4 @@ class ConfigError(RouterError):
 
 
 def code_of(error: BaseException) -> str:
-    """The code of any error."""
     return error.code if isinstance(error, RouterError) else INTERNAL

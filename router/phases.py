@@ -38,7 +38,6 @@ class Phases:
         return self._entered[0][1]
 
     def end(self, now_s: float) -> None:
-        """End the last phase."""
         phases, began_s = zip(*self._entered, strict=True)
         seconds = list(map(sub, (*began_s[1:], now_s), began_s))
         self.taken_s.update(zip(phases, seconds, strict=True))

@@ -206,9 +206,5 @@ class FleetSnapshot:
 
     def find(self, pod: PodId) -> PodStatus | None:
         """The row of a pod; None if it is missing. O(log pods)."""
-        at = bisect_left(self.pods, pod, key=_id_of)
+        at = bisect_left(self.pods, pod, key=lambda status: status.pod.id)
         return self.pods[at] if at < len(self.pods) and self.pods[at].pod.id == pod else None
-
-
-def _id_of(status: PodStatus) -> PodId:
-    return status.pod.id

@@ -14,10 +14,10 @@ from httpx import _config as httpx_config
 from httpx._transports import default as httpx_transports
 from hypothesis import settings
 
-settings.register_profile("no clock", deadline=None)  # timings are benchmarks, never tests
+settings.register_profile("each run", deadline=None, max_examples=40)  # other examples in each; timings are no tests
 settings.register_profile("quick", deadline=None, max_examples=15)  # `make quick`
 settings.register_profile("thorough", deadline=None, max_examples=1000)  # pytest --hypothesis-profile thorough
-settings.load_profile("no clock")
+settings.load_profile("each run")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,7 +38,6 @@ class FairBound:
         self._weight = 0.0
 
     def take(self, owner: str, weight: float, amount: int) -> bool:
-        """Take this amount, if the owner may have it now."""
         after, holding = self.used + amount, self._holdings.get(owner)
         if after > self._free_to and not self.has_room(owner, weight, amount):
             return False

@@ -137,7 +137,6 @@ class Meter:
         self.last_amount, self.last_second = 0, -WINDOW_S
 
     def admits(self, second: int, amount: int) -> bool:
-        """Whether this amount fits under the ceiling."""
         own = self.own  # its total is read without a call where that is right
         return (own.total if second < own.expires else own.at(second)) + amount <= self.ceiling
 

@@ -235,7 +235,6 @@ def _annotation_at(model: type, location: Sequence[str | int]) -> Any:
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    """The model or dataclass at `location`."""
     return next(_models_in(_annotation_at(model, location)), None)
 
 

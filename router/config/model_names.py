@@ -42,7 +42,6 @@ class ModelNames:
         return found.model_copy(update={"name": name, "tokenizer": tokenizer})
 
     def entry_of(self, name: str) -> ModelConfig | None:
-        """The entry that applies to a name, as it is configured."""
         if name in self._by_name or len(name) > MAX_NAME_CHARACTERS:
             return self._by_name.get(name)
         return next((model for regex, model in self._patterns if regex.fullmatch(name)), None)

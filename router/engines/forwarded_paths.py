@@ -62,7 +62,6 @@ _OWN = re.compile(r"/(?:health|livez|readyz|metrics|v1/models|admin|ui)(?:/.*)?"
 
 
 def changes_engine(path: str) -> bool:
-    """Whether requests to this path change the engine."""
     return not CONTROL_WORDS.isdisjoint(re.split(r"[/_.~-]", path.lower()))
 
 

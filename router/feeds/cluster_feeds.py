@@ -31,8 +31,6 @@ SHARED_USER = "a publisher may have this router's user of Redis; give publishers
 
 
 class FactFeed(Generic[RowT]):
-    """Exchanges the rows of one fact with the other routers."""
-
     def __init__(self, rows: SharedRows[RowT], fact: SharedFact[RowT]) -> None:
         self._rows = rows
         self._fact = fact

@@ -18,10 +18,13 @@ from router.feeds.self_test import MAX_RETEST_FACTOR, SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
+from router.guards import Bound, OutOfBounds
 from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.rehearsal import rehearsal
+from router.request.continuation.stream_events import END
 from router.types import Endpoint, Pod, PodId, PodState
 
+ANSWER = Bound("answer to a continuation test", 32 * 1024, 100)
 _TEXT = "Write the numbers from one to twenty in words."
 _PROBES: Mapping[Endpoint, Mapping[str, Any]] = {
     Endpoint.CHAT: {"messages": [{"role": "user", "content": _TEXT}]},
@@ -77,8 +80,11 @@ class ContinuationTestFeed:
             asked = next(steps)
             while True:
                 fields, timeout_s = msgspec.json.decode(asked), self._timing.answer_timeout_s
-                asked = steps.send(await self._post(pod, endpoint.value, fields, timeout_s))
+                sent = await self._post(pod, endpoint.value, fields, timeout_s)
+                ANSWER.check_size(len(sent))
+                ANSWER.check_items(sent.count(END))
+                asked = steps.send(sent)
         except StopIteration as ended:
             return str(ended.value)
-        except UpstreamError as error:
+        except (UpstreamError, OutOfBounds) as error:
             return str(error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -32,30 +32,22 @@ _WITH_WORK = (PodState.READY, PodState.DRAINING)
 log = structlog.get_logger()
 
 
+@dataclass(slots=True, eq=False)
 class LoadFeed:
     """Updates the loads in `fleet`, with at most one scrape per pod at a time. `on_excess` is called with a pod that
     sends more than is read of one, the reason and the time."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        ledger: Ledger,
-        fetch: Fetch,
-        config: Probes,
-        on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None,
-    ) -> None:
-        self._fleet = fleet
-        self._ledger = ledger
-        self._fetch = fetch
-        self._interval_s = config.load_interval_s
-        self._timeout_s = config.load_timeout_s
-        self._on_excess = on_excess
-        self._refused: set[PodId] = set()
-        self._drained: set[PodId] = set()
-        """Pods that are drained because they said so."""
+    fleet: Fleet
+    ledger: Ledger
+    fetch: Fetch
+    config: Probes
+    on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None
+    _refused: set[PodId] = field(default_factory=set)
+    _drained: set[PodId] = field(default_factory=set)
+    """Pods that are drained because they said so."""
 
     async def run(self) -> None:
-        await each_pod("load of", self._fleet, self._watch)
+        await each_pod("load of", self.fleet, self._watch)
 
     async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
         try:
@@ -69,21 +61,21 @@ class LoadFeed:
     def interval_s(self, pod_id: PodId) -> float:
         """Time until the next scrape of the pod. An idle pod is scraped half as often, which delays only the
         discovery of work from outside this router."""
-        status = self._fleet.status(pod_id)
+        status = self.fleet.status(pod_id)
         is_busy = status is not None and (status.load.running > 0 or status.load.waiting > 0)
-        is_busy = is_busy or self._ledger.requests_of_router(pod_id) > 0
-        return self._interval_s * (1 if is_busy else IDLE_FACTOR)
+        is_busy = is_busy or self.ledger.requests_of_router(pod_id) > 0
+        return self.config.load_interval_s * (1 if is_busy else IDLE_FACTOR)
 
     async def scrape(self, pod_id: PodId) -> None:
         """Scrape a pod once, if its state allows work. The engine samples its numbers at an unknown time between
         request and response, so they include at most the largest number of this router's prompts in that time."""
-        status = self._fleet.status(pod_id)
+        status = self.fleet.status(pod_id)
         if status is None or status.state not in _WITH_WORK:
             return
         adapter = ENGINES[status.pod.engine]
         try:
-            with self._ledger.watching(pod_id) as ours:
-                metrics = await self._fetch(status.pod, adapter.metrics_path, self._timeout_s)
+            with self.ledger.watching(pod_id) as ours:
+                metrics = await self.fetch(status.pod, adapter.metrics_path, self.config.load_timeout_s)
             scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         except (UpstreamError, OutOfBounds, OutOfRange) as error:
             self._refuse(pod_id, error)
@@ -92,26 +84,26 @@ class LoadFeed:
             return
         if pod_id in self._drained:
             self._drained.discard(pod_id)
-            self._fleet.event(pod_id, PodEvent.UNDRAIN)
+            self.fleet.event(pod_id, PodEvent.UNDRAIN)
         if scraped is not None:
             load = replace(scraped, our_prompts=ours.max_prompts)
-            self._fleet.observe_load(pod_id, load)
+            self.fleet.observe_load(pod_id, load)
 
     def _drain(self, pod_id: PodId, adapter: EngineAdapter, error: Exception) -> None:
         """Send nothing more to a pod that serves nobody for now, although its health check may succeed."""
         reason = adapter.pause_reason(error.said) if isinstance(error, UpstreamBroken) else ""
         if reason:
             self._drained.add(pod_id)
-            self._fleet.event(pod_id, PodEvent.DRAIN, reason=reason)
+            self.fleet.event(pod_id, PodEvent.DRAIN, reason=reason)
 
     def _refuse(self, pod_id: PodId, error: Exception) -> None:
         """Forget the load of a pod that reports nonsense, which is logged once for each pod."""
         reason = str(error) if isinstance(error, OutOfRange) else excess(error)
         if not reason:
             return
-        self._fleet.observe_load(pod_id, PodLoad())
+        self.fleet.observe_load(pod_id, PodLoad())
         if pod_id not in self._refused:
             self._refused.add(pod_id)
             log.warning("load of this pod is ignored", pod=pod_id, reason=reason)
         if not isinstance(error, OutOfRange):
-            self._on_excess(pod_id, reason, time.monotonic())
+            self.on_excess(pod_id, reason, time.monotonic())

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import structlog
 
-from router.engines.adapter import TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
+from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.probe_bodies import (
@@ -321,9 +321,10 @@ class ParityFeed:
         if asked is None:
             return None
         try:
-            found = parse_tokens(await self.post(pod, TOKENIZE_PATH, asked, self.timing.answer_timeout_s))
+            answer = await self.post(pod, TOKENIZE_PATH, asked, self.timing.answer_timeout_s)
         except UpstreamError:
             return None
+        found = parse_tokens(answer, PROBE_ANSWER)
         return found.tolist() if found is not None else None
 
     async def _announced(self, pod_id: PodId, prompt: PromptPrefix, expected: int) -> int:

@@ -153,7 +153,6 @@ class Breaker:
             self._eject_for_requests(pod_id, record, now_s, reason, EXCESS_BACKOFF_FACTOR)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
-        """A first token for `client` arrived."""
         rules = self._rules
         if actual_ms <= rules.late_factor * max(expected_ms, MIN_EXPECTED_MS):
             self._late.pop(pod_id, None)

@@ -273,7 +273,6 @@ def _process(pod: Pod) -> tuple[object, ...]:
 
 
 def _reconfigured(known: Pod, configured: Pod) -> Pod:
-    """The configured pod with the reported facts, epoch and trust of the known one."""
     facts: dict[str, Any] = {name: getattr(known, name) for name in (*UNREPORTED, *_UNTESTED)}
     return replace(configured, **facts, epoch=known.epoch, ready_since_s=known.ready_since_s)
 

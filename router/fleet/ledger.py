@@ -163,7 +163,6 @@ class Ledger:
         return work.pulls - 1
 
     def pull_ended(self, holder: PodId) -> None:
-        """A transfer of `holder` has ended or failed."""
         work = self._pods[holder]
         work.pulls -= 1
         self._note(holder, work)

@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -216,7 +216,6 @@ class LocalPromptReader:
             return None
 
     async def _count_texts(self, request: InferenceRequest) -> PromptPrefix | None:
-        """The number of tokens of texts that share no prefix."""
         size = size_bytes(request.prompt)
         try:
             if size > MAX_TEXT_BYTES:
@@ -295,50 +294,41 @@ def _is_spaced(text: bytes) -> bool:
     return len(text) <= INLINE_SPACED_BYTES and all(text.rfind(b" ", end - SPACED_BYTES, end) >= 0 for end in ends)
 
 
+@dataclass(slots=True, eq=False)
 class EnginePromptReader:
     """Tokenizes on a pod of the model: one more round trip, with the engine's own tokens. After an error or
     `TOKENIZE_TIMEOUT_S`, one other pod is tried. Long prompts and their tokens are decoded in a thread."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        pool_of: Callable[[Pod], PodFetch],
-        pods: Callable[[str], list[Pod]],
-        unread: Unread,
-        *,
-        threads: ReadThreads | None = None,
-        conversion: ConversionLookup = lambda _: None,
-    ) -> None:
-        self._conversion = conversion
-        self._generation = generation
-        self._pool_of = pool_of
-        self._pods = pods
-        self._unread = unread
-        self._threads = threads or ReadThreads()
+    generation: Generation
+    pool_of: Callable[[Pod], PodFetch]
+    pods: Callable[[str], list[Pod]]
+    unread: Unread
+    threads: ReadThreads = field(default_factory=ReadThreads)
+    conversion: ConversionLookup = lambda _: None
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
             return None
         if len(request.body) > MAX_TOKENIZE_BYTES:
-            self._unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
+            self.unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return UnreadReason.TOO_LONG
         try:
-            for pod in self._pods(request.adapter or request.model)[:2]:
+            for pod in self.pods(request.adapter or request.model)[:2]:
                 if (prefix := await self._read_from(pod, request)) is not None:
                     return prefix
         except Unrenderable as error:
-            self._unread(request, error.reason, str(error))
+            self.unread(request, error.reason, str(error))
             return error.reason
-        self._unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
+        self.unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
         return UnreadReason.NOT_TOKENIZED
 
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
-        conversion = self._conversion(request) if request.endpoint.api.is_converted else None
+        conversion = self.conversion(request) if request.endpoint.api.is_converted else None
         body = await self._run(len(request.body), _tokenize_body, pod, request, conversion)
         if body is None:
             return None
         try:
-            answer = await self._pool_of(pod).fetch(TOKENIZE_PATH, TOKENIZE_TIMEOUT_S, body)
+            answer = await self.pool_of(pod).fetch(TOKENIZE_PATH, TOKENIZE_TIMEOUT_S, body)
         except UpstreamError:
             return None
         return await self._run(len(answer), self._prefix, request, answer)
@@ -346,13 +336,13 @@ class EnginePromptReader:
     async def _run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
         if size <= INLINE_BYTES:
             return work(*arguments)
-        return await self._threads.run(size, work, *arguments)
+        return await self.threads.run(size, work, *arguments)
 
     def _prefix(self, request: InferenceRequest, answer: bytes) -> PromptPrefix | None:
         tokens = parse_tokens(answer)
         if tokens is None or len(tokens) > len(request.body) + MAX_TEMPLATE_TOKENS:
             return None
-        generation = replace(self._generation, adapter=request.adapter, salt=request.salt)
+        generation = replace(self.generation, adapter=request.adapter, salt=request.salt)
         hashes = hash_blocks(tokens, generation.block_size_tokens, generation_seed(generation))
         return PromptPrefix(generation, tokens, hashes)
 

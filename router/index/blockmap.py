@@ -73,13 +73,13 @@ class BlockMap:
         holder = self._holders.get(pod)
         return holder.rejected_reason if holder else ""
 
-    def hits(self, pod: PodId) -> str:
-        """What decides what hits on `pod`, in words."""
+    def hits(self, pod: PodId, rule: HitRule | None = None) -> str:
+        """What decides what hits on `pod`, in words. `rule`: where it is known from elsewhere."""
         holder = self._holders.get(pod)
         if holder is None:
             return ""
         habits = (self._tested[pod],) if pod in self._tested else ()
-        return described(holder.rule or holder.announced_rule, *habits)
+        return described(rule or holder.rule or holder.announced_rule, *habits)
 
     def announced_rule(self, pod: PodId) -> HitRule | None:
         """What a hit on `pod` needs according to its events alone; None before the first."""

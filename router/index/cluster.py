@@ -15,6 +15,7 @@ from itertools import islice
 
 from router.hashing import hashes_ahead
 from router.index.evicted import EvictedByModel
+from router.index.hit_probe import CacheHabits
 from router.index.holders import (
     HolderFacts,
     HolderId,
@@ -140,9 +141,15 @@ class ClusterIndex:
             self._follow(known)
         return True
 
+    def learn(self, pod: PodId, habits: CacheHabits) -> None:
+        """A test has shown this of the pod's cache."""
+        self.holders.learn(pod, habits)
+        if (known := self.holders.publisher_of(pod)) is not None:
+            self._follow(known)
+
     def _follow(self, known: KnownHolder) -> None:
-        if known.rule is not None:
-            self.masks.follow(known.name, known.rule)
+        if (rule := self.holders.rule(known)) is not None:
+            self.masks.follow(known.name, rule)
 
     # --- reading a holder again ---
 

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.events import MAX_AHEAD
+from router.index.hit_probe import CacheHabits
 from router.index.layers import HitRule
-from router.types import BlockHash, BlocksByTier, Generation, Pod, PodId, PromptPrefix
+from router.types import AttentionKind, BlockHash, BlocksByTier, Generation, LayerType, Pod, PodId, PromptPrefix
 
 HolderId: TypeAlias = str
 HolderName: TypeAlias = str
@@ -63,11 +64,18 @@ class KnownHolder:
         rule = self.facts.rule
         return rule if rule is not None and rule.fits(self.generation.block_size_tokens) else None
 
+    @property
+    def announced_rule(self) -> HitRule:
+        """The same, in full."""
+        return self.rule or HitRule.of([LayerType(AttentionKind.FULL, self.generation.block_size_tokens)], groups=1)
+
 
 class Holders:
     def __init__(self) -> None:
         self._known: dict[HolderName, KnownHolder] = {}
         self._pods: dict[tuple[str, int], tuple[Pod, Generation]] = {}
+        self._habits: dict[PodId, CacheHabits] = {}
+        """What a test has shown of a pod."""
         self._publishers: dict[PodId, KnownHolder] = {}
         """The holder of each pod. This and the next three are rebuilt when holders or pods change."""
         self._pod_ids: dict[HolderName, PodId] = {}
@@ -99,17 +107,29 @@ class Holders:
     def bind(self, pod: Pod, generation: Generation) -> None:
         """Add a pod: holders with its URL and rank are this pod. `generation` applies until its publisher announces
         another one."""
+        self._habits.pop(pod.id, None)
         self._pods[pod.url, -1 if pod.dp_rank is None else pod.dp_rank] = pod, generation
         self._regroup()
 
     def unbind(self, pod_id: PodId) -> None:
         """Remove a pod. Its holder stays until its publisher removes it or it expires."""
+        self._habits.pop(pod_id, None)
         self._pods = {address: bound for address, bound in self._pods.items() if bound[0].id != pod_id}
         self._regroup()
 
     def publisher_of(self, pod_id: PodId) -> KnownHolder | None:
         """The holder that is this pod."""
         return self._publishers.get(pod_id)
+
+    def learn(self, pod_id: PodId, habits: CacheHabits) -> None:
+        """A test has shown this of the pod's cache."""
+        self._habits[pod_id] = habits
+        self._regroup()
+
+    def rule(self, holder: KnownHolder) -> HitRule | None:
+        """What a hit on it needs, according to what it publishes and to a test of the pod; None: every block."""
+        habits = self._habits.get(self._pod_ids.get(holder.name, ""), CacheHabits())
+        return habits.rule(holder.announced_rule) if holder.rule or habits.drops_block else None
 
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod and tier: the pod's own, then those that a store within reach adds."""
@@ -137,7 +157,7 @@ class Holders:
             if pod and not known.facts.reach:
                 self._publishers[pod.id] = known
         self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
-        self.ruled = {pod_id for pod_id, known in self._publishers.items() if known.rule}
+        self.ruled = {pod_id for pod_id, known in self._publishers.items() if self.rule(known)}
 
     def _add_store(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:
         """Engines use their own cache first and fetch the following blocks from the store."""

@@ -157,7 +157,6 @@ class Calibration:
         return PodSpeed(*((member and member.own) or known.fit).coefficients)
 
     def link(self, kind: str, prior: Link) -> Link:
-        """The link with its current coefficients."""
         known = self._links.get(kind)
         if known is None or known.prior != _link_terms(prior):
             return prior

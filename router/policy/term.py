@@ -145,7 +145,6 @@ def link_inputs(name: str, link: Link) -> Iterator[Input]:
 
 
 def transfer_inputs(name: str, transfer: Transfer, at: Placement) -> Iterator[Input]:
-    """What is transferred to this pod, and over which link."""
     yield Input(f"{name} tokens", "tokens", transfer.tokens)
     yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
     yield from link_inputs(name, transfer.link)

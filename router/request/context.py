@@ -90,7 +90,6 @@ class RequestContext(msgspec.Struct, eq=False):
         return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
 
     def concerns(self, stored: StoredResponse) -> None:
-        """The path names this stored response."""
         self.stored_pod = stored.pod
         if stored.in_background:
             self.fetched, self.reader = stored.id, reader_of(Endpoint.RESPONSES)

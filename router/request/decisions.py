@@ -132,7 +132,6 @@ class RequestDecisions:
         return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
-        """Workload class of the request, and the policy for it."""
         tokens = prompt_token_count(scene)
         workload = self.classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
         return workload, self.policies().for_request(scene.request, workload, tokens, headers)

@@ -15,7 +15,7 @@ from router.hashing import hashes_ahead
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
-from router.index.hit_probe import CacheHabits, described
+from router.index.hit_probe import CacheHabits
 from router.index.layers import HitRule, kept_ends
 from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
@@ -186,7 +186,7 @@ class LocalStore:
 
     def hits(self, pod: PodId) -> str:
         """Which layers decide what hits on `pod`, such as "full + window 128"; "" where its cache is unknown."""
-        return self._announced.hits(pod)
+        return self._announced.hits(pod, self.rule(pod) or self.announced_rule(pod))
 
     def rejected_reason(self, pod: PodId) -> str:
         """Why `pod`'s events cannot be indexed, or ""."""
@@ -243,19 +243,22 @@ class ReplicaStore(LocalStore):
 
     def rule(self, pod: PodId) -> HitRule | None:
         known = self.index.holders.publisher_of(pod)
-        return super().rule(pod) or (known.rule if known else None)
+        return super().rule(pod) or (self.index.holders.rule(known) if known else None)
+
+    def announced_rule(self, pod: PodId) -> HitRule | None:
+        known = self.index.holders.publisher_of(pod)
+        return super().announced_rule(pod) or (known.announced_rule if known else None)
+
+    def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
+        super().learn(pod, habits)
+        if habits is not None:
+            self.index.learn(pod, habits)
 
     def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
         known = self.index.holders.publisher_of(pod)
         hashes = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens) if known else ()
         published = self.index.masks.full_run(known.name, hashes) if known else 0
         return max(published, super().full_run(pod, prefix))
-
-    def hits(self, pod: PodId) -> str:
-        known = self.index.holders.publisher_of(pod)
-        if known is None or self.announced_rule(pod) is not None:
-            return super().hits(pod)
-        return described(known.rule)
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S

@@ -166,7 +166,6 @@ class Agent:
         self._streams.follow(described.pod if described else pod, self.publisher.generations[model], source)
 
     def _facts(self, pod: Pod) -> HolderFacts:
-        """The facts of a pod, with the URL that routers use."""
         config = self._membership.config_of(pod)
         return HolderFacts(
             url=(config.advertised_url if config else None) or pod.url,

@@ -105,7 +105,6 @@ class ClusterMember:
 
     @property
     def other_routers(self) -> int:
-        """Number of other routers, as far as known."""
         return max((feed.known for feed in self._facts.values()), default=0)
 
     @property

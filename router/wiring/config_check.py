@@ -44,7 +44,6 @@ def check_router(path: Path, policies: Path, *, offline: bool, files: bool = Tru
 
 
 def _check_prompts(mistakes: MistakeList, number: int, model: ModelConfig, place: str) -> None:
-    """The tokenizer must load, and the chat template compile."""
     with mistakes.at("models", number, "tokenizer"):
         tokenizer = load_tokenizer(TokenizerSource(place), fast=False)
         own = model.chat_template

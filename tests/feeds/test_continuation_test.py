@@ -130,3 +130,13 @@ async def test_other_pods_are_not_asked(world: World, running: Running, until: U
     async with running(world.feed.run()):
         await until(lambda: next(turns) > 5)
     assert not world.bodies
+
+
+@pytest.mark.parametrize("more", [b"\n\n" * 200, b": " + b"a" * 40_000 + b"\n\n"], ids=["events", "bytes"])
+async def test_an_answer_that_is_too_long_is_not_read(world: World, network: Any, more: bytes) -> None:
+    """Of 16 tokens: it would hold the event loop."""
+    network["a"].answers |= dict.fromkeys([one.value for one in BOTH], lambda request: more + world.answer(request))
+    with capture_logs() as logs:
+        assert not await world.feed.test(world.now)
+    assert world.now.continues == frozenset()
+    assert all("at most" in reason for reason in logs[0]["reasons"].values())

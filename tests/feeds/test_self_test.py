@@ -278,6 +278,13 @@ async def test_tokens_are_fetched_from_tokenize_if_the_answer_has_none(world: Se
     assert await world.outcome() == ("mismatch", "unknown", PrefixTrust.MISMATCH)
 
 
+async def test_more_tokens_than_a_probe_can_have_are_not_read(world: SelfTestWorld) -> None:
+    """It counts as a pod that does not say them: as many as a long prompt has would hold the event loop."""
+    world.tells_ids = False
+    world.engine.answers[TOKENIZE] = b'{"tokens": [%b1]}' % (b"1," * 200_000)
+    assert await world.outcome() == ("ok", "ok", PrefixTrust.TRUSTED)
+
+
 async def test_the_number_of_tokens_is_enough_without_tokens(network: Network) -> None:
     """No field is sent that TensorRT-LLM rejects; without events and number nothing is proven."""
     world = SelfTestWorld(network, make_pod("a", engine="trtllm"))

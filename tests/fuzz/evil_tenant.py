@@ -147,6 +147,10 @@ TENANTS = (
         )
     ),
     _sent(_chat()).replace(b"connection: close\r\n", b"x-request-deadline-ms: 1\r\n") * 4,
+    MARK.join(
+        [b"0" + REPEATED + _sent(_chat()).replace(b"connection: close\r\n", b"")[1:] + REPEATED] * MAX_CONNECTIONS
+    ),
+    MARK.join([b"3" + REPEATED + b"GET /v1/models HTTP/1.1\r\nhost: h\r\n\r\n" + REPEATED] * MAX_CONNECTIONS),
 )
 TENANT_WORDS = (
     *(MARK + b"%c" % way + b"POST /v1/chat/completions HTTP/1.1\r\n" for way in WAYS),

@@ -60,6 +60,13 @@ RECORDED = {
 KNOWN = [one for one in SESSIONS if one["name"] in RECORDED]
 
 
+def test_a_drafter_keeps_what_a_longer_prompt_hits() -> None:
+    """Computed by the cache manager of vLLM 0.32: a prompt of whole blocks is continued, then sent again."""
+    pod, prompt = pod_of((window(128), FULL), DROPS, 16), list(range(256))
+    longer = prompt + list(range(500, 540))
+    assert [served(pod, one, [1])[0] for one in (prompt, longer, prompt)] == [0, 240, 240]
+
+
 def announced(batch: bytes) -> Iterator[tuple[int, str, int | None, int, int]]:
     """Yields the group, kind, window, and numbers of hashes and tokens of each stored event."""
     for event in msgspec.msgpack.decode(batch)[1]:

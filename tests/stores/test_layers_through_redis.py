@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
 import pytest
 import redis
 
+from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_redis import IndexFeed
+from router.feeds.self_test import SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.events import decode_batch
+from router.index.hit_probe import CacheHabits
 from router.index.holders import HolderFacts, KnownHolder
 from router.publisher.published_holder import PublishedHolder, PublishTiming
 from router.sim.mock.event_publisher import encode_batch
@@ -24,11 +28,11 @@ from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
-from router.types import Generation, KvEvent, PromptPrefix, Tier
+from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, requests
-from tests.policy.scenes import make_pod
+from tests.policy.scenes import fleet_of, make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
-from tests.sim.test_layered_pool import AHEAD, FULL, pod_of, served, window
+from tests.sim.test_layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -166,6 +170,47 @@ async def test_hashes_that_include_the_next_token_pass_through_redis(worlds: Cal
         world.apply(sent._replace(batches=[encode_batch(events, "map", 0.0)]))
     assert published(router).facts.ahead_tokens == 1
     await world.expects(world.router(), world.sent, world.hits(world.local()))
+
+
+@pytest.mark.parametrize(
+    ("groups", "habits", "hits"),
+    [
+        ((FULL,), DROPS, "full, drops a block"),
+        ((window(128), FULL), DROPS, "full + window 128, checkpoints, drops a block"),
+        ((window(128), FULL), DENSE, "full + window 128"),
+    ],
+)
+async def test_what_a_test_shows_of_a_pod_counts_where_only_a_publisher_reads_its_events(
+    worlds: Callable[[Session], World], groups: Sequence[LayerType], habits: CacheHabits, hits: str
+) -> None:
+    """Each request to a mock engine hits what a router expects that reads Redis alone."""
+    session = WITH_FULL_ATTENTION[0]
+    world, fleet = worlds(session), fleet_of(make_pod(POD, models=("m",)))
+    pod, router = pod_of(groups, habits, world.block), world.router()
+
+    def publish(events: Sequence[KvEvent]) -> None:
+        world.apply(Sent([], "", 0, [encode_batch(events, "map", 0.0)]))
+
+    async def post(_: Pod, _path: str, body: Mapping[str, Any], _timeout_s: float) -> bytes:
+        cached, events = served(pod, body["prompt"], [1])
+        publish(events)
+        return json.dumps({"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}).encode()
+
+    publish(served(pod, world.sent[0].prompt, [1])[1])
+    rule = hits.partition(",")[0]
+    await until(lambda: router.announced_rule(POD) and router.hits(POD) == f"{rule}, by events")
+    feed = HitTestFeed(fleet, router, post, lambda _: True, SelfTestTiming())
+    assert await feed.test(fleet.snapshot.pods[0].pod)
+    assert router.hits(POD) == hits
+    for sent, step in zip(world.sent[1:], session["steps"][1:], strict=True):
+        cached, events = served(pod, sent.prompt, step["output"], sent.salt)
+        await world.expects(router, [sent], [cached])
+        publish(events)
+    epoch = published(router).epoch
+    world.publish()
+    await until(lambda: published(router).epoch > epoch and not published(router).reloading)
+    cached, _ = served(pod, world.sent[-1].prompt, [1])
+    await world.expects(router, world.sent[-1:], [cached])
 
 
 async def test_other_versions_read_full_attention_alone(worlds: Callable[[Session], World]) -> None:

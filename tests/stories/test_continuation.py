@@ -93,17 +93,17 @@ async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fi
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
     """What events say, without ids: their kinds, one text for deltas behind each other, and the usage."""
-    told: list[Any] = []
+    steps: list[Any] = []
     for event in events:
         delta = event.get("delta")
         if isinstance(delta, dict):
             delta = next((delta[name] for name in ("text", "thinking", "partial_json") if name in delta), None)
-        if isinstance(delta, str) and told and told[-1][0] == event["type"]:
-            told[-1][1] += delta
+        if isinstance(delta, str) and steps and steps[-1][0] == event["type"]:
+            steps[-1][1] += delta
         else:
-            told.append([event["type"], delta])
+            steps.append([event["type"], delta])
     usage = events[-2].get("usage") or events[-1]["response"]["usage"]
-    return [*told, usage["output_tokens"]]
+    return [*steps, usage["output_tokens"]]
 
 
 async def test_pod_that_never_begins_its_response_is_replaced_once_it_is_not_ready(deploy: Deploy) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeAlias
@@ -120,19 +121,17 @@ class KubeLease:
         return {"holderIdentity": self._identity, "leaseDurationSeconds": LEASE_S, "renewTime": now}
 
 
+@dataclass(slots=True, eq=False)
 class DeletionCosts:
     """Writes the annotation for one entry of `discovery.kubernetes`. `pods()`: namespace and name by uid."""
 
-    def __init__(
-        self, api: KubeApi, lease: KubeLease, pods: Callable[[], Mapping[str, ObjectKey]], costs: CostsOf
-    ) -> None:
-        self._api = api
-        self._lease = lease
-        self._pods = pods
-        self._costs = costs
-        self._written: dict[str, tuple[int, float]] = {}
-        """Cost and time by uid, while this router has the Lease."""
-        self._error = ""
+    api: KubeApi
+    lease: KubeLease
+    pods: Callable[[], Mapping[str, ObjectKey]]
+    costs: CostsOf
+    _written: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Cost and time by uid, while this router has the Lease."""
+    _error: str = ""
 
     async def run(self) -> None:
         await asyncio.sleep(WARM_UP_S)
@@ -148,13 +147,13 @@ class DeletionCosts:
     async def write(self) -> None:
         """Write the costs that have changed, if this router has the Lease. Raises `KubeApiError`."""
         asked_s = loop_time_s()
-        if not await self._lease.hold():
+        if not await self.lease.hold():
             self._written.clear()
             return
-        costs = await self._costs()
+        costs = await self.costs()
         if costs is None:
             return
-        pods = self._pods()
+        pods = self.pods()
         self._written = {uid: written for uid, written in self._written.items() if uid in pods}
         with suppress(TimeoutError):
             async with asyncio.timeout_at(asked_s + LEASE_S - LEASE_MARGIN_S):
@@ -177,7 +176,7 @@ class DeletionCosts:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         changes = {"metadata": {"uid": uid, "annotations": {ANNOTATION: str(cost)}}}
         try:
-            await self._api.patch(path, msgspec.json.encode(changes))
+            await self.api.patch(path, msgspec.json.encode(changes))
         except KubeApiError as error:
             if error.status not in _GONE:
                 raise KubeApiError(

@@ -44,7 +44,8 @@ class Presence:
         address in the API for a while after another has got it."""
         before, self._not_ready_since_s = self._not_ready_since_s, {}
         self.next_change_s, listed = inf, []
-        for pod in sorted(seen, key=_likelihood):
+        # Of pods with one URL, the last is most likely the one that listens there.
+        for pod in sorted(seen, key=lambda pod: (not pod.terminating, pod.ready, pod.created)):
             key = pod.uid, pod.config.url
             reason = TERMINATING if pod.terminating else "" if pod.ready else NOT_READY
             if key not in before and reason:
@@ -59,8 +60,3 @@ class Presence:
         if self.next_change_s == inf:
             self.next_change_s = None
         return listed
-
-
-def _likelihood(pod: SeenPod) -> tuple[bool, bool, str]:
-    """Orders pods with one URL: the last is most likely the one that listens there."""
-    return not pod.terminating, pod.ready, pod.created

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import msgspec
 import structlog
@@ -50,24 +50,21 @@ class Collection:
         return Permission("", "pods", ("list", "watch"), self.namespace).refusal(self.path, error, verb)
 
 
+@dataclass(slots=True, eq=False)
 class KubeWatch:
     """Follows one collection. `on_change` is called after each change of `table`."""
 
-    def __init__(
-        self,
-        api: KubeApi,
-        collection: Collection,
-        status: SourceStatus,
-        resync_s: float,
-        on_change: Callable[[], None],
-    ) -> None:
-        self._api = api
-        self._collection = collection
-        self._status = status
-        self._on_change = on_change
+    api: KubeApi
+    collection: Collection
+    status: SourceStatus
+    resync_s: InitVar[float]
+    on_change: Callable[[], None]
+    _plan: WatchPlan = field(init=False)
+    table: PodTable = field(default_factory=PodTable)
+    listed: bool = False
+
+    def __post_init__(self, resync_s: float) -> None:
         self._plan = WatchPlan(resync_s, lambda: random.uniform(0.5, 1))
-        self.table = PodTable()
-        self.listed = False
 
     async def run(self) -> None:
         while True:
@@ -75,10 +72,10 @@ class KubeWatch:
                 pause_s = await self._request()
             except KubeApiError as error:
                 verb = "watch" if self._plan.list_version is None else "list"
-                self._status.fail(self._collection.refusal(error, verb))
+                self.status.fail(self.collection.refusal(error, verb))
                 pause_s = self._plan.failed(error.status, error.retry_after_s)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                self._status.fail(f"{self._collection.path}: response is not what Kubernetes sends: {error!s:.200}")
+                self.status.fail(f"{self.collection.path}: response is not what Kubernetes sends: {error!s:.200}")
                 self._plan.list_version = ""
                 pause_s = self._plan.failed(0)
             raise_if_cancelled()
@@ -91,44 +88,44 @@ class KubeWatch:
         return await self._watch()
 
     async def _list(self, version: str) -> None:
-        query = {"labelSelector": self._collection.selector, "limit": str(PAGE), "resourceVersion": version}
+        query = {"labelSelector": self.collection.selector, "limit": str(PAGE), "resourceVersion": version}
         pods: list[tuple[KubePod, str]] = []
         for _ in range(MAX_PAGES):
-            page = read_page(await self._api.get(self._collection.path, _given(query)))
-            pods += [self._collection.read(item) async for item in in_turns(page.items)]
+            page = read_page(await self.api.get(self.collection.path, _given(query)))
+            pods += [self.collection.read(item) async for item in in_turns(page.items)]
             if not page.more:
                 break
             query |= {"continue": page.more, "resourceVersion": ""}
         else:
             raise KubeApiError(0, f"list has more than {MAX_PAGES} pages")
         if not pods and (self.table.pods or not self.listed):
-            collection = self._collection
+            collection = self.collection
             log.warning("no pods found", path=collection.path, selector=collection.selector, hint=NONE_FOUND)
         different = self.table.replace(pods, page.version)
         if self.listed and version:
-            self._status.resync_differences += different
+            self.status.resync_differences += different
         if different or not self.listed:
             self.listed = True
-            self._on_change()
+            self.on_change()
         self._plan.listed(loop_time_s())
-        self._status.read()  # the watch that follows may be refused
+        self.status.read()  # the watch that follows may be refused
 
     async def _watch(self) -> float:
         began_s, seen = loop_time_s(), 0
         length_s = random.uniform(*WATCH_S)
         query = {
-            "labelSelector": self._collection.selector,
+            "labelSelector": self.collection.selector,
             "watch": "1",
             "allowWatchBookmarks": "true",
             "timeoutSeconds": f"{length_s:.0f}",
             "resourceVersion": self.table.version,
         }
-        stream = self._api.lines(self._collection.path, _given(query), length_s + LATE_S)
+        stream = self.api.lines(self.collection.path, _given(query), length_s + LATE_S)
         async with aclosing(stream):
             async for lines in stream:
                 seen += len(lines)
                 self._apply(lines)
-                self._status.confirm()
+                self.status.confirm()
         return self._plan.watch_ended(loop_time_s() - began_s, seen)
 
     def _apply(self, lines: Iterable[bytes]) -> None:
@@ -138,10 +135,10 @@ class KubeWatch:
             for line in lines:
                 if not line.strip():
                     continue
-                changed = self.table.apply(read_event(line, self._collection.read)) or changed
+                changed = self.table.apply(read_event(line, self.collection.read)) or changed
         finally:
             if changed:
-                self._on_change()
+                self.on_change()
 
 
 def _given(query: dict[str, str]) -> dict[str, str]:

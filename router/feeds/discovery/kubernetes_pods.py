@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 import msgspec
@@ -92,27 +93,24 @@ class NodePlaces:
         )
 
 
+@dataclass(slots=True, eq=False)
 class PodReader:
     """Maps pods to what the router uses. Builds the definitions of a pod only when it or its node has changed."""
 
-    def __init__(
-        self, entry: KubernetesPods, nodes: NodePlaces, ports: Sequence[int], *, many_namespaces: bool
-    ) -> None:
-        self._entry = entry
-        self._nodes = nodes
-        self._ports = ports
-        self._many_namespaces = many_namespaces
-        self._built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = {}
+    entry: KubernetesPods
+    nodes: NodePlaces
+    ports: Sequence[int]
+    many_namespaces: bool
+    _built: dict[str, tuple[KubePod, NodePlace, list[PodConfig]]] = field(default_factory=dict)
 
     async def seen(self, pods: Iterable[KubePod]) -> list[SeenPod]:
-        """The pods that have an address, at each of their ports."""
         before, self._built = self._built, {}
         found: list[SeenPod] = []
         changed = 0
         for pod in pods:
             if pod.finished or not pod.address:
                 continue
-            place = self._nodes.place(pod.node)
+            place = self.nodes.place(pod.node)
             known = before.get(pod.uid)
             if known is None or known[:2] != (pod, place):
                 known = pod, place, self._configs(pod, place, known)
@@ -127,12 +125,12 @@ class PodReader:
         self, pod: KubePod, place: NodePlace, known: tuple[KubePod, NodePlace, list[PodConfig]] | None
     ) -> list[PodConfig]:
         namespace, name = pod.key
-        pod_id = f"{namespace}/{name}" if self._many_namespaces else name
+        pod_id = f"{namespace}/{name}" if self.many_namespaces else name
         is_new = known is None or known[0].labels != pod.labels
         if is_new and (unknown := unknown_annotations(pod)):
             log.warning("unknown annotations of a pod", pod=pod_id, annotations=unknown)
         try:
-            return pod_configs(pod, self._entry, place, pod_id, self._ports)
+            return pod_configs(pod, self.entry, place, pod_id, self.ports)
         except ConfigError as error:
             if is_new:
                 log.error("annotations of a pod are wrong; the pod is not used", pod=pod_id, error=str(error))

@@ -252,7 +252,6 @@ class Membership:
     # --- drains ---
 
     def _drain_by_source(self, pods: Iterable[Pod]) -> None:
-        """Drain the pods that their source drains, and end that for those that it no longer drains."""
         for pod in pods:
             reason = self._listed[pod.url].drain_reason
             if reason:

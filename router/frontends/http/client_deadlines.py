@@ -62,7 +62,6 @@ class ClientDeadlines:
         self._act_by_s = inf
 
     def await_reading(self) -> None:
-        """Wait for the client to read what is buffered for it."""
         self._buffered_bytes, now_s = self._transport.get_write_buffer_size(), self._loop.time()
         self._read_by_s = now_s + self._limits.write_timeout_s
         self._drain_by_s = now_s + self._limits.slow_read_timeout_s

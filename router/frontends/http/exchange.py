@@ -39,8 +39,6 @@ STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode(
 
 
 class ReceivedRequest(msgspec.Struct):
-    """A request as it was received."""
-
     method: str
     path: str
     """As sent, without the query."""

@@ -115,8 +115,6 @@ log = structlog.get_logger()
 
 
 class _TlsCapableServer(uvicorn.Server):
-    """Serves an `App`; with TLS, through a `TlsListener`."""
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         context = self.config.ssl
         await super().startup(sockets if context is None else [])

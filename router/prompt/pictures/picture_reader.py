@@ -74,7 +74,7 @@ class PictureReader:
         self._seed = seed
         self._trusts_uuids = trusts_uuids
         self.placeholder, self.mark = placeholder, mark
-        self._cached = lru_cache(CACHED_PICTURES)(_new_entry)
+        self._cached = lru_cache(CACHED_PICTURES)(lambda _digest, _identities: _CachedPicture())
 
     def leading(self, parts: Iterable[Mapping[str, Any]], identities: PictureIdentities) -> tuple[Picture, ...]:
         """The pictures among content parts with media, up to the first one that is unknown."""
@@ -117,10 +117,6 @@ class PictureReader:
 
 def _is_identifier(uuid: Any) -> bool:
     return isinstance(uuid, str) and 0 < len(uuid) <= MAX_UUID_CHARACTERS
-
-
-def _new_entry(_digest: int, _identities: PictureIdentities) -> _CachedPicture:
-    return _CachedPicture()
 
 
 def key_of(text: str) -> int:

@@ -50,7 +50,7 @@ def identify(encoded: str, model: str) -> tuple[str, PictureHeader] | None:
         if header is None:
             return None
         digest = blake3(_AS_IS if header.is_rgb else _TO_RGB)
-        digest.update(_length(_decoded_bytes(encoded)))
+        digest.update(_length(len(encoded) // 4 * 3 - encoded.count("=", -2)))
         digest.update(start)
         for part in parts:
             digest.update(part)
@@ -58,10 +58,6 @@ def identify(encoded: str, model: str) -> tuple[str, PictureHeader] | None:
         return None
     digest.update(_framed(b"model_id") + _leaf(model.encode("utf-8", "surrogatepass")))
     return digest.hexdigest(), header
-
-
-def _decoded_bytes(encoded: str) -> int:
-    return len(encoded) // 4 * 3 - encoded.count("=", -2)
 
 
 def _decoded(encoded: str) -> Iterator[bytes]:

@@ -124,7 +124,7 @@ class ContinuingTracker(Tracker):
             can_repeat = not self._terms.no_replay
             if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
                 self._refusal = self._terms.no_ids if self._asks_ids else "engine"
-            self._reader = None if self._refusal else self._recorder()
+            self._reader = None if self._refusal else self._reads()
             self._asks_ids &= self._reader is not None
             self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
         return super().begin(candidate, now_s)
@@ -211,7 +211,7 @@ class ContinuingTracker(Tracker):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
                 self._continuation, self._body = found, found.body
-                self._reader = self._joining(reader, found)
+                self._reader = self._reads(reader, found)
                 return following
             found = following
         if isinstance(found, Finish):
@@ -282,18 +282,13 @@ class ContinuingTracker(Tracker):
             body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
         return Continue(method="replay", body=body, prompt=[])
 
-    def _recorder(self) -> PodStream:
+    def _reads(self, before: PodStream | None = None, found: Continue | None = None) -> PodStream:
+        """What reads the stream of the first pod, or of one that goes on as `found` after another one."""
         if self.context.request.endpoint in REPEATED:
-            return RepeatedStream(self._terms, SaidEvents())
-        return Recorder(self._terms, asks_ids=self._asks_ids)
-
-    def _joining(self, reader: PodStream, found: Continue) -> PodStream:
-        """What reads the later pod."""
-        if isinstance(reader, RepeatedStream):
-            return RepeatedStream(self._terms, reader.said)
-        if isinstance(reader, Recorder) and not reader.has_begun:  # the client has only comments
-            return self._recorder()
-        return Joiner(self._terms, reader.current, found, self._words)
+            return RepeatedStream(self._terms, before.said if isinstance(before, RepeatedStream) else SaidEvents())
+        if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
+            return Recorder(self._terms, asks_ids=self._asks_ids)  # the client has only comments
+        return Joiner(self._terms, before.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
@@ -348,11 +343,12 @@ class ContinuingTracker(Tracker):
         size = reader.record.size_bytes + reader.held_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
-        if size > MAX_REMEMBERED_BYTES and reader.may_be_forgotten:
+        may_forget = not isinstance(reader, Joiner)
+        if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
         elif more > 0 and self._options.memory.take(owner, weight, more):
             self._taken_bytes += more
-        elif more > 0 and reader.may_be_forgotten:
+        elif more > 0 and may_forget:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()

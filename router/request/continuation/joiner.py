@@ -57,10 +57,6 @@ class Joiner(PodStream):
             self._stops = StopWatch(terms.stops, ids, kept, words)
 
     @property
-    def may_be_forgotten(self) -> bool:
-        return False
-
-    @property
     def current(self) -> Record:
         return self.record if self._is_level and not self._held else self.has
 

@@ -36,7 +36,7 @@ class _Piece(msgspec.Struct, gc=False):
     stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class _State(msgspec.Struct, gc=False):
+class _ResponseState(msgspec.Struct, gc=False):
     status: str | None = None
     created_at: MaybeRaw = msgspec.UNSET
 
@@ -49,7 +49,7 @@ class _NamedEvent(msgspec.Struct, gc=False):
     summary_index: int | None = None
     sequence_number: int | None = None
     delta: str | _Piece | None = None
-    response: _State | None = None
+    response: _ResponseState | None = None
     error: MaybeRaw = msgspec.UNSET
 
     def key(self, field: str) -> _Key:
@@ -71,45 +71,30 @@ _NAMED = msgspec.json.Decoder(_NamedEvent)
 _OBJECT: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class _Step(msgspec.Struct):
-    """An event, or a text that came in deltas."""
-
-    key: _Key
-    event: bytes = b""
-    text: bytearray | None = None
-
-
 class SaidEvents(Record):
     """What the client has of such a stream."""
 
-    steps: list[_Step] = msgspec.field(default_factory=list)
+    steps: list[tuple[_Key, bytearray]] = msgspec.field(default_factory=list)
+    """Data of events, and texts that came in deltas."""
     number: int = -1
     """The `sequence_number` of the last event."""
     created_at: bytes = b""
-    said_bytes: int = 0
 
     @property
     def size_bytes(self) -> int:
-        return self.said_bytes
+        return sum(len(said) + _STEP_BYTES for _, said in self.steps)
 
-    def add_text(self, key: _Key, text: bytes) -> None:
-        if self.forgotten or not text:
+    def add_step(self, key: _Key, said: bytes) -> None:
+        if self.forgotten or not said:
             return
-        if self.steps and self.steps[-1].key == key:
-            self.steps[-1].text += text  # type: ignore[operator]
+        if key[-1] and self.steps and self.steps[-1][0] == key:
+            self.steps[-1][1].extend(said)
         else:
-            self.steps.append(_Step(key, text=bytearray(text)))
-            self.said_bytes += _STEP_BYTES
-        self.said_bytes += len(text)
-
-    def add_event(self, key: _Key, event: bytes) -> None:
-        if not self.forgotten:
-            self.steps.append(_Step(key, event))
-            self.said_bytes += _STEP_BYTES + len(event)
+            self.steps.append((key, bytearray(said)))
 
     def forget(self, why: str) -> None:
         super().forget(why)
-        self.steps, self.said_bytes = [], 0
+        self.steps = []
 
 
 class RepeatedStream(PodStream):
@@ -125,11 +110,6 @@ class RepeatedStream(PodStream):
         self._end = len(record.steps)
         self._names: dict[bytes, bytes] = {}
         """The client's ids by those of this pod."""
-
-    @property
-    def may_be_forgotten(self) -> bool:
-        """Whether the client has no event that this pod has not sent yet."""
-        return self._at == self._end
 
     def _read_event(self, event: bytes) -> bytes:
         begin = event.find(DATA)
@@ -165,34 +145,29 @@ class RepeatedStream(PodStream):
             event = self._rewritten(event, data, read, field, new.decode())
         if read.sequence_number is not None:
             said.number = said.number + 1 if self._end else read.sequence_number
-        if field:
-            said.add_text(key, new)
-            return event
         if read.response is not None and is_given(read.response.created_at):
             said.created_at = said.created_at or bytes(read.response.created_at)
-        said.add_event(key, event)
+        said.add_step(key, new if field else event[event.find(DATA) + len(DATA) :])
         said.is_finished |= read.type == "message_delta"
         said.is_done = read.type in _ENDS
         return event
 
     def _fresh(self, key: _Key, text: bytes, data: bytes) -> bytes:
         """The part of a text that the client does not have; b"" for an event, which it has."""
-        said, last = self.said.steps, self._end - 1
-        if (done := said[self._at].text) is not None and self._place == len(done):
+        steps, last = self.said.steps, self._end - 1
+        if self._place and self._place == len(steps[self._at][1]):
             self._at, self._place = self._at + 1, 0
-        step = said[self._at]
-        if step.key != key:
+        known_key, said = steps[self._at]
+        if known_key != key or not (key[-1] or _alike(bytes(said), data, self._names)):
             raise Diverged("the pod sends something else than the client has")
-        if step.text is None:
-            if not _alike(_data(step.event), data, self._names):
-                raise Diverged("the pod sends something else than the client has")
+        if not key[-1]:
             self._at += 1
             return b""
-        known = bytes(step.text[self._place : self._place + len(text)])
+        known = bytes(said[self._place : self._place + len(text)])
         self._place += len(known)
         if not text.startswith(known) or (len(known) < len(text) and self._at < last):
             raise Diverged("the pod sends other text than the client has")
-        if self._at == last and self._place == len(step.text):
+        if self._at == last and self._place == len(said):
             self._at = self._end
         return text[len(known) :]
 
@@ -221,10 +196,6 @@ def _fault(read: _NamedEvent) -> str:
     if isinstance(read.delta, _Piece) and read.delta.stop_reason is None:
         return "aborted"
     return "aborted" if read.response is not None and read.response.status in _ABORTED else ""
-
-
-def _data(event: bytes) -> bytes:
-    return event[event.find(DATA) + len(DATA) :]
 
 
 def _alike(old: bytes, new: bytes, names: dict[bytes, bytes], depth: int = 2) -> bool:

@@ -57,11 +57,6 @@ class PodStream:
         self.held_bytes = 0
 
     @property
-    def may_be_forgotten(self) -> bool:
-        """Whether the stream goes on without what is remembered."""
-        return True
-
-    @property
     def current(self) -> Record:
         """What the client has, with the ids that it was made of."""
         return self.record

@@ -21,6 +21,7 @@ MaybeRaw: TypeAlias = msgspec.Raw | msgspec.UnsetType
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _COMPACT = b'"token_ids":['
 _PROMPT_IDS = b'"prompt_token_ids":['
+_PROMPT_KEY = b'"prompt_token_ids":'
 _IDS = re.compile(rb'("(?:prompt_)?token_ids": ?)\[[^\]]*\]')
 
 
@@ -85,8 +86,15 @@ NULL = b"null"
 
 
 def read_event(event: bytes, *, is_first: bool = False) -> StreamEvent:
-    """An event with a JSON object. Raises `ValueError`."""
-    return (_FIRST if is_first else _EVENT).json(event[len(DATA) :], _EVENTS)
+    """An event with a JSON object. Next to the ids of the prompt, which are not decoded, the first has no more than
+    others. Raises `ValueError`."""
+    begin = event.find(_PROMPT_KEY) if is_first else -1
+    if begin < 0:
+        return _EVENT.json(event[len(DATA) :], _EVENTS)
+    end = event.find(b"]", begin)
+    _EVENT.check_size(len(event) - (end - begin))
+    _EVENT.check_items(sum(event.count(one, 0, begin) + event.count(one, end) for one in _EVENT.counted))
+    return _FIRST.json(event[len(DATA) :], _EVENTS)
 
 
 def fields_of(event: bytes) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class _UsageAsked(msgspec.Struct):
 
 
 class _AskedBody(msgspec.Struct):
-    """The fields that matter, of chats and completions."""
+    """The fields that matter, of all APIs."""
 
     temperature: float | None = None
     n: int | None = None
@@ -35,6 +35,8 @@ class _AskedBody(msgspec.Struct):
     include_stop_str_in_output: bool | None = None
     stream_options: _UsageAsked | None = None
     logprobs: bool | int | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
     tools: list[msgspec.Raw] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
@@ -60,16 +62,7 @@ class _AskedBody(msgspec.Struct):
     stream_interval: int | None = None
 
 
-class _RepeatedBody(msgspec.Struct):
-    """The fields that matter, of messages and responses."""
-
-    temperature: float | None = None
-    top_logprobs: int | None = None
-    include: list[str] | None = None
-
-
 _BODY = msgspec.json.Decoder(_AskedBody, strict=False)
-_REPEATED_BODY = msgspec.json.Decoder(_RepeatedBody, strict=False)
 WITH_IDS = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 """Endpoints whose streams may have token ids."""
 REPEATED = frozenset({Endpoint.MESSAGES, Endpoint.RESPONSES})
@@ -115,11 +108,11 @@ class Terms:
 def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_calls: bool = False) -> Terms:
     """The terms of a streamed request."""
     try:
-        if endpoint in REPEATED:
-            return Terms(refusal=_refusal_to_repeat(_REPEATED_BODY.decode(body)), no_ids="no ids", is_greedy=True)
         asked = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Terms(refusal="body")
+    if endpoint in REPEATED:
+        return Terms(refusal=_refusal_to_repeat(asked))
     if refusal := _refusal(asked):
         return Terms(refusal=refusal)
     choice, stops = asked.tool_choice, [asked.stop] if isinstance(asked.stop, str) else asked.stop or ()
@@ -147,7 +140,7 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_
     )
 
 
-def _refusal_to_repeat(asked: _RepeatedBody) -> str:
+def _refusal_to_repeat(asked: _AskedBody) -> str:
     if asked.temperature != 0:
         return "sampled"
     has_logprobs = asked.top_logprobs or any("logprobs" in one for one in asked.include or ())

@@ -6,6 +6,8 @@ Source: docs/apis.md#streams. Takes values and returns bytes; no I/O.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -41,66 +43,58 @@ class MessageFrames:
         return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
-        frames = [self._piece(piece) for piece in self._request.output.pieces[first:end]]
+        pieces = self._request.output.pieces[first:end]
+        frames = [b"".join(map(named_event, self.events(piece))) for piece in pieces]
         if first == 0:
             usage = {"input_tokens": len(self._request.prompt), "output_tokens": 0}
             frames.insert(0, _event("message_start", {"message": _message(self._request, []) | {"usage": usage}}))
         return frames
 
-    def _piece(self, piece: Piece) -> bytes:
-        """The events of one token."""
-        kind = _KINDS.get(piece.kind)
-        if kind is None or not (piece.text or piece.kind == "name"):
-            return b""
-        frame = b""
-        if piece.kind == "name" or kind != self._open:
-            frame, self._open, self._index = self._stop(), kind, self._index + 1
-            block: dict[str, Any] = {"input": {}} if kind == "tool_use" else {kind: ""}
-            frame += self._block("start", content_block=_opened(kind, piece.text) | block)
-        if piece.kind != "name":
+    def events(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Those of one token. The ids of calls are random, as those of the engine."""
+        kind, begins = _KINDS.get(piece.kind), piece.kind == "name"
+        if kind is None or not (piece.text or begins):
+            return
+        if begins or kind != self._open:
+            yield from self.stop()
+            self._open, self._index = kind, self._index + 1
+            call = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "name": piece.text, "input": {}}
+            yield self._block("start", content_block={"type": kind, **(call if begins else {kind: ""})})
+        if not begins:
             name, field = ("input_json", "partial_json") if kind == "tool_use" else (kind, kind)
-            frame += self._block("delta", delta={"type": f"{name}_delta", field: piece.text})
-        return frame
+            yield self._block("delta", delta={"type": f"{name}_delta", field: piece.text})
 
-    def _stop(self) -> bytes:
+    def stop(self) -> Iterator[dict[str, Any]]:
         """The end of the open block."""
-        if not self._open:
-            return b""
-        signature = {"type": "signature_delta", "signature": uuid.uuid4().hex}
-        signed = self._block("delta", delta=signature) if self._open == "thinking" else b""
-        return signed + self._block("stop")
+        if self._open == "thinking":
+            yield self._block("delta", delta={"type": "signature_delta", "signature": uuid.uuid4().hex})
+        if self._open:
+            yield self._block("stop")
 
-    def _block(self, event: str, **fields: Any) -> bytes:
-        return _event(f"content_block_{event}", {"index": self._index, **fields})
+    def _block(self, event: str, **fields: Any) -> dict[str, Any]:
+        return {"type": f"content_block_{event}", "index": self._index, **fields}
 
     def closing(self, cached_tokens: int) -> bytes:
         delta = {"stop_reason": _stop_reason(self._request), "stop_sequence": None}
         counts = {"output_tokens": len(self._request.output.tokens), **_usage(self._request, cached_tokens)}
-        return self._stop() + _event("message_delta", {"delta": delta, "usage": counts}) + _event("message_stop", {})
+        ended = b"".join(map(named_event, self.stop())) + _event("message_delta", {"delta": delta, "usage": counts})
+        return ended + _event("message_stop", {})
 
 
 def _blocks(request: GenerationRequest) -> list[dict[str, Any]]:
-    """The content of a whole message."""
+    """The content of a whole message: what its stream adds up to."""
     blocks: list[dict[str, Any]] = []
-    for piece in request.output.pieces:
-        kind = _KINDS.get(piece.kind)
-        if kind is None or not (piece.text or piece.kind == "name"):
-            continue
-        if piece.kind == "name" or not blocks or blocks[-1]["type"] != kind:
-            signature = {"signature": uuid.uuid4().hex} if kind == "thinking" else {}
-            blocks.append(_opened(kind, piece.text) | {"input" if kind == "tool_use" else kind: ""} | signature)
-        if piece.kind != "name":
-            blocks[-1]["input" if kind == "tool_use" else kind] += piece.text
+    frames = MessageFrames(request)
+    for event in chain(chain.from_iterable(map(frames.events, request.output.pieces)), frames.stop()):
+        if block := event.get("content_block"):
+            blocks.append(block)
+        for field, text in event.get("delta", {}).items():
+            if field != "type":
+                blocks[-1][field] = blocks[-1].get(field, "") + text
     for block in blocks:
         if block["type"] == "tool_use":
-            block["input"] = _decoded(block["input"])
+            block["input"] = _decoded(block.pop("partial_json", ""))
     return blocks
-
-
-def _opened(kind: str, name: str) -> dict[str, Any]:
-    """A block without its content. The ids of calls are random, as those of the engine."""
-    call = {"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "name": name} if kind == "tool_use" else {}
-    return {"type": kind, **call}
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:

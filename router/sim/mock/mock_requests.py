@@ -134,7 +134,6 @@ class RequestParser:
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
 
     def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
-        """The model and the inputs."""
         _, embedding = _read(body, AskedEmbedding)
         model, _ = self._model(embedding.model)
         inputs = self._prompts(embedding.input, True)

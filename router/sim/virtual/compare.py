@@ -83,7 +83,6 @@ def summarize(setting: Setting, run: Run, admission: Admission) -> Result:
 
 
 def grid(policies: Sequence[str], loads: Sequence[float], pods: Sequence[int], seeds: int) -> list[Setting]:
-    """All combinations."""
     return [
         Setting(policy, load, number, seed)
         for number in pods

@@ -170,7 +170,6 @@ class LayeredPod(VirtualPod):
         self._record_change(Tier.GPU, True, list(new), layer)
 
     def _free_skipped(self, job: Job) -> None:
-        """Free what the next token does not need."""
         held, computed_tokens, kept = self._held[job], job.computed_tokens, 0
         for group, numbers in held.pinned.items():
             first = self._first(group, computed_tokens)
@@ -185,7 +184,6 @@ class LayeredPod(VirtualPod):
         self.cache.release([_key(group, job.request.blocks[number]) for number in numbers])
 
     def _release(self, job: Job) -> None:
-        """Free the groups in their order."""
         held = self._held.pop(job)
         self.cache.free(held.private_tokens)
         for group in range(1 + len(self._sparse)):

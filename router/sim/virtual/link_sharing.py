@@ -91,7 +91,6 @@ class LinkSharing:
                 self._divide_bandwidth(transfer.places, now_ms)
 
     def _divide_bandwidth(self, places: tuple[LinkEnd, ...], now_ms: float) -> None:
-        """Recompute the rate and the end of every transfer through these places."""
         for transfer in dict.fromkeys(one for place in places for one in self._through.get(place, ())):
             transfer.left_bytes -= transfer.bytes_per_ms * (now_ms - transfer.since_ms)
             transfer.since_ms = now_ms

@@ -211,7 +211,6 @@ def _rules(knowledge: Knowledge) -> AttemptRules:
 
 
 def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
-    """These pods, ready and trusted as they are described."""
     fleet = Fleet(links)
     fleet.sync(pods)
     for pod in pods:

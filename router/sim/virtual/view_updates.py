@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 from router.sim.virtual.router_view import RouterView
@@ -17,81 +18,71 @@ from router.sim.virtual.virtual_pod import VirtualPod
 from router.types import BlockChange, PodId, PodLoad
 
 
+@dataclass(slots=True, eq=False)
 class ViewUpdates:
     """Updates the views of all routers. `goes_on`: whether the simulation is not complete."""
 
-    def __init__(
-        self,
-        views: Sequence[RouterView],
-        pods: Mapping[PodId, VirtualPod],
-        conditions: Conditions,
-        clock: VirtualClock,
-        goes_on: Callable[[], bool],
-        *,
-        has_events: bool,
-        seed: int,
-    ) -> None:
-        self._views = views
-        self._pods = pods
-        self._conditions = conditions
-        self._clock = clock
-        self._goes_on = goes_on
-        self._has_events = has_events
-        self._random = Random(seed)
-        self._events: deque[tuple[float, PodId, BlockChange]] = deque()
-        """KV events on their way to the routers."""
+    views: Sequence[RouterView]
+    pods: Mapping[PodId, VirtualPod]
+    conditions: Conditions
+    clock: VirtualClock
+    goes_on: Callable[[], bool]
+    has_events: bool
+    random: Random
+    _events: deque[tuple[float, PodId, BlockChange]] = field(default_factory=deque)
+    """KV events on their way to the routers."""
 
     def start(self) -> None:
-        exchange_ms = self._conditions.exchange_ms
-        self._repeat(self._scrape, self._conditions.scrape_ms, first_ms=0.0)
-        if exchange_ms and len(self._views) > 1:
+        exchange_ms = self.conditions.exchange_ms
+        self._repeat(self._scrape, self.conditions.scrape_ms, first_ms=0.0)
+        if exchange_ms and len(self.views) > 1:
             self._repeat(self._exchange, exchange_ms, first_ms=exchange_ms)
-        for replica, at_s, blind_s in self._conditions.restarts:
-            self._clock.call_at(at_s * 1000, self._restart, replica, blind_s)
+        for replica, at_s, blind_s in self.conditions.restarts:
+            self.clock.call_at(at_s * 1000, self._restart, replica, blind_s)
 
     def publish(self, pod_id: PodId, change: BlockChange) -> None:
-        lost = self._conditions.event_loss > 0 and self._random.random() < self._conditions.event_loss
-        if self._has_events and not lost:
-            self._events.append((self._clock.now_ms + self._conditions.event_delay_ms, pod_id, change))
+        lost = self.conditions.event_loss > 0 and self.random.random() < self.conditions.event_loss
+        if self.has_events and not lost:
+            self._events.append((self.clock.now_ms + self.conditions.event_delay_ms, pod_id, change))
 
     def refresh(self, view: RouterView) -> None:
         """What has arrived by now, to be called before a decision of `view`: KV events, and the steps that the tokens
         of its own requests show. Pods skip steps that only decode."""
-        events, now_ms = self._events, self._clock.now_ms
+        events, now_ms = self._events, self.clock.now_ms
         while events and events[0][0] <= now_ms:
             _, pod_id, change = events.popleft()
-            for each in self._views:
+            for each in self.views:
                 each.apply_blocks(pod_id, change)
         for pod_id, streams in view.streams.items():
             if streams:
-                began_s = self._pods[pod_id].step_began_ms(now_ms) / 1000
+                began_s = self.pods[pod_id].step_began_ms(now_ms) / 1000
                 if began_s > view.ledger.decoding(pod_id)[2]:
                     view.apply_step(pod_id, began_s)
 
     def _scrape(self) -> None:
         """Give all routers the current load of every pod. They keep it until the next scrape."""
         loads = self._loads()
-        for view in self._views:
+        for view in self.views:
             view.apply_loads(loads)
 
     def _loads(self) -> dict[PodId, PodLoad]:
-        return {pod_id: pod.load for pod_id, pod in self._pods.items()}
+        return {pod_id: pod.load for pod_id, pod in self.pods.items()}
 
     def _exchange(self) -> None:
-        own = [view.ledger.own() for view in self._views]
-        for at, view in enumerate(self._views):
-            view.ledger.apply_replicas([one for other, one in enumerate(own) if other != at], self._clock.now_s)
+        own = [view.ledger.own() for view in self.views]
+        for at, view in enumerate(self.views):
+            view.ledger.apply_replicas([one for other, one in enumerate(own) if other != at], self.clock.now_s)
 
     def _restart(self, replica: int, blind_s: float) -> None:
-        self._views[replica].restart()
-        self._views[replica].apply_loads(self._loads())
-        if self._has_events:
-            self._clock.call_in(blind_s * 1000, self._read_index, replica)
+        self.views[replica].restart()
+        self.views[replica].apply_loads(self._loads())
+        if self.has_events:
+            self.clock.call_in(blind_s * 1000, self._read_index, replica)
 
     def _read_index(self, replica: int) -> None:
         """Give a restarted router all blocks that the pods hold now."""
-        view = self._views[replica]
-        for pod_id, pod in self._pods.items():
+        view = self.views[replica]
+        for pod_id, pod in self.pods.items():
             for change in pod.held_blocks():
                 view.apply_blocks(pod_id, change)
 
@@ -100,7 +91,7 @@ class ViewUpdates:
 
         def run() -> None:
             update()
-            if self._goes_on():
-                self._clock.call_in(every_ms, run)
+            if self.goes_on():
+                self.clock.call_in(every_ms, run)
 
-        self._clock.call_at(first_ms, run)
+        self.clock.call_at(first_ms, run)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from random import Random
 from typing import Any, ClassVar, TypeAlias
 
 from router.decision import Candidate, Pull, Split
@@ -69,9 +70,7 @@ class World:
         self.views = list[RouterView]()
         routers = replace(routers, rule=hit_rule(fleet.pods[0].true, block_size_tokens))
         has_events = routers.knowledge.events
-        self._updates = ViewUpdates(
-            self.views, self._pods, conditions, clock, self._goes_on, has_events=has_events, seed=seed
-        )
+        self._updates = ViewUpdates(self.views, self._pods, conditions, clock, self._goes_on, has_events, Random(seed))
         queue, refresh = admission.queue_settings(conditions.routers), self._updates.refresh
         for _ in range(conditions.routers):
             view = self.view_class(known, fleet.believed_links, policy, routers, queue, clock, refresh)
@@ -301,7 +300,6 @@ class World:
             callback(*args)
 
     def _stream(self, turn: SessionTurn, pod_id: PodId) -> None:
-        """The router receives the first token."""
         turn.outcome.ttft_ms = self._clock.now_ms - turn.outcome.arrived_ms
         if pod_id == turn.context.prefill_pod:
             turn.computed(turn.outcome.cached_tokens)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Cost, Direct, RouteDecision
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
@@ -19,6 +19,7 @@ from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
 from tests.request.continuation.recorded import Received, body_of, case_named, event, words
 from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import CoreOfPods, pods_at
 
 PODS = {one: f"http://{one}" for one in "abcd"}
@@ -28,7 +29,15 @@ PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array(
 class Fleet:
     """Pods that answer as recorded, and one request."""
 
-    def __init__(self, name: str, plans: str = "abcd", *, limit: int = 1_000_000, **fields: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        plans: str = "abcd",
+        *,
+        limit: int = 1_000_000,
+        endpoint: Endpoint = Endpoint.CHAT,
+        **fields: Any,
+    ) -> None:
         self.core = CoreOfPods(pods_at(PODS))
         for pod in PODS:
             self.core.fleet.trust_continuation(pod, frozenset({Endpoint.CHAT}))
@@ -39,9 +48,10 @@ class Fleet:
             **{
                 **{name: getattr(context.request, name) for name in context.request.__struct_fields__},
                 "body": body_of(self.case),
+                "endpoint": endpoint,
             }
         )
-        context.reader = reader_of(Endpoint.CHAT)
+        context.reader = reader_of(endpoint)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
         rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
@@ -450,3 +460,37 @@ def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
     fleet.end()
     fleet.close()
     assert whole(fleet.received) == uncut("sampled")
+
+
+@pytest.mark.parametrize(("endpoint", "write"), WRITERS)
+def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, write: Write) -> None:
+    fleet = Fleet("bytes", endpoint=endpoint, temperature=0)
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
+    for number, share in enumerate((0.5, 0.7, 1.0)):
+        sent = write(ANSWER, (3 + number,), number)
+        fleet.tracker.head(fleet.pod, 200, fleet.now_s, is_stream=True)
+        fleet.received += fleet.tracker.piece(sent[: int(share * len(sent))], fleet.now_s)
+        assert fleet.memory.used > 0
+        if number < 2:
+            with pytest.raises(UpstreamBroken):
+                fleet.tracker.ended()
+            assert fleet.fail(UpstreamTimeout("silent", pod=fleet.pod))
+    fleet.end()
+    assert fleet.context.reader.output_tokens == 12
+    body = fleet.tracker.body
+    assert (b'"request_id":"resp-0"' in body) == (endpoint is Endpoint.RESPONSES)
+    fleet.close()
+    assert without_ids_of_later_pods(steps_of(fleet.received), 3) == steps_of(write(ANSWER, (3,), 0))
+    assert [method for method, _, _ in fleet.counted] == ["replay", "replay"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"temperature": 1.0}, "sampled"), ({"temperature": 0, "store": True}, "not repeatable")]
+)
+def test_agents_stream_that_cannot_be_made_again_is_refused_by_name(fields: dict[str, Any], why: str) -> None:
+    fleet = Fleet("bytes", endpoint=Endpoint.RESPONSES, **fields)
+    fleet.context.request = structs.replace(fleet.context.request, prompt=fields)
+    fleet.tracker.release(0.0)
+    fleet.begin(fleet.tracker.first(0.0))
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
+    fleet.close()

@@ -1,4 +1,4 @@
-"""Messages and responses go on by being made again: the client reads one stream, whatever becomes of its pods."""
+"""Messages and responses go on by being made again: the client reads one stream, although its pods die."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def response(answer: Answer, groups: Sequence[int], pod: int) -> bytes:
 WRITERS = [(Endpoint.MESSAGES, message), (Endpoint.RESPONSES, response)]
 
 
-def told(received: bytes) -> list[Any]:
+def steps_of(received: bytes) -> list[Any]:
     """What a client makes of a stream: its events, with one text for its deltas, without numbers and usage. Fails where
     it is not legal."""
     assert received.endswith(b"\n\n") or not received
@@ -171,8 +171,8 @@ def test_joined_stream_is_the_uncut_one(endpoint: Endpoint, write: Write, lives:
         if broken.said.is_finished:
             broken.received += MESSAGE_STOP
             break
-    expected = told(write(ANSWER, (3,), 0))
-    assert without_ids_of_later_pods(told(broken.received.removesuffix(FAULTS[2])), broken.lives) == expected
+    expected = steps_of(write(ANSWER, (3,), 0))
+    assert without_ids_of_later_pods(steps_of(broken.received.removesuffix(FAULTS[2])), broken.lives) == expected
 
 
 @pytest.mark.parametrize(("endpoint", "write"), WRITERS)
@@ -183,7 +183,7 @@ def test_every_cut_between_two_events_is_exact(endpoint: Endpoint, write: Write)
         broken.live(b"".join(one + b"\n\n" for one in events[:number]), (10**9,))
         broken.live(write(ANSWER, (2, 5), 1 if number else 0), (10**9,))
         assert broken.said.is_done
-        assert without_ids_of_later_pods(told(broken.received), 2) == told(write(ANSWER, (3,), 0))
+        assert without_ids_of_later_pods(steps_of(broken.received), 2) == steps_of(write(ANSWER, (3,), 0))
 
 
 def test_items_of_the_first_pod_keep_their_ids() -> None:
@@ -191,7 +191,7 @@ def test_items_of_the_first_pod_keep_their_ids() -> None:
     broken = Broken(Endpoint.RESPONSES, response)
     broken.live(sent[: sent.index(b"days")], (10**9,))
     broken.live(response(ANSWER, (4,), 1), (10**9,))
-    completed = told(broken.received)[-1]["response"]
+    completed = steps_of(broken.received)[-1]["response"]
     assert (completed["id"], completed["created_at"]) == ("resp-0", 100)
     assert [one["id"] for one in completed["output"]] == ["item-0-0", "item-0-1", "item-0-2", "item-1-3"]
     assert [one.get("call_id") for one in completed["output"]][2:] == ["call-0-2", "call-1-3"]
@@ -201,7 +201,7 @@ def test_items_of_the_first_pod_keep_their_ids() -> None:
 @pytest.mark.parametrize("place", range(len(ANSWER)))
 def test_pod_that_makes_another_answer_ends_the_stream(endpoint: Endpoint, write: Write, place: int) -> None:
     sent = write(ANSWER, (3,), 0)
-    for other in (ANSWER[place][1][:-4] + "XYZ", ANSWER[place][1] + "more", ANSWER[place][1][:3]):
+    for other in (ANSWER[place][1][:-3] + "XYZ", ANSWER[place][1] + "more", ANSWER[place][1][:3]):
         broken = Broken(endpoint, write)
         broken.live(sent[: sent.rindex(b"event:")], (10**9,))
         before = broken.received

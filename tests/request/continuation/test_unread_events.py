@@ -106,3 +106,27 @@ def test_unreadable_answer_of_a_later_pod_ends_the_stream() -> None:
     fleet.end()
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        b"{}," * 6000 + b"{}",
+        b'{"token_ids":[' + b"1," * 6000 + b"1]}",
+        b'{"delta":{"content":"' + b"a" * (1 << 20) + b'"}}',
+    ],
+    ids=["choices", "ids", "text"],
+)
+@pytest.mark.parametrize("prompt", [b"", b'"prompt_token_ids":[1,2],'])
+def test_the_first_event_has_no_more_than_others(choices: bytes, prompt: bytes) -> None:
+    """Next to the ids of the prompt, of which there may be a million."""
+    reader = recorder()
+    reader.feed(b'data: {"id":"a",%b"choices":[%b]}\n\n' % (prompt, choices))
+    assert reader.record.forgotten == "unreadable"
+
+
+@pytest.mark.parametrize("ids", [b"12345," * 200_000 + b"1", b""])
+def test_a_long_prompt_is_remembered(ids: bytes) -> None:
+    reader = recorder()
+    reader.feed(b'data: {"id":"a","prompt_token_ids":[%b],"choices":[{"index":0,"delta":{"role":"a"}}]}\n\n' % ids)
+    assert reader.record.prompt == b"[%b]" % ids and not reader.record.forgotten
