@@ -110,3 +110,15 @@ async def test_handoffs_that_need_both_requests_at_once_are_for_the_sidecar(pick
         assert answer.status == 503 and b"picker.prefill" in answer.body
     async with picker(2, {"prefill": "sidecar"}, handoff="bootstrap") as picking:
         assert (await picking.stream().ask(chat(TEXT))).headers[PREFILL_HEADER] == picking.pods[0].encode()
+
+
+async def test_a_failure_after_the_pick_is_the_gateways(picker: Pick) -> None:
+    """It has sent the body, so the picker tries no other pod, and the response passes."""
+    async with picker(3) as picking:
+        stream = picking.stream()
+        await stream.ask(chat(TEXT))
+        response = await stream.respond(status=503)
+        assert response.WhichOneof("response") == "response_headers"
+        await stream.end()
+        await picking.until(lambda: picking.results() == {"pod_error": 1})
+        assert picking.leases == 0
