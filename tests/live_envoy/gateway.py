@@ -131,7 +131,7 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """Of clients."""
+        """Where clients connect."""
         return int(self.url.rpartition(":")[2])
 
     def log(self, name: str) -> str:
