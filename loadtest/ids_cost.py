@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.peers.processes import process_usage
 from router.cli.child_processes import free_port
+from router.cli.options import writable
 from tests.live.answer_bodies import CHAT, COMPLETIONS, MODEL, TOOLS, chat, completion
 from tests.live.engines import EngineProcess, start_vllm
 from tests.live.live_fleet import AGENT_FLAGS
@@ -47,7 +48,7 @@ LOADS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main(
     rounds: Annotated[int, typer.Option(help="Pairs of rounds for each load; even.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Write all rounds as JSON.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all rounds as JSON.", callback=writable)] = None,
 ) -> None:
     """Print a line for each load and process."""
     with start_vllm("ids-cost", free_port(), MODEL, kv_port=free_port(), extra_args=AGENT_FLAGS) as pod:

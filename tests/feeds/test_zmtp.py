@@ -226,6 +226,7 @@ async def test_frames_of_any_size_arrive_from_real_sockets(tmp_path: Path) -> No
     sent = [b"", b"x" * 255, b"y" * 256, bytes(300_000)]
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as pub:
         pub.linger = 0
+        pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # each link's subscription, also before the end of the one before
         pub.bind(f"ipc://{tmp_path}/events")
         port = pub.bind_to_random_port("tcp://127.0.0.1")
         for endpoint in (f"ipc://{tmp_path}/events", f"tcp://127.0.0.1:{port}"):
