@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 from router.index.events import decode_batch
 from router.types import BlocksStored
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 SESSIONS: list[dict[str, Any]] = json.loads(VECTORS.read_text())["events"] if VECTORS.exists() else []
+needs_sessions = pytest.mark.skipif(not SESSIONS, reason="the recorded sessions are not here")
 WITH_FULL_ATTENTION = [session for session in SESSIONS if "no full" not in session["name"]]
 
 

@@ -15,7 +15,7 @@ from router.index.events import decode_batch
 from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
-from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, requests
+from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
 from tests.policy.scenes import make_pod
 
 POD = "pod"
@@ -191,6 +191,7 @@ def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
 # --- windows alone: no event says which blocks were kept ---
 
 
+@needs_sessions
 def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
     """A prompt is kept at its end: it is hit when it is sent again or continued, and never in part."""
     session = next(each for each in SESSIONS if "no full" in each["name"])

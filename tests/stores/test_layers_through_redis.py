@@ -29,7 +29,7 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
 from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
-from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, requests
+from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
 from tests.policy.scenes import fleet_of, make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 from tests.sim.test_layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
@@ -158,6 +158,7 @@ async def test_every_request_hits_what_a_router_expects_that_reads_redis(
         await world.expects(store, world.sent, expected)
 
 
+@needs_sessions
 async def test_hashes_that_include_the_next_token_pass_through_redis(worlds: Callable[[Session], World]) -> None:
     """The same requests to a mock engine that looks ahead: the publisher learns it from events."""
     session = WITH_FULL_ATTENTION[0]
@@ -180,6 +181,7 @@ async def test_hashes_that_include_the_next_token_pass_through_redis(worlds: Cal
         ((window(128), FULL), DENSE, "full + window 128"),
     ],
 )
+@needs_sessions
 async def test_what_a_test_shows_of_a_pod_counts_where_only_a_publisher_reads_its_events(
     worlds: Callable[[Session], World], groups: Sequence[LayerType], habits: CacheHabits, hits: str
 ) -> None:
@@ -213,6 +215,7 @@ async def test_what_a_test_shows_of_a_pod_counts_where_only_a_publisher_reads_it
     await world.expects(router, world.sent[-1:], [cached])
 
 
+@needs_sessions
 async def test_other_versions_read_full_attention_alone(worlds: Callable[[Session], World]) -> None:
     """They know the sets and counts of tiers; those of layers have other names."""
     world = worlds(WITH_FULL_ATTENTION[0])
@@ -227,6 +230,7 @@ async def test_other_versions_read_full_attention_alone(worlds: Callable[[Sessio
     assert row.blocks == (len(blocks), 0, 0, 0)
 
 
+@needs_sessions
 async def test_a_lost_block_of_a_window_is_noticed(worlds: Callable[[Session], World]) -> None:
     """The number of blocks is checked in each type of layers; then all are written again."""
     world = worlds(WITH_FULL_ATTENTION[0])
