@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
@@ -76,11 +77,20 @@ def credential_fields(auth: PodAuth | None, tls: PodTlsFiles | None) -> dict[str
     return {**fields, "tls": PodTls(**tls.model_dump(exclude_none=True))} if tls else fields
 
 
+def _zmq_address(value: str) -> str:
+    if re.fullmatch(r"tcp://.+:[0-9]{1,5}|ipc://.+", value) is None:
+        raise ValueError("must be tcp://HOST:PORT or ipc://PATH")
+    return value
+
+
+ZmqAddress: TypeAlias = Annotated[str, AfterValidator(_zmq_address)]
+
+
 class KvEvents(Strict):
     """Where a pod publishes its KV events. If the endpoint contains `*`, the router binds it and engines connect."""
 
-    endpoint: str
-    replay_endpoint: str | None = None
+    endpoint: ZmqAddress
+    replay_endpoint: ZmqAddress | None = None
 
 
 class PodSettings(Strict):

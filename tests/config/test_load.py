@@ -40,9 +40,14 @@ def refused(folder: Path, text: str) -> str:
             "did you mean 'd0_ms'?",
         ),
         (
-            "pods:\n- url: http://a\n  kv_events:\n    endpoint: x\n    replay_endpont: y\n",
+            "pods:\n- url: http://a\n  kv_events:\n    endpoint: tcp://x:1\n    replay_endpont: y\n",
             "/router.yaml:5: pods.0.kv_events",
             "did you mean 'replay_endpoint'?",
+        ),
+        (
+            "pods:\n- url: http://a\n  kv_events: {endpoint: tcp://a}\n",
+            "/router.yaml:3: pods.0.kv_events.endpoint",
+            "must be tcp://HOST:PORT or ipc://PATH",
         ),
         (
             "discovery: {kubernetes: {selector: a, api: {kubeconfig: b}}}\n",

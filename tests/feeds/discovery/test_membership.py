@@ -190,7 +190,7 @@ def test_a_pod_gets_the_prior_of_the_model_that_it_reports() -> None:
     [
         ("auto", KvEventSource("tcp://engine", None)),
         ("off", None),
-        (KvEvents(endpoint="tcp://own"), KvEventSource("tcp://own", None)),
+        (KvEvents(endpoint="tcp://own:1"), KvEventSource("tcp://own:1", None)),
     ],
 )
 def test_configured_kv_events_win_over_reported_ones(
