@@ -267,11 +267,12 @@ class ContinuingTracker(Tracker):
         return "rank" if candidate.pod.dp_rank is not None else ""
 
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
+        has = reader.current
         if reader.record.forgotten or reader.differs:
             return Refuse(reader.record.forgotten or "differs")
         if isinstance(reader, RepeatedStream):
             return self._again(reader.said)
-        return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+        return plan(self._terms, has, self._owned_body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""
@@ -340,7 +341,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.record.size_bytes + reader.held_bytes + len(self._owned_body)
+        size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
         may_forget = not isinstance(reader, Joiner)

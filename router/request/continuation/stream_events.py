@@ -16,6 +16,7 @@ MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The first event has the ids of the prompt, about 6 bytes a token."""
 _FIRST = Bound("first event", MAX_EVENT_BYTES, 4 * 1024 * 1024, b",")
 _EVENT = Bound("event", 1024 * 1024)
+_JOINED = Bound("text", MAX_EVENT_BYTES, counted=b"")
 MaybeRaw: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """A value that is not decoded; it may be null."""
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -81,6 +82,7 @@ class _ChatLogprobs(msgspec.Struct, gc=False):
 _EVENTS = msgspec.json.Decoder(StreamEvent)
 _LOGPROBS = msgspec.json.Decoder(_ChatLogprobs)
 _ANY: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_TEXT = msgspec.json.Decoder(str)
 _IDS_LIST = msgspec.json.Decoder(list[_Id])
 NULL = b"null"
 
@@ -133,3 +135,8 @@ def logprob_count(raw: MaybeRaw) -> int:
 def ids_of(raw: bytes) -> list[int]:
     """A list of token ids. Raises `ValueError`."""
     return _FIRST.json(raw, _IDS_LIST)
+
+
+def text_of(inside: bytes) -> str:
+    """The text that stands between the quotes of a string in JSON. Raises `ValueError`."""
+    return _JOINED.json(b'"%b"' % inside, _TEXT)
