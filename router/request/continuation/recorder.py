@@ -55,9 +55,8 @@ class Recorder(PodStream):
         if ids and shape is not None:
             self._text, self._ids = bytearray(), bytearray()
             try:
-                record.add_text(
-                    text_of(bytes(text)), ids_of(b"[%b]" % bytes(ids[:-1])), is_reasoning=shape.is_reasoning
-                )
+                read = ids_of(b"[%b]" % bytes(ids[:-1]))
+                record.add_text(text_of(bytes(text)), read, is_reasoning=shape.is_reasoning)
             except ValueError:
                 record.forget("unreadable")
         return record
@@ -80,12 +79,13 @@ class Recorder(PodStream):
         if not event.startswith(head) or not event.endswith(end):
             return b""
         at = event.rfind(middle)
-        text, ids_at = event[len(head) : at], at + len(middle)
-        if at < len(head) or b'"' in text:  # the text may not end here
+        ids_at = at + len(middle)
+        text, ids = event[len(head) : at], event[ids_at : -len(end)]
+        if at < len(head) or b'"' in text or _IDS_END in ids:  # one of both may not end here
             return b""
         if not self.record.forgotten:
             self._text += text
-            self._ids += event[ids_at : -len(end)]
+            self._ids += ids
             self._ids += b","
         return b"%bnull%b" % (event[: ids_at - 1], end[1:])
 
