@@ -8,7 +8,7 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
@@ -22,6 +22,7 @@ from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
+from router.request.continuation.step_times import LEAST_PIECES, StepTimes
 from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import REPEATED, terms_of
 from router.request.fleet_state import FleetState
@@ -43,11 +44,12 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRules:
     """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
-    nothing."""
+    nothing at least; longer where its steps are."""
 
     words_of: WordsOf
     memory: FairBound
     silence_s: float
+    steps: StepTimes = field(default_factory=StepTimes)
 
 
 class ContinuingTracker(Tracker):
@@ -182,12 +184,14 @@ class ContinuingTracker(Tracker):
 
     def is_silent(self, now_s: float) -> bool:
         """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
-        candidate, limit_s = self.context.candidate, self._options.silence_s
+        candidate, options = self.context.candidate, self._options
         is_continued = self._reader is not None and not self._reader.record.forgotten
-        if not is_continued or candidate is None or now_s - self._last_s < limit_s:
+        if not is_continued or candidate is None or now_s - self._last_s < options.silence_s:
             return False
-        computes_prompt = self._joins or self.context.first_token_s is None
-        if computes_prompt and now_s - self._last_s < limit_s + expected_ttft_ms(candidate.cost) / 1000:
+        limit_s = max(options.silence_s, options.steps.silence_s(candidate.pod.id, self.context.workload))
+        if self._joins or self.context.first_token_s is None:  # it computes the prompt
+            limit_s += expected_ttft_ms(candidate.cost) / 1000
+        if now_s - self._last_s < limit_s:
             return False
         status = self._state.fleet.status(candidate.pod.id)
         self._is_silent = status is None or status.state is not PodState.READY
@@ -235,6 +239,10 @@ class ContinuingTracker(Tracker):
     def complete(self, now_s: float) -> None:
         super().complete(now_s)
         self._count("joined")
+        first_s = self.context.first_token_s
+        if first_s is not None and self._pieces >= LEAST_PIECES and not self._continuations:
+            step_s = (self._last_s - self.context.phases.began_s - first_s) / self._pieces
+            self._options.steps.learn(self._pod, self.context.workload, step_s)
 
     def end(self, now_s: float) -> None:
         super().end(now_s)
