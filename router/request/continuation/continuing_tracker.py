@@ -183,7 +183,9 @@ class ContinuingTracker(Tracker):
                 raise UpstreamBroken(f"pod {self._pod}: {reader.fault}", pod=self._pod)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
+        """Whether the pod has sent nothing for too long and is not ready any more, and another one may go on: its
+        connection should be closed. Health checks of a busy pod time out, too, and waiting for it is better than an
+        end."""
         candidate, options = self.context.candidate, self._options
         is_continued = self._reader is not None and not self._reader.record.forgotten
         if not is_continued or candidate is None or now_s - self._last_s < options.silence_s:
@@ -194,7 +196,8 @@ class ContinuingTracker(Tracker):
         if now_s - self._last_s < limit_s:
             return False
         status = self._state.fleet.status(candidate.pod.id)
-        self._is_silent = status is None or status.state is not PodState.READY
+        is_ready = status is not None and status.state is PodState.READY
+        self._is_silent = not is_ready and not self._limit() and self._other_pod(now_s) is not None
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -301,11 +304,8 @@ class ContinuingTracker(Tracker):
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
-        if self._deaths >= MAX_DEATHS:
-            return Refuse("two pods failed")
-        failures = len(self.context.failures) - self._moves
-        if self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS:
-            return Refuse("two continuations")
+        if reason := self._limit():
+            return Refuse(reason)
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
@@ -313,6 +313,14 @@ class ContinuingTracker(Tracker):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
+
+    def _limit(self) -> str:
+        """Which limit of continuations the stream has reached."""
+        if self._deaths >= MAX_DEATHS:
+            return "two pods failed"
+        failures = len(self.context.failures) - self._moves
+        is_spent = self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS
+        return "two continuations" if is_spent else ""
 
     def _cause_of(self, error: UpstreamError) -> str:
         if self._is_silent:
@@ -334,7 +342,7 @@ class ContinuingTracker(Tracker):
         for candidate in decision.candidates:
             pod = candidate.pod
             alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
-            if alike and pod.id not in failed and pod.serves_alone and pod.dp_rank is None:
+            if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
                 return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
         return None
 

@@ -265,6 +265,18 @@ def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     assert fleet.tracker.is_silent(100.0)
 
 
+def test_silent_pod_is_waited_for_while_no_other_pod_may_go_on() -> None:
+    """A machine under load: health checks of all pods time out, and their streams are slow."""
+    fleet = Fleet("bytes", "ab")
+    fleet.answer(0.3)
+    fleet.core.fleet.event("a", PodEvent.EJECT)
+    assert fleet.tracker.is_silent(100.0)
+    for change in (PodEvent.DRAIN, PodEvent.LOST):
+        fleet.core.fleet.event("b", change)
+    assert not fleet.tracker.is_silent(100.0)
+    fleet.close()
+
+
 def test_pod_may_be_silent_for_a_multiple_of_the_steps_that_it_takes_for_such_streams() -> None:
     steps = StepTimes()
     slow = Fleet("bytes", steps=steps)
