@@ -147,7 +147,7 @@ def test_greedy_stream_of_an_agent_is_the_uncut_one(fleet: CutFleet, name: str) 
     for cut in range(0, events, max(events // CUTS, 1)):
         fleet.cuts.after[:] = [cut]
         received = streamed(fleet.urls.public, body, path)
-        assert not fleet.cuts.after or cut > events - 3, "nothing was cut"
+        assert not fleet.cuts.after or cut > events - 6, "nothing was cut"  # the last events come together
         fleet.cuts.after.clear()
         assert named_steps(received) == expected, f"cut after {cut} events"
 

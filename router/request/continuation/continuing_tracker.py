@@ -197,7 +197,7 @@ class ContinuingTracker(Tracker):
             return False
         status = self._state.fleet.status(candidate.pod.id)
         is_ready = status is not None and status.state is PodState.READY
-        self._is_silent = not is_ready and not self._limit() and self._other_pod(now_s) is not None
+        self._is_silent = not is_ready and (self._has_all_tokens or self._may_move(now_s))
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -313,6 +313,16 @@ class ContinuingTracker(Tracker):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
+
+    @property
+    def _has_all_tokens(self) -> bool:
+        """Whether the end of the stream can be made without a pod."""
+        assert self._reader is not None
+        record, most = self._reader.current, self._terms.max_tokens
+        return record.is_finished or (most is not None and len(record.ids) >= most)
+
+    def _may_move(self, now_s: float) -> bool:
+        return not self._limit() and self._other_pod(now_s) is not None
 
     def _limit(self) -> str:
         """Which limit of continuations the stream has reached."""
