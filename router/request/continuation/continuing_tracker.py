@@ -120,9 +120,10 @@ class ContinuingTracker(Tracker):
     def planning(self) -> Callable[[], StreamPlan] | None:
         """The part of `failed` that takes up to 40 ms, to be computed in a thread before it; None where there is
         none."""
-        reader = self._reader if self.has_sent else None
-        is_planned = reader is not None and not isinstance(reader, RepeatedStream)
-        return self._planning(reader) if is_planned else None
+        reader = self._reader
+        if not self.has_sent or reader is None or isinstance(reader, RepeatedStream):
+            return None
+        return self._planning(reader)
 
     # --- events ---
 
