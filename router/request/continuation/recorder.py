@@ -40,11 +40,10 @@ class Recorder(PodStream):
     """`asks_ids`: whether this pod was asked for ids. Of events that only differ in text and ids, both are remembered
     as they are, and read later."""
 
-    __slots__ = ("_ids", "_shape", "_text", "asks_ids")
+    __slots__ = ("_ids", "_shape", "_text")
 
     def __init__(self, terms: Terms, *, asks_ids: bool) -> None:
-        super().__init__(terms, Record())
-        self.asks_ids = asks_ids
+        super().__init__(terms, Record(), asks_ids=asks_ids)
         self._shape: _Shape | None = None
         """That of the last event."""
         self._text, self._ids = bytearray(), bytearray()
@@ -100,7 +99,7 @@ class Recorder(PodStream):
         record = self.record
         if not self.has_begun:
             self.has_begun = True
-            record.began(read)
+            record.began(read, self.prompt)
         if not read.choices:
             return event
         if len(read.choices) > 1 or read.choices[0].index:
