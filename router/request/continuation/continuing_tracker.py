@@ -208,8 +208,9 @@ class ContinuingTracker(Tracker):
         if now_s - self._last_s < limit_s:
             return False
         status = self._state.fleet.status(candidate.pod.id)
-        is_ready = status is not None and status.state is PodState.READY
-        self._is_silent = not is_ready and (self._has_all_tokens or self._may_move(now_s))
+        if status is not None and status.state is PodState.READY:
+            return False
+        self._is_silent = self._has_all_tokens or (not self._limit() and self._other_pod(now_s) is not None)
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -336,9 +337,6 @@ class ContinuingTracker(Tracker):
         assert self._reader is not None
         record, most = self._reader.current, self._terms.max_tokens
         return record.is_finished or (most is not None and len(record.ids) >= most)
-
-    def _may_move(self, now_s: float) -> bool:
-        return not self._limit() and self._other_pod(now_s) is not None
 
     def _limit(self) -> str:
         """Which limit of continuations the stream has reached."""

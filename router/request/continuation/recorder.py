@@ -129,7 +129,7 @@ def has_reasoning(delta: Delta) -> bool:
 
 
 def _shape_of(event: bytes, read: StreamEvent, choice: StreamChoice) -> _Shape | None:
-    """The shape of an event that has nothing but a text and ids."""
+    """The shape of an event that has only a text and ids."""
     delta = choice.delta or Delta(content=choice.text)
     text, key = delta.content or delta.reasoning, next((key for key in _TEXT_KEYS if key in event), b"")
     is_plain = choice.finish_reason is None and choice.token_ids and delta.role is None and not delta.tool_calls
