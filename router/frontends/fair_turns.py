@@ -15,9 +15,9 @@ MAX_AT_ONCE = 2
 """Requests of one owner that begin in one pass of the event loop; each takes up to a millisecond of it."""
 
 
-class Bursts:
-    """Lets few requests of each owner (a tenant or an address; "" for unknown ones) begin in one pass of the event loop,
-    which reads in between what others have sent."""
+class BurstPlaces:
+    """Lets few requests of each owner (a tenant or an address; "" for unknown ones) begin in one pass of the event
+    loop, which reads in between what others have sent."""
 
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}

@@ -28,7 +28,7 @@ from router.errors import (
     Stopping,
     UpstreamError,
 )
-from router.frontends.fair_turns import Bursts, FairTurns
+from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.form_fields import Forms, declares_form
@@ -86,7 +86,7 @@ class OpenAiEdge(HttpEdge):
         turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
-        self._bursts = Bursts()
+        self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
