@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "endpoint-picker.md"
 START_S = 180.0
 MODEL = "mock"
+WARMROUTE = [sys.executable, "-m", "router.cli"]
 
 Bootstrap = dict[str, Any]
 Change = Callable[[Bootstrap], None]
@@ -171,9 +172,11 @@ def running_gateway(
     picker: Bootstrap | None = None,
     other_pods: Sequence[int] = (),
     pickers: int = 1,
+    publishes: bool = False,
     **config: Any,
 ) -> Iterator[Gateway]:
-    """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns."""
+    """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns. `publishes`:
+    with a publisher of the engines' KV events."""
     folder = Path(tempfile.mkdtemp(prefix="live_envoy_"))
     pods = other_pods or [free_port() for _ in range(engines)]
     port, admin, envoy_admin, picker_port = (free_port() for _ in range(4))
@@ -185,6 +188,15 @@ def running_gateway(
     for number in range(1, pickers):
         ports = free_port(), free_port()
         commands[f"picker{number}"] = _another_picker(commands["picker"], bootstrap, *ports)
+    if publishes:
+        commands["publisher"] = [
+            *WARMROUTE,
+            "publish",
+            "--config",
+            str(folder / "router.yaml"),
+            "--port",
+            str(free_port()),
+        ]
     _write(folder / "envoy.yaml", bootstrap)
     _write(folder / "router.yaml", _router_config(picker_port, admin, pods, picker or {}) | config)
     with ExitStack() as stack:
@@ -219,12 +231,11 @@ def _router_config(port: int, admin: int, pods: Sequence[int], picker: Bootstrap
 
 
 def _commands(folder: Path, pods: Sequence[int], time_scale: float, base_id: int) -> dict[str, list[str]]:
-    warmroute = [sys.executable, "-m", "router.cli"]
-    engine = [*warmroute, "mock-engine", "--time-scale", str(time_scale), "--port"]
+    engine = [*WARMROUTE, "mock-engine", "--time-scale", str(time_scale), "--port"]
     envoy = [envoy_binary(), "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--log-level", "warning"]
     return {
         **{f"pod{number}": [*engine, str(pod)] for number, pod in enumerate(pods)},
-        "picker": [*warmroute, "picker", "--config", str(folder / "router.yaml")],
+        "picker": [*WARMROUTE, "picker", "--config", str(folder / "router.yaml")],
         "envoy": [*envoy, "--base-id", str(base_id)],
     }
 

@@ -149,7 +149,7 @@ def test_clients_and_pods_may_speak_http2_without_tls() -> None:
 
 def without_panic_threshold(bootstrap: Bootstrap) -> None:
     [picker] = [one for one in bootstrap["static_resources"]["clusters"] if one["name"] == "picker"]
-    del picker["common_lb_config"]
+    del picker["common_lb_config"]["healthy_panic_threshold"]
 
 
 def test_fail_open_needs_the_panic_threshold() -> None:
