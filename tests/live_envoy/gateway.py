@@ -173,10 +173,12 @@ def running_gateway(
     other_pods: Sequence[int] = (),
     pickers: int = 1,
     publishes: bool = False,
+    handoff: str = "",
     **config: Any,
 ) -> Iterator[Gateway]:
     """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns. `publishes`:
-    with a publisher of the engines' KV events."""
+    with a publisher of the engines' KV events. `handoff`: the first engine is a prefill pod of this dialect, the others
+    are decode pods, which compute prompts so slowly that the split is cheaper."""
     folder = Path(tempfile.mkdtemp(prefix="live_envoy_"))
     pods = other_pods or [free_port() for _ in range(engines)]
     port, admin, envoy_admin, picker_port = (free_port() for _ in range(4))
@@ -185,6 +187,10 @@ def running_gateway(
     for change in changes:
         change(bootstrap)
     commands = _commands(folder, () if other_pods else pods, time_scale, port)
+    if handoff:
+        config |= _roles(handoff, pods)
+        for number in range(engines):
+            commands[f"pod{number}"] += ["--pd", handoff, "--prefill", "0" if number else "1"]
     for number in range(1, pickers):
         ports = free_port(), free_port()
         commands[f"picker{number}"] = _another_picker(commands["picker"], bootstrap, *ports)
@@ -228,6 +234,19 @@ def _router_config(port: int, admin: int, pods: Sequence[int], picker: Bootstrap
         "limits": {"drain_delay_s": 3.0, "drain_timeout_s": 30.0},
         "probes": {"self_test": False},
     }
+
+
+def _roles(handoff: str, pods: Sequence[int]) -> Bootstrap:
+    configs = [
+        {
+            "url": f"http://127.0.0.1:{pod}",
+            "role": "decode" if number else "prefill",
+            "handoff": handoff,
+            "speed": {"c0_ms": 500.0 if number else 1.0, "c1_ms_per_token": 0.1, "c2_ms_per_token2": 0.0},
+        }
+        for number, pod in enumerate(pods)
+    ]
+    return {"pods": configs, "links": {"elsewhere": {"t0_ms": 0.1, "gb_per_s": 100.0}}}
 
 
 def _commands(folder: Path, pods: Sequence[int], time_scale: float, base_id: int) -> dict[str, list[str]]:
