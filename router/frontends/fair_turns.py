@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -10,23 +11,41 @@ from itertools import count
 from router.admission.fair_order import FairOrder, Waiting
 from router.admission.tenant import Tenant
 
-MAX_AT_ONCE = 8
+MAX_AT_ONCE = 2
 """Requests of one owner that begin in one pass of the event loop; each takes up to a millisecond of it."""
 
 
-class BurstCounter:
-    """Counts the requests of each owner (a tenant or an address; "" for unknown ones) in one pass of the event loop."""
+class BurstPlaces:
+    """Lets few requests of each owner (a tenant or an address; "" for unknown ones) begin in one pass of the event
+    loop, which reads in between what others have sent."""
 
     def __init__(self) -> None:
         self._begun: dict[str, int] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
-    def is_burst(self, owner: str) -> bool:
-        """Count a request. Returns whether it should begin in a later pass."""
+    def place(self, owner: str) -> asyncio.Future[None] | None:
+        """Count a request. Returns what it should wait for before it begins; None if that is nothing."""
         begun = self._begun
-        if not begun:
-            asyncio.get_running_loop().call_soon(begun.clear)
+        if not begun and not self._waiting:
+            asyncio.get_running_loop().call_soon(self._next_pass)
         begun[owner] = count = begun.get(owner, 0) + 1
-        return count > MAX_AT_ONCE and owner != ""
+        if count <= MAX_AT_ONCE or owner == "":
+            return None
+        place = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(place)
+        return place
+
+    def _next_pass(self) -> None:
+        self._begun.clear()
+        for owner, places in list(self._waiting.items()):
+            self._begun[owner] = MAX_AT_ONCE
+            for _ in range(min(MAX_AT_ONCE, len(places))):
+                if not (place := places.popleft()).done():
+                    place.set_result(None)
+            if not places:
+                del self._waiting[owner]
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next_pass)
 
 
 class FairTurns:

