@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ START_TIMEOUT_S = 180.0
 
 
 @contextmanager
-def router(folder: Path, config: dict[str, Any]) -> Iterator[RouterUrls]:
+def router(folder: Path, config: dict[str, Any], *, policies: Path | None = None) -> Iterator[RouterUrls]:
     """Run a router; yields its URLs once all of its pods are trusted."""
     port, admin_port = free_port(), free_port()
     log = folder / f"router-{port}.log"
-    process = _start("serve", folder, {**config, "admin": {"port": admin_port}}, port, log)
+    more = ["--policies", str(policies)] if policies else []
+    process = _start("serve", folder, {**config, "admin": {"port": admin_port}}, port, log, more)
     try:
         urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
         _await_trust(urls.admin, process, log)
@@ -49,10 +50,12 @@ def publisher(folder: Path, config: dict[str, Any]) -> Iterator[subprocess.Popen
             process.wait(30)
 
 
-def _start(command: str, folder: Path, config: dict[str, Any], port: int, log: Path) -> subprocess.Popen[bytes]:
+def _start(
+    command: str, folder: Path, config: dict[str, Any], port: int, log: Path, more: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     file = folder / f"{command}-{port}.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
-    arguments = [sys.executable, "-m", "router.cli", command, "--config", str(file), "--port", str(port)]
+    arguments = [sys.executable, "-m", "router.cli", command, "--config", str(file), "--port", str(port), *more]
     with log.open("wb") as output:
         return subprocess.Popen(arguments, stdout=output, stderr=subprocess.STDOUT)
 

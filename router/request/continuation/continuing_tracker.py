@@ -8,7 +8,7 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from router.admission.fair_bound import FairBound
@@ -23,6 +23,7 @@ from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
+from router.request.continuation.step_times import LEAST_PIECES, StepTimes
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED, terms_of
@@ -43,11 +44,12 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRules:
     """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
-    nothing."""
+    nothing at least; longer where its steps are."""
 
     words_of: WordsOf
     memory: FairBound
     silence_s: float
+    steps: StepTimes = field(default_factory=StepTimes)
 
 
 class ContinuingTracker(Tracker):
@@ -193,16 +195,22 @@ class ContinuingTracker(Tracker):
                 raise UpstreamBroken(f"pod {self._pod}: {reader.fault}", pod=self._pod)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the pod has sent nothing for too long and is not ready any more: its connection should be closed."""
-        candidate, limit_s = self.context.candidate, self._options.silence_s
+        """Whether the pod has sent nothing for too long and is not ready any more, and another one may go on: its
+        connection should be closed. Health checks of a busy pod time out, too, and waiting for it is better than an
+        end."""
+        candidate, options = self.context.candidate, self._options
         is_continued = self._reader is not None and not self._reader.record.forgotten
-        if not is_continued or candidate is None or now_s - self._last_s < limit_s:
+        if not is_continued or candidate is None or now_s - self._last_s < options.silence_s:
             return False
-        computes_prompt = self._joins or self.context.first_token_s is None
-        if computes_prompt and now_s - self._last_s < limit_s + expected_ttft_ms(candidate.cost) / 1000:
+        limit_s = max(options.silence_s, options.steps.silence_s(candidate.pod.id, self.context.workload))
+        if self._joins or self.context.first_token_s is None:  # it computes the prompt
+            limit_s += expected_ttft_ms(candidate.cost) / 1000
+        if now_s - self._last_s < limit_s:
             return False
         status = self._state.fleet.status(candidate.pod.id)
-        self._is_silent = status is None or status.state is not PodState.READY
+        if status is not None and status.state is PodState.READY:
+            return False
+        self._is_silent = self._has_all_tokens or (not self._limit() and self._other_pod(now_s) is not None)
         return self._is_silent
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -247,6 +255,10 @@ class ContinuingTracker(Tracker):
     def complete(self, now_s: float) -> None:
         super().complete(now_s)
         self._count("joined")
+        first_s = self.context.first_token_s
+        if first_s is not None and self._pieces >= LEAST_PIECES and not self._continuations:
+            step_s = (self._last_s - self.context.phases.began_s - first_s) / self._pieces
+            self._options.steps.learn(self._pod, self.context.workload, step_s)
 
     def end(self, now_s: float) -> None:
         super().end(now_s)
@@ -279,8 +291,9 @@ class ContinuingTracker(Tracker):
         return "rank" if candidate.pod.dp_rank is not None else ""
 
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
-        if reader.record.forgotten or reader.differs:
-            return Refuse(reader.record.forgotten or "differs")
+        forgotten = reader.current.forgotten or reader.record.forgotten
+        if forgotten or reader.differs:
+            return Refuse(forgotten or "differs")
         if isinstance(reader, RepeatedStream):
             return self._again(reader.said)
         found, self.planned = self.planned, None
@@ -308,11 +321,8 @@ class ContinuingTracker(Tracker):
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
-        if self._deaths >= MAX_DEATHS:
-            return Refuse("two pods failed")
-        failures = len(self.context.failures) - self._moves
-        if self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS:
-            return Refuse("two continuations")
+        if reason := self._limit():
+            return Refuse(reason)
         following = self._other_pod(now_s)
         if following is None:
             return Refuse("no pod")
@@ -320,6 +330,21 @@ class ContinuingTracker(Tracker):
             return following
         self._counters.retry_refused(error.code)
         return Refuse("retry budget")
+
+    @property
+    def _has_all_tokens(self) -> bool:
+        """Whether the end of the stream can be made without a pod."""
+        assert self._reader is not None
+        record, most = self._reader.current, self._terms.max_tokens
+        return record.is_finished or (most is not None and len(record.ids) >= most)
+
+    def _limit(self) -> str:
+        """Which limit of continuations the stream has reached."""
+        if self._deaths >= MAX_DEATHS:
+            return "two pods failed"
+        failures = len(self.context.failures) - self._moves
+        is_spent = self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS
+        return "two continuations" if is_spent else ""
 
     def _cause_of(self, error: UpstreamError) -> str:
         if self._is_silent:
@@ -341,7 +366,7 @@ class ContinuingTracker(Tracker):
         for candidate in decision.candidates:
             pod = candidate.pod
             alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
-            if alike and pod.id not in failed and pod.serves_alone and pod.dp_rank is None:
+            if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
                 return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
         return None
 
@@ -356,7 +381,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.record.size_bytes + reader.held_bytes + len(self._owned_body)
+        size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
         more = size + COUNTED_EVERY * 8 - self._taken_bytes
         owner, weight = self.context.inbound.owner, self.context.tenant.weight
         may_forget = not isinstance(reader, Joiner)

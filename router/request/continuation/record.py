@@ -79,6 +79,11 @@ class Record(msgspec.Struct):
                 call.name += piece.function.name or ""
                 call.arguments += piece.function.arguments or ""
 
+    def add_text(self, text: str, ids: list[int], *, is_reasoning: bool) -> None:
+        """Remember a text and the ids that it was made of."""
+        self.ids.extend(ids)
+        (self.reasoning if is_reasoning else self.content).extend(text.encode())
+
     def forget(self, why: str) -> None:
         """Free what is remembered: the stream is not continued any more."""
         self.forgotten, self.prompt, self.ids = self.forgotten or why, b"", array("I")

@@ -6,17 +6,87 @@ and events that only have ids are dropped.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from router.request.continuation.record import Record
 from router.request.continuation.stream import PodStream
-from router.request.continuation.stream_events import Delta, StreamEvent, fields_of, is_given, without_ids, written
+from router.request.continuation.stream_events import (
+    Delta,
+    StreamChoice,
+    StreamEvent,
+    fields_of,
+    ids_of,
+    is_given,
+    text_of,
+    without_ids,
+    written,
+)
 from router.request.continuation.terms import Terms
+
+_TEXT_KEYS = (b'"delta":{"content":"', b'"delta":{"reasoning":"', b'"choices":[{"index":0,"text":"')
+_IDS_KEY, _IDS_END = b',"token_ids":[', b"]"
+
+
+class _Shape(NamedTuple):
+    """What an event has in front of its text, between text and ids, and behind them."""
+
+    head: bytes
+    middle: bytes
+    end: bytes
+    is_reasoning: bool
 
 
 class Recorder(PodStream):
-    __slots__ = ()
+    """`asks_ids`: whether this pod was asked for ids. Of events that only differ in text and ids, both are remembered
+    as they are, and read later."""
+
+    __slots__ = ("_ids", "_shape", "_text")
 
     def __init__(self, terms: Terms, *, asks_ids: bool) -> None:
         super().__init__(terms, Record(), asks_ids=asks_ids)
+        self._shape: _Shape | None = None
+        """That of the last event."""
+        self._text, self._ids = bytearray(), bytearray()
+
+    @property
+    def current(self) -> Record:
+        record, shape, text, ids = self.record, self._shape, self._text, self._ids
+        if ids and shape is not None:
+            self._text, self._ids = bytearray(), bytearray()
+            try:
+                read = ids_of(b"[%b]" % bytes(ids[:-1]))
+                record.add_text(text_of(bytes(text)), read, is_reasoning=shape.is_reasoning)
+            except ValueError:
+                record.forget("unreadable")
+        return record
+
+    def feed(self, piece: bytes) -> bytes:
+        return (not self._rest and self._plain(piece)) or super().feed(piece)
+
+    def _event(self, event: bytes) -> bytes:
+        if shown := self._plain(event):
+            return shown
+        _, self._shape = self.current, None
+        return super()._event(event)
+
+    def _plain(self, event: bytes) -> bytes:
+        """What the client gets of an event with the shape of the last one; b"" for others."""
+        shape = self._shape
+        if shape is None or self.fault:
+            return b""
+        head, middle, end, _ = shape
+        if not event.startswith(head) or not event.endswith(end):
+            return b""
+        at = event.rfind(middle)
+        ids_at = at + len(middle)
+        text, ids = event[len(head) : at], event[ids_at : -len(end)]
+        if at < len(head) or b'"' in text or _IDS_END in ids:  # one of both may not end here
+            return b""
+        if not self.record.forgotten:
+            self._text += text
+            self._ids += ids
+            self._ids += b","
+        return b"%bnull%b" % (event[: ids_at - 1], end[1:])
 
     def _unread(self, event: bytes) -> bytes:
         """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
@@ -45,6 +115,7 @@ class Recorder(PodStream):
                 event, delta.reasoning, delta.reasoning_content = _without_reasoning(event), None, None
             if not ends and is_empty(delta) and not is_given(choice.logprobs):
                 return b""
+        self._shape = _shape_of(event, read, choice)
         return without_ids(event)
 
 
@@ -55,6 +126,20 @@ def is_empty(delta: Delta) -> bool:
 
 def has_reasoning(delta: Delta) -> bool:
     return delta.reasoning is not None or delta.reasoning_content is not None
+
+
+def _shape_of(event: bytes, read: StreamEvent, choice: StreamChoice) -> _Shape | None:
+    """The shape of an event that has only a text and ids."""
+    delta = choice.delta or Delta(content=choice.text)
+    text, key = delta.content or delta.reasoning, next((key for key in _TEXT_KEYS if key in event), b"")
+    is_plain = choice.finish_reason is None and choice.token_ids and delta.role is None and not delta.tool_calls
+    if not is_plain or not text or not key or is_given(read.usage) or is_given(choice.logprobs):
+        return None
+    begin, ids_at = event.find(key) + len(key), event.rfind(_IDS_KEY) + len(_IDS_KEY)
+    text_end, end = event.find(b'"', begin), event.find(_IDS_END, ids_at)
+    if event[begin:text_end] != text.encode() or not text_end < ids_at < end:
+        return None
+    return _Shape(event[:begin], event[text_end:ids_at], event[end:], is_reasoning=not delta.content)
 
 
 def _without_reasoning(event: bytes) -> bytes:

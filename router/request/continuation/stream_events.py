@@ -19,6 +19,7 @@ _HEAD_BYTES = 64 * 1024
 """Where the ids of the prompt begin in the first event, of about 6 bytes a token."""
 _IDS_BOUND = Bound("prompt ids", MAX_REMEMBERED_BYTES, MAX_REMEMBERED_BYTES)
 _EVENT = Bound("event", 1024 * 1024)
+_JOINED = Bound("text", MAX_EVENT_BYTES, counted=b"")
 MaybeRaw: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """A value that is not decoded; it may be null."""
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -74,6 +75,7 @@ class _ChatLogprobs(msgspec.Struct, gc=False):
 _EVENTS = msgspec.json.Decoder(StreamEvent)
 _LOGPROBS = msgspec.json.Decoder(_ChatLogprobs)
 _ANY: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
+_TEXT = msgspec.json.Decoder(str)
 _IDS_LIST = msgspec.json.Decoder(list[_Id])
 NULL = b"null"
 
@@ -134,3 +136,8 @@ def logprob_count(raw: MaybeRaw) -> int:
 def ids_of(raw: bytes) -> list[int]:
     """A list of token ids. Raises `ValueError`."""
     return _IDS_BOUND.json(raw, _IDS_LIST)
+
+
+def text_of(inside: bytes) -> str:
+    """The text that stands between the quotes of a string in JSON. Raises `ValueError`."""
+    return _JOINED.json(b'"%b"' % inside, _TEXT)

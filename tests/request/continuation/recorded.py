@@ -134,3 +134,44 @@ def _events(received: bytes) -> Iterator[str]:
     for one in received.decode().split("\n\n")[:-1]:
         assert one.startswith("data: "), one
         yield one.removeprefix("data: ")
+
+
+_VARIES = {
+    *("sequence_number", "created_at", "completed_at", "signature", "input_tokens", "total_tokens"),
+    *("input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens"),
+}
+
+
+def named_steps(received: bytes) -> list[Any]:
+    """What a client reads of a stream of messages or responses: events, with one text for deltas behind each other.
+    Ids are numbered in their order; what depends on a pod's cache or clock is left out."""
+    names: dict[str, int] = {}
+    steps: list[Any] = []
+    for one in received.decode().split("\n\n")[:-1]:
+        data = one.partition("data: ")[2]
+        if data == "[DONE]":
+            continue
+        fields = json.loads(data)
+        text = fields.get("delta")
+        if isinstance(text, dict):
+            text = next((text[name] for name in ("text", "thinking", "partial_json") if name in text), None)
+        key = [fields["type"], fields.get("output_index", fields.get("index"))]
+        if isinstance(text, str) and steps and steps[-1][:2] == key:
+            steps[-1][2] += text
+        elif not isinstance(text, str) or text:
+            steps.append([*key, text if isinstance(text, str) else _without_varying(fields, names)])
+    return steps
+
+
+def _without_varying(value: Any, names: dict[str, int]) -> Any:
+    if isinstance(value, list):
+        return [_without_varying(one, names) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: names.setdefault(one, len(names))
+        if name in ("id", "item_id", "call_id") and isinstance(one, str)
+        else _without_varying(one, names)
+        for name, one in value.items()
+        if name not in _VARIES
+    }

@@ -15,6 +15,7 @@ from router.hashing import hash_array, token_array
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
+from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
 from tests.request.continuation.recorded import Received, body_of, case_named, event, words
@@ -36,6 +37,7 @@ class Fleet:
         *,
         limit: int = 1_000_000,
         endpoint: Endpoint = Endpoint.CHAT,
+        steps: StepTimes | None = None,
         **fields: Any,
     ) -> None:
         self.core = CoreOfPods(pods_at(PODS))
@@ -55,7 +57,9 @@ class Fleet:
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
         rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
-        options = ContinuationRules(words_of=lambda _model: words(), memory=self.memory, silence_s=5.0)
+        options = ContinuationRules(
+            words_of=lambda _model: words(), memory=self.memory, silence_s=5.0, steps=steps or StepTimes()
+        )
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
@@ -73,11 +77,12 @@ class Fleet:
         self.pod = candidate.pod.id
         self.tracker.begin(candidate, self.now_s)
 
-    def answer(self, share: float, fault: bytes = b"") -> None:
-        """The pod sends a share of its events, and a fault."""
+    def answer(self, share: float, fault: bytes = b"", step_s: float = 0.0) -> None:
+        """The pod sends a share of its events, `step_s` after each other, and a fault."""
         self.tracker.head(self.pod, 200, self.now_s, is_stream=True)
         sent = ScriptedPod(self.case, id=f"of-{self.pod}", created=ord(self.pod)).stream(self.tracker.body)
         for piece in [*sent[: round(share * len(sent))], *([fault] if fault else ())]:
+            self.now_s += step_s
             self.received += self.tracker.piece(piece, self.now_s)
 
     def fail(self, error: UpstreamError | None = None) -> bool:
@@ -258,6 +263,58 @@ def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     fleet.core.fleet.event("a", PodEvent.EJECT)
     assert not fleet.tracker.is_silent(1.0)
     assert fleet.tracker.is_silent(100.0)
+
+
+def test_silent_pod_is_waited_for_while_no_other_pod_may_go_on() -> None:
+    """A machine under load: health checks of all pods time out, and their streams are slow."""
+    fleet = Fleet("bytes", "ab")
+    fleet.answer(0.3)
+    fleet.core.fleet.event("a", PodEvent.EJECT)
+    assert fleet.tracker.is_silent(100.0)
+    for change in (PodEvent.DRAIN, PodEvent.LOST):
+        fleet.core.fleet.event("b", change)
+    assert not fleet.tracker.is_silent(100.0)
+    fleet.close()
+
+
+def test_pod_may_be_silent_for_a_multiple_of_the_steps_that_it_takes_for_such_streams() -> None:
+    steps = StepTimes()
+    slow = Fleet("bytes", steps=steps)
+    slow.answer(1.0, step_s=1.0)
+    slow.end()
+    slow.close()
+    for pods, limit_s in (("abcd", SILENT_STEPS), ("bacd", 5.0)):  # of b nothing is known
+        fleet = Fleet("bytes", pods, steps=steps)
+        fleet.answer(0.3)
+        fleet.core.fleet.event(fleet.pod, PodEvent.EJECT)
+        assert not fleet.tracker.is_silent(0.9 * limit_s)
+        assert fleet.tracker.is_silent(1.1 * limit_s)
+        fleet.close()
+
+
+def test_steps_of_streams_that_other_pods_continued_are_not_learnt() -> None:
+    steps = StepTimes()
+    fleet = Fleet("bytes", steps=steps)
+    fleet.answer(0.5, step_s=1.0)
+    assert fleet.fail()
+    fleet.answer(1.0, step_s=1.0)
+    fleet.end()
+    fleet.close()
+    assert [steps.silence_s(pod, "") for pod in "ab"] == [0.0, 0.0]
+
+
+def test_step_times_follow_a_pod_and_are_bounded() -> None:
+    steps = StepTimes()
+    for _ in range(100):
+        steps.learn("a", "chat", 1.0)
+    assert steps.silence_s("a", "chat") == pytest.approx(SILENT_STEPS)
+    for _ in range(100):
+        steps.learn("a", "chat", 0.1)
+    assert steps.silence_s("a", "chat") == pytest.approx(0.1 * SILENT_STEPS, rel=0.01)
+    for number in range(10_000):
+        steps.learn(f"{number}", "chat", 1.0)
+    assert steps.silence_s("a", "chat") == 0.0
+    assert steps.silence_s("9999", "chat") == SILENT_STEPS
 
 
 def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_ready() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.terms import terms_of
@@ -130,3 +132,43 @@ def test_a_long_prompt_is_remembered(ids: bytes) -> None:
     reader = recorder()
     reader.feed(b'data: {"id":"a","prompt_token_ids":[%b],"choices":[{"index":0,"delta":{"role":"a"}}]}\n\n' % ids)
     assert reader.record.prompt == b"[%b]" % ids and not reader.record.forgotten
+
+
+TEXTS = st.lists(
+    st.tuples(
+        st.sampled_from(["content", "content", "reasoning", ""]),
+        st.text(max_size=4) | st.sampled_from(['"', "\\", '"}', "\n\n", '","token_ids":[7]', "😀", "null"]),
+        st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3),
+    ),
+    max_size=30,
+)
+
+
+@given(TEXTS, st.integers(1, 600), st.integers(0, 3))
+def test_texts_and_ids_are_remembered_as_they_were_sent(
+    pieces: list[tuple[str, str, list[int]]], size: int, together: int
+) -> None:
+    """`together`: events that come in one piece; 0 where pieces are cut anywhere."""
+    reader = recorder()
+    sent, shown = [ROLE], [event({"role": "assistant", "content": ""})]
+    for field, text, ids in pieces:
+        sent.append(event({field: text} if field else {}, t=ids))
+        shown.append(event({field: text}, t=None) if field else b"")
+    groups = [b"".join(sent[at : at + together]) for at in range(0, len(sent), together or len(sent))]
+    assert b"".join(map(reader.feed, groups if together else in_pieces(b"".join(sent), [size]))) == b"".join(shown)
+    said = {name: "".join(text for field, text, _ in pieces if field == name) for name in ("content", "reasoning")}
+    record = reader.current
+    assert (record.content.decode(), record.reasoning.decode()) == (said["content"], said["reasoning"])
+    assert list(record.ids) == [one for _, _, ids in pieces for one in ids]
+
+
+@pytest.mark.parametrize("unread", [b'"content":"\\q"', b'"content":"a\\"', b"[1,x]", b"[-1]", b"[4294967296]"])
+def test_text_or_ids_that_turn_out_to_be_unreadable_end_the_recording_and_nothing_is_sent_twice(unread: bytes) -> None:
+    plain = event({"content": "a"}, t=[1])
+    changed = plain.replace(b'"content":"a"' if unread.startswith(b'"') else b"[1]", unread)
+    fleet = Fleet("bytes")
+    fleet.answer(0.5, plain + plain + changed + plain)
+    assert fleet.received.endswith(event({"content": "a"}, t=None))
+    assert not fleet.fail()
+    fleet.close()
+    assert fleet.counted == [("none", "connection", "unreadable")]

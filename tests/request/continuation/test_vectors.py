@@ -49,14 +49,14 @@ def test_client_gets_the_bytes_of_a_stream_without_ids(case: Case) -> None:
     recorder = recorder_of(case)
     assert fed(recorder, uncut(case)) == b"".join(without_ids(case))
     assert recorder.record.is_done and not recorder.fault
-    assert len(recorder.record.ids) == case["usage"]["completion_tokens"] if case["usage"] else recorder.record.ids
+    assert len(recorder.current.ids) == case["usage"]["completion_tokens"] if case["usage"] else recorder.current.ids
 
 
 @pytest.mark.parametrize(("case", "cut"), CUTS, ids=lambda one: one.get("name", one.get("events")))
 def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None:
     recorder = recorder_of(case)
     received = fed(recorder, uncut(case)[: cut["events"]])
-    found = plan(recorder.terms, recorder.record, body_of(case), words(), asks_ids=True)
+    found = plan(recorder.terms, recorder.current, body_of(case), words(), asks_ids=True)
     if "refused" in cut:
         assert isinstance(found, Refuse)
         return
@@ -68,8 +68,8 @@ def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None
         assert (found.kept, found.held) == (choice["kept"], choice.get("held", ""))
     asked = json.loads(found.body)
     assert {name: asked[name] for name in choice["asked"]} == choice["asked"]
-    joiner = Joiner(recorder.terms, recorder.record, found, words())
-    given = [*found.prompt, *recorder.record.ids[: found.kept]]
+    joiner = Joiner(recorder.terms, recorder.current, found, words())
+    given = [*found.prompt, *recorder.current.ids[: found.kept]]
     received += fed(joiner, [*stream(choice["second"], given, **SECOND), DONE])
     assert not joiner.fault
     assert Received(received).whole == Received(b"".join(without_ids(case))).whole
