@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Sequence
 
 from router.hashing import hashes_ahead
+from router.index.assumed import AssumedWindows
 from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import BlockHash, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+
+_NOTHING = AssumedWindows()
 
 
 class BlockMap:
@@ -33,7 +37,7 @@ class BlockMap:
         """What a test has shown of a pod; None where no known rule explained its hits."""
         self._ahead_tokens: dict[PodId, int] = {}
         """How many tokens behind a block the hashes of a pod include, if any."""
-        self.estimated: set[PodId] = set()
+        self.estimated: dict[PodId, AssumedWindows] = {}
         """Those of them that do not announce which blocks they have."""
 
     @property
@@ -53,7 +57,7 @@ class BlockMap:
             self._masks.forget(pod)
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
-            self.estimated.discard(pod)
+            self.estimated.pop(pod, None)
             self._ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
@@ -115,12 +119,22 @@ class BlockMap:
             for habits in tested.values():
                 self.learn(pod, habits)
             return
-        rule = holder.rule
-        for change in holder.apply(event):
+        rule, changes = holder.rule, holder.apply(event)
+        self._follow(pod, holder, rule)
+        for change in changes:
             self._masks.apply(pod, change)
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
-        self._follow(pod, holder, rule)
+
+    def assume(
+        self, pod: PodId, hashes: Sequence[BlockHash], ends: Sequence[BlockHash], capacity_blocks: int | None
+    ) -> None:
+        """A pod of `estimated` has computed this prompt, which can be hit after `ends`."""
+        holder = self._holders[pod]
+        if holder.rule is not None and capacity_blocks is not None:
+            unit = holder.generation.block_size_tokens
+            for change in self.estimated[pod].computed(holder.rule, hashes, ends, unit, capacity_blocks):
+                self._masks.apply(pod, change)
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
         if holder.ahead_tokens:
@@ -128,7 +142,10 @@ class BlockMap:
         if holder.rule is not None and holder.rule is not before:
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
-            (self.estimated.discard if holder.rule.has_full else self.estimated.add)(pod)
+            for change in self.estimated.pop(pod, _NOTHING).dropped():
+                self._masks.apply(pod, change)
+            if not holder.rule.has_full:
+                self.estimated[pod] = AssumedWindows()
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

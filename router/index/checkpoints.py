@@ -1,8 +1,7 @@
 """Where will hits be able to end on a pod that is computing a prompt, if its windows and states keep checkpoints?
 
-Covers the time from a dispatch to the engine's events, or longer where these do not say what is kept. A checkpoint is
-identified by the block in front of it, whose chain hash identifies the whole prefix. Methods take the time, which must
-not go backwards.
+Covers the time from a dispatch to the engine's events. A checkpoint is identified by the block in front of it, whose
+chain hash identifies the whole prefix. Methods take the time, which must not go backwards.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from heapq import heapify, heappop, heappush
 from router.types import BlockHash, BlocksByTier, PodId
 
 UNTIL_EVENTS_S = 3.0
-"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count."""
+"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count, or what is
+assumed of the pod."""
 MAX_COMPUTED = 1 << 16
 """Computed prompts whose checkpoints count."""
 

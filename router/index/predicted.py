@@ -137,16 +137,14 @@ class PredictedIndex:
         self.checkpoints.begin(pod, ends)
         return prediction
 
-    def confirm(self, prediction: Prediction, now_s: float) -> None:
+    def confirm(self, prediction: Prediction, now_s: float) -> bool:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. No effect if the pod has been forgotten since. O(runs)."""
+        to live applies to all blocks of the pod. False, and no effect, if the pod has been forgotten since. O(runs)."""
         dispatched = prediction._dispatched
         if prediction not in dispatched.pending:
-            return
+            return False
         dispatched.pending.remove(prediction)
-        has_events = prediction.capacity_blocks is None
-        kept_s = min(prediction.ttl_s, UNTIL_EVENTS_S) if has_events else prediction.ttl_s
-        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s + kept_s)
+        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s + min(prediction.ttl_s, UNTIL_EVENTS_S))
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, run = dispatched.queue, prediction._run
         if ttl_s != dispatched.ttl_s or not queue:
@@ -171,6 +169,7 @@ class PredictedIndex:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
             )
+        return True
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
