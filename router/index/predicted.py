@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from router.hashing import hash_array
-from router.index.checkpoints import UNTIL_EVENTS_S, Checkpoints
+from router.index.checkpoints import Checkpoints
 from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
@@ -144,7 +144,7 @@ class PredictedIndex:
         if prediction not in dispatched.pending:
             return False
         dispatched.pending.remove(prediction)
-        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s + min(prediction.ttl_s, UNTIL_EVENTS_S))
+        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, run = dispatched.queue, prediction._run
         if ttl_s != dispatched.ttl_s or not queue:
