@@ -29,15 +29,13 @@ class AssumedWindows:
         """What changes with a prompt of these blocks that can be hit after `ends`. O(blocks of the windows)."""
         changes = list[BlockChange]()
         for layer, one in enumerate(rule.types):
-            held, added = self._held.setdefault(layer, {}), list[BlockHash]()
-            needed = one.needed_blocks * one.block_tokens // unit_tokens
+            held, needed = self._held.setdefault(layer, {}), one.needed_blocks * one.block_tokens // unit_tokens
+            kept = dict[BlockHash, None]()
             for end in ends:
                 last = next(at for at in range(len(hashes), 0, -1) if hashes[at - 1] == end)
-                for block in hashes[max(last - needed, 0) : last + rule.dropped_tokens // unit_tokens]:
-                    if block not in held:
-                        added.append(block)
-                    held.pop(block, None)
-                    held[block] = None
+                kept |= dict.fromkeys(hashes[max(last - needed, 0) : last + rule.dropped_tokens // unit_tokens])
+            added = [block for block in kept if held.pop(block, kept) is kept]
+            held |= kept
             evicted = list(islice(held, max(len(held) - min(capacity, MAX_BLOCKS), 0)))
             for block in evicted:
                 del held[block]

@@ -183,12 +183,6 @@ class PredictedIndex:
                 self._remove_if_unused(run, pod, held)
                 run = run.parent
 
-    def record(
-        self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
-    ) -> None:
-        """`begin` and `confirm`."""
-        self.confirm(self.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks), now_s)
-
     def match(self, hashes: Sequence[BlockHash], now_s: float = -math.inf) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier. Without a time, nothing expires. O(runs x pods that have
         them)."""

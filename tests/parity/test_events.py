@@ -18,9 +18,10 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch, parse_frames
+from router.index.events import parse_frames
 from router.index.sequence import StreamPosition, Verdict
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PodId, PromptPrefix, Tier
+from tests.index.decoding import decode_batch
 
 RECORDING = Path(__file__).parent / "goldens" / "vllm_events.jsonl"
 LINES: list[dict[str, Any]] = [json.loads(line) for line in RECORDING.read_text("utf-8").splitlines()]

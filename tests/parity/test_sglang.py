@@ -15,11 +15,11 @@ from xxhash import xxh3_64_hexdigest
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
+from tests.index.decoding import decode_batch
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS
 from tests.parity.test_events import decoded, frames
