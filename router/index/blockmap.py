@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
 
 from router.hashing import hashes_ahead
 from router.index.assumed import AssumedWindows
@@ -17,9 +16,8 @@ from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.types import BlockHash, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
-
-_NOTHING = AssumedWindows()
+from router.index.predicted import Prediction
+from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -61,11 +59,6 @@ class BlockMap:
             self._ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
-
-    def orphans(self, pod: PodId) -> int:
-        """Stored blocks of `pod` that were dropped because their parent is unknown."""
-        holder = self._holders.get(pod)
-        return holder.orphans if holder else 0
 
     def size_blocks(self, pod: PodId) -> int:
         """Engine blocks of `pod` in the map."""
@@ -126,24 +119,21 @@ class BlockMap:
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
 
-    def assume(
-        self, pod: PodId, hashes: Sequence[BlockHash], ends: Sequence[BlockHash], capacity_blocks: int | None
-    ) -> None:
-        """A pod of `estimated` has computed this prompt, which can be hit after `ends`."""
-        holder = self._holders[pod]
-        if holder.rule is not None and capacity_blocks is not None:
-            unit = holder.generation.block_size_tokens
-            for change in self.estimated[pod].computed(holder.rule, hashes, ends, unit, capacity_blocks):
-                self._masks.apply(pod, change)
+    def computed(self, sent: Prediction) -> None:
+        """A pod of `estimated` has computed this prompt."""
+        holder = self._holders[sent.pod]
+        if holder.rule is not None:
+            for change in self.estimated[sent.pod].computed(holder.rule, sent, holder.generation.block_size_tokens):
+                self._masks.apply(sent.pod, change)
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
         if holder.ahead_tokens:
             self._ahead_tokens[pod] = holder.ahead_tokens
         if holder.rule is not None and holder.rule is not before:
+            if self.estimated.pop(pod, None) is not None:
+                self._masks.forget(pod)
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
-            for change in self.estimated.pop(pod, _NOTHING).dropped():
-                self._masks.apply(pod, change)
             if not holder.rule.has_full:
                 self.estimated[pod] = AssumedWindows()
 

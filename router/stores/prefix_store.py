@@ -134,7 +134,7 @@ class LocalStore:
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
         if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
-            self._announced.assume(prediction.pod, prediction.hashes, prediction.ends, prediction.capacity_blocks)
+            self._announced.computed(prediction)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)

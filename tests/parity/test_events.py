@@ -93,7 +93,7 @@ def test_every_request_finds_as_many_tokens_as_the_map_has(blocks: BlockMap, gen
             expected = 0 if was_reset else cached_tokens(blocks, prefix_of(line, generation))
             assert line["cached_tokens"] == expected, line["body"]
         was_reset = line["kind"] == "reset"
-    assert blocks.orphans(POD) == 0
+    assert blocks._holders[POD].orphans == 0
     assert blocks.rejected_reason(POD) == ""
 
 

@@ -70,7 +70,7 @@ def test_the_map_has_what_the_radix_cache_has(block_tokens: int) -> None:
             hashes = hash_blocks(token_array(tokens), block_tokens, generation_seed(generation))
             prefix = PromptPrefix(generation, token_array(tokens), hashes)
             assert sum(blocks.match(prefix).get(POD, NOTHING)) * block_tokens == cached, step["step"]
-    assert blocks.orphans(POD) == 0
+    assert blocks._holders[POD].orphans == 0
     assert blocks.rejected_reason(POD) == ""
     assert {step["step"] for step in steps} == {"insert", "evict", "flush"}
 
