@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -64,6 +67,8 @@ MAX_INLINE_BYTES = 1024 * 1024
 """The blocks of a longer body are hashed in a thread, even if its text was encoded before: 16 thousand take 2 ms."""
 VERY_LONG = 256 * 1024
 """Bytes or characters: prompts with more have another thread, so that shorter ones never wait for them."""
+NICE = 5
+"""How much lower the priority of these threads is, in the kernel's unit: each step is 1.25 times less of a core."""
 READ_TIMEOUT_S = 2.0
 """How long a long prompt waits for a thread and its result. It is then routed without a prefix."""
 
@@ -112,12 +117,19 @@ class NoPromptReader:
         return UnreadReason.NO_TOKENIZER
 
 
+def _after_the_loop() -> None:
+    """Where cores are few, the event loop goes before this thread. Linux alone has a priority for each thread."""
+    with suppress(OSError, AttributeError):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
+
+
 class ReadThreads:
     """Threads that read long prompts of all models, `READ_THREADS` at a time, and one that reads very long ones."""
 
     def __init__(self) -> None:
-        self._long = ThreadPoolExecutor(READ_THREADS, "long-prompt")
-        self._very_long = ThreadPoolExecutor(1, "very-long-prompt")
+        self._long = ThreadPoolExecutor(READ_THREADS, "long-prompt", _after_the_loop)
+        self._very_long = ThreadPoolExecutor(1, "very-long-prompt", _after_the_loop)
 
     async def run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """The result of `work`. `size`: bytes or characters that it reads. Raises what it raises, and `Unrenderable`

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
+import sys
 import threading
 import weakref
 from array import array
@@ -22,6 +24,7 @@ from router.frontends.prompt_readers import (
     INLINE_BYTES,
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
+    NICE,
     READ_THREADS,
     SPACED_BYTES,
     FleetLookups,
@@ -461,6 +464,17 @@ async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkey
 
 def decoded(request: InferenceRequest) -> list[Any]:
     return [msgspec.json.decode(message) for message in request.prompt["messages"]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+@pytest.mark.parametrize("size", [1, prompt_readers.VERY_LONG + 1])
+async def test_the_event_loop_goes_before_the_threads_that_read_long_prompts(size: int) -> None:
+    """Where a tenant's long prompts fill all cores, requests that are read inline would wait for one."""
+
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    assert await ReadThreads().run(size, priority) == min(priority() + NICE, 19)
 
 
 async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:

@@ -20,11 +20,15 @@ from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.supervise import cancel_all
+from router.guards import Bound
 
 POOL_S = 10.0
 GROUP, RESOURCE = "inference.networking.k8s.io", "inferencepools"
 MAX_PORTS, MAX_LABELS = 8, 64
 """The API server allows no more of either."""
+
+
+_POOL = Bound("InferencePool", 1024 * 1024)
 
 
 class _TargetPort(msgspec.Struct):
@@ -44,7 +48,7 @@ class _Pool(msgspec.Struct):
     spec: _Spec
 
 
-_decode_pool = msgspec.json.Decoder(_Pool).decode
+_POOLS = msgspec.json.Decoder(_Pool)
 
 
 class PoolTarget(msgspec.Struct, frozen=True):
@@ -55,8 +59,8 @@ class PoolTarget(msgspec.Struct, frozen=True):
 
 
 def read_pool(body: bytes) -> PoolTarget:
-    """Raises `msgspec.DecodeError`."""
-    spec = _decode_pool(body).spec
+    """Raises `ValueError`."""
+    spec = _POOL.json(body, _POOLS).spec
     selector = ",".join(f"{name}={value}" for name, value in sorted(spec.selector.match_labels.items()))
     return PoolTarget(selector, tuple(port.number for port in spec.target_ports))
 
@@ -104,7 +108,7 @@ class PoolPods:
             target = read_pool(await self._api.get(self._path, {}))
         except KubeApiError as error:
             self._status.fail(self._permission.refusal(self._path, error))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:
             self._status.fail(f"{self._path}: {error}")
         else:
             self._status.confirm()

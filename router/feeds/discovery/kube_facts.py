@@ -11,20 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from router.config.discovery_schema import KubernetesPods
 from router.config.pod_schema import KvEvents, PodConfig, PodSettings
 from router.engines.engine_catalog import CHART_NAMES, IMAGES
 from router.errors import ConfigError
-from router.feeds.discovery.kube_objects import OWN_PREFIX, KubePod
+from router.feeds.discovery.kube_objects import MAX_VALUE_CHARACTERS, OWN_PREFIX, KubePod
 from router.feeds.discovery.pod_facts import discovered_pod
 from router.types import Role
 
 DEFAULT_PORT = 8000
 MAX_PORTS = 64
 """Ports of one pod that are used."""
-MAX_PORTS_CHARACTERS = 1024
+MAX_PORTS_CHARACTERS = MAX_VALUE_CHARACTERS
+MAX_UNKNOWN = 16
+"""Annotations without a meaning that are named in a warning."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 
 ROLES: Mapping[str, str] = {
@@ -124,7 +127,8 @@ def pod_configs(
 
 def unknown_annotations(pod: KubePod) -> list[str]:
     """Annotations with our prefix that mean nothing, most likely typing errors."""
-    return [key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN]
+    found = (key for key in pod.labels if key.startswith(OWN_PREFIX) and key.removeprefix(OWN_PREFIX) not in _OWN)
+    return list(islice(found, MAX_UNKNOWN))
 
 
 def label_facts(labels: Mapping[str, str]) -> dict[str, Any] | None:

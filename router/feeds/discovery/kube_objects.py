@@ -16,6 +16,8 @@ EXPIRED = 410
 """Status of a resource version that is too old."""
 DELETED, BOOKMARK, ERROR = "DELETED", "BOOKMARK", "ERROR"
 OWN_PREFIX = "warmroute.dev/"
+MAX_VALUE_CHARACTERS = 1024
+"""What is kept of an annotation: to say what is wrong with one of 256 KB took 26 ms. No fact is as long."""
 
 ObjectKey: TypeAlias = tuple[str, str]
 """Namespace and name."""
@@ -185,7 +187,7 @@ def pod_reader(keys: frozenset[str]) -> ReadPod:
                 for container in containers
             ),
             labels={
-                key: value
+                key: value[: MAX_VALUE_CHARACTERS + 1]
                 for given in (meta.labels, meta.annotations)
                 for key, value in (given or {}).items()
                 if key in keys or key.startswith(OWN_PREFIX)

@@ -15,10 +15,13 @@ from router.feeds.discovery.inference_pool import POOL_S
 from router.feeds.discovery.kube_api import KubeApi, Permission
 from router.feeds.discovery.kube_objects import KubeApiError
 from router.feeds.discovery.source_status import SourceStatus
+from router.guards import Bound
 
 GROUPS, RESOURCE = ("inference.networking.x-k8s.io", "llm-d.ai"), "inferenceobjectives"
 """That of the inference extension, and llm-d's since its release 0.8. A cluster may have both, one or none."""
 NOT_FOUND = 404
+MAX_OBJECTIVES = 1000
+_OBJECTIVES = Bound("InferenceObjectives", 4 * 1024 * 1024, 32 * MAX_OBJECTIVES, b"{")
 
 Priorities: TypeAlias = Mapping[bytes, int]
 """By name of the objective."""
@@ -39,15 +42,15 @@ class _Objective(msgspec.Struct):
 
 
 class _Listed(msgspec.Struct):
-    items: Annotated[list[_Objective], msgspec.Meta(max_length=1000)]
+    items: Annotated[list[_Objective], msgspec.Meta(max_length=MAX_OBJECTIVES)]
 
 
-_decode = msgspec.json.Decoder(_Listed).decode
+_LISTS = msgspec.json.Decoder(_Listed)
 
 
 def read_objectives(body: bytes, pool: str) -> Priorities:
-    """Those of one pool. Raises `msgspec.DecodeError`."""
-    found = (one for one in _decode(body).items if one.spec.pool_ref.name == pool)
+    """Those of one pool. Raises `ValueError`."""
+    found = (one for one in _OBJECTIVES.json(body, _LISTS).items if one.spec.pool_ref.name == pool)
     return {one.metadata.name.encode(): one.spec.priority or 0 for one in found}
 
 
@@ -77,7 +80,7 @@ class PoolObjectives:
                     permission = Permission(group, RESOURCE, ("list",), self._namespace)
                     self.status.fail(permission.refusal(path, error))
                     return
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except ValueError as error:
                 self.status.fail(f"{path}: {error}")
                 return
         self.priorities = found

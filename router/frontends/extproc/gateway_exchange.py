@@ -28,12 +28,14 @@ from router.frontends.extproc.messages import (
     OVERWRITE,
     ProcessingRequest,
     ProcessingResponse,
+    bytes_besides_body,
 )
 from router.frontends.extproc.metadata import POD_HEADER, addresses_in, peer_in
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.request_head import read_target
+from router.guards import Bound, OutOfBounds
 from router.request.error_responses import error_body, headers_too_large, too_many_headers
 from router.request.inbound import HeaderList, first_values
 from router.request.reading import with_field
@@ -43,6 +45,9 @@ _edits = BodyEdits()
 
 CHUNK_BYTES = 62_000
 """Envoy takes at most 64 KiB in one message."""
+METADATA_BYTES = 256 * 1024
+"""What a message may have in addition to headers and a body: metadata and attributes."""
+MAX_PSEUDO_HEADERS = 8
 _TEST_HEADER = b"test-epp-endpoint-selection"
 
 
@@ -100,6 +105,7 @@ class GatewayExchange:
         self._terms = terms
         self._app = terms.app
         self._memory, self._limits = terms.app.edge.body_memory, terms.app.edge.limits
+        self._bound = Bound("message of a gateway besides its body", self._limits.max_header_bytes + METADATA_BYTES)
         self._task = asyncio.current_task()
         self.on_disconnect: Callable[[], None] | None = None
         self.modes = Modes()
@@ -124,9 +130,13 @@ class GatewayExchange:
         if data is grpc.aio.EOF:
             return None
         try:
+            self._bound.check_size(bytes_besides_body(data))
             return ProcessingRequest.FromString(data)
         except DecodeError:
             await self._call.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of envoy.service.ext_proc.v3")
+            raise
+        except OutOfBounds as error:
+            await self._call.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"warmroute picker: {error}")
             raise
 
     async def read_response(self) -> Any | None:
@@ -187,7 +197,8 @@ class GatewayExchange:
 
     def _read_head(self, message: Any) -> frozenset[str]:
         """Read and check the headers. Returns the methods of the path, if it is forwarded to pods."""
-        pseudo, headers = _split(message.request_headers.headers.headers)
+        given, room = message.request_headers.headers.headers, self._limits.max_headers + MAX_PSEUDO_HEADERS
+        pseudo, headers = _split(given[:room])
         self.has_body = not message.request_headers.end_of_stream
         headers = translated(headers, self._terms.aliases)
         named = first_values(headers)
@@ -207,7 +218,10 @@ class GatewayExchange:
         if self._terms.trusts_test_header and (forced := named.get(_TEST_HEADER)):
             received.pods_allowed = frozenset(forced.decode("latin-1").replace(" ", "").split(","))
         methods = self._app.edge.methods(path)
-        received.refusal = MalformedRequest(fault) if fault else self._refusal(methods)
+        if len(given) > room:
+            received.refusal = too_many_headers(self._limits)
+        else:
+            received.refusal = MalformedRequest(fault) if fault else self._refusal(methods)
         return methods
 
     def _refusal(self, methods: frozenset[str]) -> RouterError | None:

@@ -89,6 +89,28 @@ ProcessingResponse: Any = CLASSES["ProcessingResponse"]
 HealthCheckRequest: Any = CLASSES["HealthCheckRequest"]
 HealthCheckResponse: Any = CLASSES["HealthCheckResponse"]
 
+_BODIES = (b"\x22\x0a", b"\x2a\x0a")
+"""How a message with a body of the request or response begins, but for the length behind the first byte."""
+
+
+def bytes_besides_body(data: bytes) -> int:
+    """The bytes of a `ProcessingRequest`, without those of a body that it begins with."""
+    begin = 1 + _length(data, 1)[1]
+    if data[:1] + data[begin : begin + 1] not in _BODIES:
+        return len(data)
+    return len(data) - _length(data, begin + 1)[0]
+
+
+def _length(data: bytes, begin: int) -> tuple[int, int]:
+    """A number of up to 4 bytes, and how many it has."""
+    number = 0
+    for place, byte in enumerate(data[begin : begin + 4]):
+        number |= (byte & 127) << 7 * place
+        if byte < 128:
+            return number, place + 1
+    return 0, 0
+
+
 NONE, BUFFERED, FULL_DUPLEX_STREAMED = 0, 2, 4
 """Modes in which Envoy sends bodies."""
 OVERWRITE = 2

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 POD_HEADER = b"x-gateway-destination-endpoint"
 _LB, _SUBSET = b"envoy.lb", b"envoy.lb.subset_hint"
 _SUBSET_KEY, _SERVED_KEY = POD_HEADER + b"-subset", POD_HEADER + b"-served"
+
+
+MAX_FIELDS, MAX_ADDRESSES = 64, 4096
+"""Fields that are looked at, and addresses that are read of one."""
 
 
 def addresses_in(message: Any) -> frozenset[str] | None:
@@ -32,18 +37,20 @@ def peer_in(message: Any) -> str:
 
 
 def _attribute(message: Any, name: bytes) -> str:
-    for extension in message.attributes:
-        for field in extension.value.fields:
+    for extension in islice(message.attributes, MAX_FIELDS):
+        for field in islice(extension.value.fields, MAX_FIELDS):
             if field.key == name:
                 return str(field.value.string_value.decode("latin-1"))
     return ""
 
 
 def _struct(structs: Any, name: bytes) -> Any:
-    return next((struct.value.fields for struct in structs if struct.key == name), ())
+    found = (struct.value.fields for struct in islice(structs, MAX_FIELDS) if struct.key == name)
+    return islice(next(found, ()), MAX_FIELDS)
 
 
 def _listed(value: Any) -> Iterator[str]:
     """The addresses in a list of texts, or in one text with commas."""
-    texts = [one.string_value for one in value.list_value.values] or value.string_value.split(b",")
+    texts = [one.string_value for one in islice(value.list_value.values, MAX_ADDRESSES)]
+    texts = texts or value.string_value.split(b",", MAX_ADDRESSES)[:MAX_ADDRESSES]
     return (text.strip().decode("latin-1") for text in texts if text.strip())

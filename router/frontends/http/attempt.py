@@ -93,6 +93,8 @@ async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitab
         try:
             return await attempt(candidate)
         except UpstreamError as error:
+            if isinstance(tracker, ContinuingTracker) and (planning := tracker.planning) is not None:
+                tracker.planned = await asyncio.to_thread(planning)
             following = tracker.failed(error, time.monotonic())
             if following is None:
                 raise

@@ -24,6 +24,8 @@ MAX_HEAD_BYTES = 4096
 """Maximum head of a part. One with a filename of 255 characters in both notations has 3,900 bytes."""
 SLICE_BYTES = 512 * 1024
 """Searched at once: at most 2 ms."""
+INLINE_BYTES = 64 * 1024
+"""Larger forms are checked in turns: a thousand parts take up to 8 ms."""
 _SHOWN_CHARACTERS = 100
 
 _CONTENT_TYPE = re.compile(
@@ -71,7 +73,7 @@ class Forms:
             raise
 
     async def _found(self, steps: Iterator[bytes], size_bytes: int, tenant: Tenant) -> list[bytes]:
-        if size_bytes <= SLICE_BYTES:
+        if size_bytes <= INLINE_BYTES:
             return [found for found in steps if found]
         models = []
         for number in count():

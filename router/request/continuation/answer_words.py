@@ -8,7 +8,9 @@ from typing import TypeAlias
 
 HALF = "\ufffd"
 """A text that ends with it ends inside a character."""
-_CONTEXT = 8
+MAX_HALF_TOKENS = 8
+"""A character of an answer has at most as many tokens."""
+CONTEXT = 8
 """Tokens in front that a text may depend on: tokenizers treat the first token of a text differently."""
 
 _CALLS = ("<tool_call>", "<｜tool▁calls▁begin｜>")
@@ -26,7 +28,7 @@ class AnswerWords:
 
     def text(self, ids: Sequence[int], begin: int, end: int, *, special: bool) -> str:
         """The text of a slice, as it is behind what is in front of it."""
-        context = max(begin - _CONTEXT, 0)
+        context = max(begin - CONTEXT, 0)
         before = self.text_of(ids[context:begin], special)
         return self.text_of(ids[context:end], special)[len(before) :]
 

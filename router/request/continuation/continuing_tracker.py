@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
@@ -19,10 +20,11 @@ from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.plan import Continue, Finish, Refuse, first_body, plan
+from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.stream import PodStream
+from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED, terms_of
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
@@ -34,8 +36,6 @@ MAX_CONTINUATIONS = 2
 DEATHS = frozenset({"connection", "error event"})
 MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
-MAX_REMEMBERED_BYTES = 1024 * 1024
-"""Limit of one stream: planning with more would stop the event loop for too long."""
 COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 """Pieces between two counts of what is remembered, unless they are large."""
 
@@ -75,6 +75,7 @@ class ContinuingTracker(Tracker):
         "_taken_bytes",
         "_terms",
         "_words",
+        "planned",
     )
 
     def __init__(
@@ -102,6 +103,8 @@ class ContinuingTracker(Tracker):
         self._cause, self._made = "", b""
         self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
         self._asks_ids = self._is_leaving = self._is_silent = self._joins = False
+        self.planned: StreamPlan | None = None
+        """What `planning` has returned, for the next call of `failed`."""
         self._last_s = 0.0
 
     @property
@@ -112,6 +115,15 @@ class ContinuingTracker(Tracker):
     def joins(self) -> bool:
         """Whether the stream is recorded, so that another pod may continue it."""
         return self._reader is not None
+
+    @property
+    def planning(self) -> Callable[[], StreamPlan] | None:
+        """The part of `failed` that takes up to 40 ms, to be computed in a thread before it; None where there is
+        none."""
+        reader = self._reader
+        if not self.has_sent or reader is None or isinstance(reader, RepeatedStream):
+            return None
+        return self._planning(reader)
 
     # --- events ---
 
@@ -271,7 +283,11 @@ class ContinuingTracker(Tracker):
             return Refuse(reader.record.forgotten or "differs")
         if isinstance(reader, RepeatedStream):
             return self._again(reader.said)
-        return plan(self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+        found, self.planned = self.planned, None
+        return found or self._planning(reader)()
+
+    def _planning(self, reader: PodStream) -> Callable[[], StreamPlan]:
+        return partial(plan, self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.answer_words import CONTEXT, AnswerWords
 from router.request.continuation.joined_usage import added_up, last_events
 from router.request.continuation.plan import Continue
 from router.request.continuation.record import Record, SaidCall
@@ -18,11 +18,11 @@ from router.request.continuation.stop_watch import Stopped, StopWatch
 from router.request.continuation.stream import Diverged, PodStream
 from router.request.continuation.stream_events import (
     DONE,
+    MAX_REMEMBERED_BYTES,
     Delta,
     StreamChoice,
     StreamEvent,
     fields_of,
-    ids_of,
     without_ids,
     written,
 )
@@ -53,8 +53,8 @@ class Joiner(PodStream):
         self._held = plan.held
         self._stops: StopWatch | None = None
         if terms.stops and plan.kept and words is not None:
-            ids, kept = [*plan.prompt, *self.record.ids], self.record.content.decode()
-            self._stops = StopWatch(terms.stops, ids, kept, words)
+            ids = [*plan.prompt[-CONTEXT:], *self.record.ids[-CONTEXT:]]
+            self._stops = StopWatch(terms.stops, ids, self.record.content.decode(), words)
 
     @property
     def current(self) -> Record:
@@ -74,7 +74,7 @@ class Joiner(PodStream):
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         if not self.has_begun:
-            self._begin(read)
+            self._begin()
             if read.choices and _is_role_alone(read.choices[0]):
                 return b""
         fields = fields_of(without_ids(event))
@@ -87,16 +87,21 @@ class Joiner(PodStream):
             raise ValueError("a choice that was not asked for")
         return self._joined(fields, read.choices[0])
 
-    def _begin(self, read: StreamEvent) -> None:
+    def _without_prompt(self) -> int:
+        """The prompt of a later pod is compared: it may have the ids of all that is remembered, and no more."""
+        if len(self._rest) > 2 * MAX_REMEMBERED_BYTES:
+            self.fault, self._rest = "event too large", bytearray()
+        return 0
+
+    def _begin(self) -> None:
         """Check that the pod reads the same prompt, and has taken the ids."""
         plan, self.has_begun = self._plan, True
-        given = read.prompt_ids
-        if given is None:
+        if not self.prompt:
             if plan.method == "ids":
                 raise Diverged("the pod has ignored the ids")
         elif not plan.prompt:
-            self.record.prompt = given
-        elif ids_of(given) != [*plan.prompt, *self.record.ids]:
+            self.record.prompt = self.prompt
+        elif self.prompt.translate(None, b" \r\n\t") != plan.sent:
             raise Diverged("the pod has another prompt")
 
     def _reasoning(self, usage: Any) -> int | None:

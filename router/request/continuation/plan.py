@@ -36,11 +36,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
-    """Another pod gets `body`. `method`: `retry`, `ids` or `replay`. `prompt` are the ids of the client's prompt."""
+    """Another pod gets `body`. `method`: `retry`, `ids` or `replay`. `prompt` are the ids of the client's prompt,
+    `sent` those of prompt and kept tokens, as JSON."""
 
     method: str
     body: bytes
     prompt: list[int]
+    sent: bytes = b""
     kept: int = 0
     held: str = ""
     """Text of the kept tokens that the client does not have yet."""
@@ -60,9 +62,9 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
         return Refuse("prompt ids")
     if record.is_finished:
         return _finish(terms, record, prompt, words, "")
-    again = first_body(body, terms) if asks_ids else body
+    again, sent = first_body(body, terms) if asks_ids else body, msgspec.json.encode(prompt)
     if not record.has_said:
-        return Continue(method="retry", body=again, prompt=prompt)
+        return Continue(method="retry", body=again, prompt=prompt, sent=sent)
     if terms.refusal:
         return Refuse(terms.refusal)
     reason = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
@@ -73,7 +75,7 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
         if not isinstance(found, str):
             return found
         reason = found
-    return Refuse(reason) if terms.no_replay else Continue(method="replay", body=again, prompt=prompt)
+    return Refuse(reason) if terms.no_replay else Continue(method="replay", body=again, prompt=prompt, sent=sent)
 
 
 def first_body(body: bytes, terms: Terms) -> bytes:
@@ -107,11 +109,14 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
     if not seam.kept:
         if terms.no_replay:
             return "nothing to keep"
-        return Continue(method="replay", body=first_body(body, terms), prompt=prompt)
+        sent = msgspec.json.encode(prompt)
+        return Continue(method="replay", body=first_body(body, terms), prompt=prompt, sent=sent)
+    sent = msgspec.json.encode([*prompt, *record.ids[: seam.kept]])
     return Continue(
         method="ids",
-        body=_body_from(seam, terms, record, prompt, body),
+        body=_body_from(seam, terms, record, sent, body),
         prompt=prompt,
+        sent=sent,
         kept=seam.kept,
         held=seam.held,
         reasoning=reasoning_tokens(prompt, record.ids[: seam.kept], words),
@@ -119,10 +124,10 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
     )
 
 
-def _body_from(seam: Seam, terms: Terms, record: Record, prompt: list[int], body: bytes) -> bytes:
+def _body_from(seam: Seam, terms: Terms, record: Record, sent: bytes, body: bytes) -> bytes:
     """The client's body for a pod that goes on at the seam: ids instead of a prompt, limits lowered."""
     fields: dict[str, Any] = dict(_BODY.decode(first_body(body, terms)))
-    ids = [*prompt, *record.ids[: seam.kept]]
+    ids = msgspec.Raw(sent)
     if terms.is_chat:
         fields["kv_transfer_params"] = {"prompt_token_ids": ids}
     else:

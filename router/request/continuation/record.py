@@ -48,11 +48,11 @@ class Record(msgspec.Struct):
         """Whether the client has something that another pod could contradict."""
         return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
-    def began(self, event: StreamEvent) -> None:
+    def began(self, event: StreamEvent, prompt: bytes) -> None:
         """Remember what the first event says of the whole stream."""
         self.id, self.created, self.model = event.id, event.created, event.model
-        if (given := event.prompt_ids) is not None:
-            self.prompt = given
+        if not self.forgotten:
+            self.prompt = prompt
 
     def add(self, choice: StreamChoice) -> None:
         """Remember a piece of the answer. Raises `ValueError` for log probabilities that cannot be read."""

@@ -13,13 +13,10 @@ from router.request.continuation.terms import Terms
 
 
 class Recorder(PodStream):
-    """`asks_ids`: whether this pod was asked for ids."""
-
-    __slots__ = ("asks_ids",)
+    __slots__ = ()
 
     def __init__(self, terms: Terms, *, asks_ids: bool) -> None:
-        super().__init__(terms, Record())
-        self.asks_ids = asks_ids
+        super().__init__(terms, Record(), asks_ids=asks_ids)
 
     def _unread(self, event: bytes) -> bytes:
         """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
@@ -32,7 +29,7 @@ class Recorder(PodStream):
         record = self.record
         if not self.has_begun:
             self.has_begun = True
-            record.began(read)
+            record.began(read, self.prompt)
         if not read.choices:
             return event
         if len(read.choices) > 1 or read.choices[0].index:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from router.request.continuation.answer_words import HALF, AnswerWords
+from router.request.continuation.answer_words import HALF, MAX_HALF_TOKENS, AnswerWords
 from router.request.continuation.record import Record
 from router.request.continuation.terms import Terms
 
-MAX_HALF_TOKENS = 8
-"""A character of an answer has at most as many tokens."""
 WINDOW_TOKENS = 128
 """The last tokens among which the seam is searched."""
 

@@ -8,9 +8,12 @@ from router.request.continuation.stream_events import (
     DONE,
     END,
     MAX_EVENT_BYTES,
+    MAX_REMEMBERED_BYTES,
     StreamEvent,
     is_given,
+    prompt_place,
     read_event,
+    split_prompt,
 )
 from router.request.continuation.terms import Terms
 
@@ -30,18 +33,24 @@ class PodStream:
         "_holds",
         "_rest",
         "_waiting",
+        "asks_ids",
         "differs",
         "fault",
         "has_begun",
         "held_bytes",
         "is_over",
+        "prompt",
         "record",
         "terms",
     )
 
-    def __init__(self, terms: Terms, record: Record) -> None:
+    def __init__(self, terms: Terms, record: Record, *, asks_ids: bool = True) -> None:
         self.terms = terms
         self.record = record
+        self.asks_ids = asks_ids
+        """Whether this pod was asked for ids, which the client has not asked for."""
+        self.prompt = b""
+        """The ids of the prompt as the pod has written them."""
         self.fault = ""
         """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
         self.is_over = False
@@ -69,6 +78,8 @@ class PodStream:
             return self._event(piece)
         begin = max(len(self._rest) - 1, 0)
         self._rest += piece
+        if len(self._rest) > MAX_REMEMBERED_BYTES and self.asks_ids and not self.has_begun:
+            begin = self._without_prompt()
         if len(self._rest) > MAX_EVENT_BYTES:
             self.fault, self._rest = "event too large", bytearray()
         if self._rest.find(END, begin) < 0:
@@ -76,6 +87,15 @@ class PodStream:
         events = bytes(self._rest).split(END)
         self._rest = bytearray(events.pop())
         return b"".join([self._event(event + END) for event in events])
+
+    def _without_prompt(self) -> int:
+        """Forget a prompt that is too long to be remembered while its ids come. Returns where the first event may
+        end."""
+        begin, end = prompt_place(self._rest)
+        if begin >= 0:
+            self.record.forget("too long")
+            del self._rest[begin : end if end >= 0 else None]
+        return max(begin, 0)
 
     def _with_line_feeds(self, piece: bytes) -> bytes:
         """The piece with LF for CRLF, of which it may have a part. Texts in JSON have both escaped."""
@@ -109,7 +129,10 @@ class PodStream:
             return event  # comments keep connections open
         if event in (DONE, b"data:[DONE]\n\n"):
             return self._done()
-        return self._read(event, read_event(event, is_first=not self.has_begun))
+        if self.asks_ids and not self.has_begun:
+            event, prompt = split_prompt(event)
+            self.prompt = prompt or self.prompt
+        return self._read(event, read_event(event))
 
     def _unread(self, event: bytes) -> bytes:
         """What the client gets of an event that cannot be read."""

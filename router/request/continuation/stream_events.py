@@ -13,15 +13,18 @@ END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 DATA = b"data:"
 MAX_EVENT_BYTES = 16 * 1024 * 1024
-"""The first event has the ids of the prompt, about 6 bytes a token."""
-_FIRST = Bound("first event", MAX_EVENT_BYTES, 4 * 1024 * 1024, b",")
+MAX_REMEMBERED_BYTES = 1024 * 1024
+"""Limit of one stream: planning with more would stop the event loop for too long."""
+_HEAD_BYTES = 64 * 1024
+"""Where the ids of the prompt begin in the first event, of about 6 bytes a token."""
+_IDS_BOUND = Bound("prompt ids", MAX_REMEMBERED_BYTES, MAX_REMEMBERED_BYTES)
 _EVENT = Bound("event", 1024 * 1024)
 MaybeRaw: TypeAlias = msgspec.Raw | msgspec.UnsetType
 """A value that is not decoded; it may be null."""
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _COMPACT = b'"token_ids":['
 _PROMPT_IDS = b'"prompt_token_ids":['
-_PROMPT_KEY = b'"prompt_token_ids":'
+_PROMPT = re.compile(rb'"prompt_token_ids": ?\[')
 _IDS = re.compile(rb'("(?:prompt_)?token_ids": ?)\[[^\]]*\]')
 
 
@@ -52,7 +55,6 @@ class StreamChoice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     logprobs: MaybeRaw = msgspec.UNSET
     token_ids: list[_Id] | None = None
-    prompt_token_ids: MaybeRaw = msgspec.UNSET
 
 
 class StreamEvent(msgspec.Struct, gc=False):
@@ -61,16 +63,7 @@ class StreamEvent(msgspec.Struct, gc=False):
     model: str = ""
     choices: list[StreamChoice] = []
     usage: MaybeRaw = msgspec.UNSET
-    prompt_token_ids: MaybeRaw = msgspec.UNSET
     error: MaybeRaw = msgspec.UNSET
-
-    @property
-    def prompt_ids(self) -> bytes | None:
-        """The list of the prompt's ids, if the event has one."""
-        for raw in (self.prompt_token_ids, *(choice.prompt_token_ids for choice in self.choices)):
-            if is_given(raw):
-                return bytes(raw)
-        return None
 
 
 class _ChatLogprobs(msgspec.Struct, gc=False):
@@ -85,16 +78,24 @@ _IDS_LIST = msgspec.json.Decoder(list[_Id])
 NULL = b"null"
 
 
-def read_event(event: bytes, *, is_first: bool = False) -> StreamEvent:
-    """An event with a JSON object. Next to the ids of the prompt, which are not decoded, the first has no more than
-    others. Raises `ValueError`."""
-    begin = event.find(_PROMPT_KEY) if is_first else -1
-    if begin < 0:
-        return _EVENT.json(event[len(DATA) :], _EVENTS)
-    end = event.find(b"]", begin)
-    _EVENT.check_size(len(event) - (end - begin))
-    _EVENT.check_items(sum(event.count(one, 0, begin) + event.count(one, end) for one in _EVENT.counted))
-    return _FIRST.json(event[len(DATA) :], _EVENTS)
+def read_event(event: bytes) -> StreamEvent:
+    """An event with a JSON object. Raises `ValueError`."""
+    return _EVENT.json(event[len(DATA) :], _EVENTS)
+
+
+def prompt_place(event: bytes | bytearray) -> tuple[int, int]:
+    """Where the ids of the prompt begin and end, without brackets; twice -1 where there are none, and -1 as the end of
+    a list that is not complete."""
+    found = _PROMPT.search(event, 0, _HEAD_BYTES)
+    return (found.end(), event.find(b"]", found.end())) if found is not None else (-1, -1)
+
+
+def split_prompt(event: bytes) -> tuple[bytes, bytes]:
+    """The first event with null for the ids of the prompt, and their list as it was written; b"" without one."""
+    begin, end = prompt_place(event)
+    if end < 0:
+        return event, b""
+    return event[: begin - 1] + NULL + event[end + 1 :], event[begin - 1 : end + 1]
 
 
 def fields_of(event: bytes) -> dict[str, Any]:
@@ -132,4 +133,4 @@ def logprob_count(raw: MaybeRaw) -> int:
 
 def ids_of(raw: bytes) -> list[int]:
     """A list of token ids. Raises `ValueError`."""
-    return _FIRST.json(raw, _IDS_LIST)
+    return _IDS_BOUND.json(raw, _IDS_LIST)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,14 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_facts import (
     CONVENTIONS,
+    MAX_UNKNOWN,
     NodePlace,
     label_facts,
     pod_configs,
     read_keys,
     unknown_annotations,
 )
-from router.feeds.discovery.kube_objects import KubePod
+from router.feeds.discovery.kube_objects import KubePod, pod_reader
 from router.types import Role
 
 ENGINES = Path(__file__).parents[3] / "helm/templates/engines.yaml"
@@ -162,6 +166,23 @@ def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[
     """`pod rejected`: it does not end the discovery of the others, nor take long."""
     with pytest.raises(ConfigError):
         found(labels)
+
+
+@pytest.mark.parametrize("name", ["engine", "role", "handoff", "pulls", "kv-events", "id", "zone"])
+def test_a_long_annotation_takes_less_than_5_ms(name: str) -> None:
+    pod = {"metadata": {"name": "a", "annotations": {f"warmroute.dev/{name}": "x" * 250_000}}, "status": {"podIP": "h"}}
+    written, taken = json.dumps(pod).encode(), []
+    for _ in range(5):
+        began_s = time.thread_time()
+        with suppress(ConfigError):
+            found(dict(pod_reader(frozenset())(written)[0].labels))
+        taken.append(time.thread_time() - began_s)
+    assert min(taken) < 0.005
+
+
+def test_few_of_many_unknown_annotations_are_reported() -> None:
+    labels = {f"warmroute.dev/rol{number}": "" for number in range(10_000)}
+    assert len(unknown_annotations(KubePod(key=("ns", "a"), uid="u", labels=labels))) == MAX_UNKNOWN
 
 
 def test_a_pod_does_not_decide_which_models_it_may_serve() -> None:

@@ -125,7 +125,7 @@ def test_the_first_event_has_no_more_than_others(choices: bytes, prompt: bytes) 
     assert reader.record.forgotten == "unreadable"
 
 
-@pytest.mark.parametrize("ids", [b"12345," * 200_000 + b"1", b""])
+@pytest.mark.parametrize("ids", [b"12345," * 170_000 + b"1", b""])
 def test_a_long_prompt_is_remembered(ids: bytes) -> None:
     reader = recorder()
     reader.feed(b'data: {"id":"a","prompt_token_ids":[%b],"choices":[{"index":0,"delta":{"role":"a"}}]}\n\n' % ids)
