@@ -106,7 +106,7 @@ class Vllm(EngineAdapter):
         return next((reason for text, reason in _PAUSES.items() if text in said), "")
 
     def fault(self, faults: bytes, pod: Pod) -> str:
-        """Of a pod without a rank, all engines must have one: its front end has others to send a request to."""
+        """A pod without a rank has a fault only if all its engines have one: else its front end uses the others."""
         reported = decode(faults, _Faults)
         own = [one for one in reported.engines if pod.dp_rank in (None, one.id)] if reported else []
         if not own or any(one.status == "healthy" for one in own):
