@@ -19,7 +19,7 @@ from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
 from router.frontends.http.upstream import upstream_pools
-from router.index.events import UndecodableBatch, decode_batch, parse_frames
+from router.index.events import UndecodableBatch, parse_frames
 from router.index.holders import HolderId
 from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
@@ -27,6 +27,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import BlockPlace, Keys
 from router.types import BlockHash, BlocksCleared, Generation, Pod
 from router.wiring.cluster_member import redis_address
+from tests.index.decoding import decode_batch
 from tests.policy.scenes import make_pod
 
 TIMEOUT_S = 5.0

@@ -143,6 +143,8 @@ class EngineAdapter:
     """Cheap enough for one request a second; 200 means healthy."""
     metrics_path: str = "/metrics"
     gauges: LoadGauges
+    faults_path: str = ""
+    """Where its ranks report faults that the health path does not show."""
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
     kv_events_flag: str = ""
@@ -174,6 +176,10 @@ class EngineAdapter:
 
     def pause_reason(self, said: bytes) -> str:
         """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
+        return ""
+
+    def fault(self, faults: bytes, pod: Pod) -> str:
+        """Which of these faults keeps the pod from serving; "" if none does."""
         return ""
 
     def continues(self, pod: Pod) -> bool:

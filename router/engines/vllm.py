@@ -46,6 +46,16 @@ class _Version(msgspec.Struct):
     version: ReportedText = ""
 
 
+class _Rank(msgspec.Struct):
+    id: int
+    status: ReportedText
+    fault_info: ReportedText = ""
+
+
+class _Faults(msgspec.Struct):
+    engines: list[_Rank]
+
+
 class Vllm(EngineAdapter):
     owner = "vllm"
     image_names = ("vllm",)
@@ -55,6 +65,7 @@ class Vllm(EngineAdapter):
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         rank_label="engine",
     )
+    faults_path = "/fault_tolerance/status"
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
     kv_events_flag = '--kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq"}'
     returns_token_ids = True
@@ -93,6 +104,14 @@ class Vllm(EngineAdapter):
 
     def pause_reason(self, said: bytes) -> str:
         return next((reason for text, reason in _PAUSES.items() if text in said), "")
+
+    def fault(self, faults: bytes, pod: Pod) -> str:
+        """A pod without a rank has a fault only if all its engines have one: else its front end uses the others."""
+        reported = decode(faults, _Faults)
+        own = [one for one in reported.engines if pod.dp_rank in (None, one.id)] if reported else []
+        if not own or any(one.status == "healthy" for one in own):
+            return ""
+        return f"the engine reports that rank {own[0].id} is {own[0].status}: {own[0].fault_info}".rstrip(": ")
 
     def continues(self, pod: Pod) -> bool:
         return takes_prompt_tokens(pod)

@@ -1,7 +1,7 @@
 """Probes the health of each pod, and fetches the description of a new pod before it gets traffic.
 
-Only the engine's health path counts: failures go to the breaker, a success admits the pod. /v1/models and /metrics do
-not count, because a busy engine answers them late.
+Only the engine's health path counts: failures go to the breaker, a success admits the pod, or drains it as long as the
+engine reports a fault. /v1/models and /metrics do not count, because a busy engine answers them late.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, UpstreamError
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
@@ -37,6 +38,9 @@ class _Seen:
     described_epoch: int = 0
     refused: bool = False
     reasons: LoggedOnce = field(default_factory=LoggedOnce)
+    reports_faults: bool = False
+    fault: str = ""
+    """Why it is drained."""
     listed_at_s: float = 0.0
     """When its adapters were last read."""
 
@@ -94,9 +98,24 @@ class ProbeFeed:
         serving = status.state is PodState.READY and seen.described_epoch > 0
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
+        fault = await self._fault(status.pod, seen)
+        if fault != seen.fault and (seen.fault or status.state is not PodState.DRAINING):
+            self.fleet.event(pod_id, PodEvent.DRAIN if fault else PodEvent.UNDRAIN, reason=fault)
+            seen.fault = fault
         if self.fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
             seen.reasons.clear()
             await self._list_adapters(pod_id, seen)
+
+    async def _fault(self, pod: Pod, seen: _Seen) -> str:
+        """The fault that keeps a pod from serving although its health check succeeds."""
+        if not seen.reports_faults:
+            return ""
+        adapter = ENGINES[pod.engine]
+        try:
+            return adapter.fault(await self.fetch(pod, adapter.faults_path, self.config.health_timeout_s), pod)
+        except UpstreamError as error:
+            seen.reports_faults = not (isinstance(error, UpstreamBroken) and error.status == HTTPStatus.NOT_FOUND)
+            return seen.fault if seen.reports_faults else ""
 
     async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
         """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`."""
@@ -127,7 +146,7 @@ class ProbeFeed:
         now = self.fleet.same_epoch(pod)
         if now is None:
             return False
-        seen.described_epoch = pod.epoch
+        seen.described_epoch, seen.reports_faults = pod.epoch, bool(ENGINES[pod.engine].faults_path)
         self.on_described(now.pod, facts)
         return self.fleet.same_epoch(pod) is not None
 

@@ -10,11 +10,13 @@ import secrets
 from collections import deque
 
 from router.hashing import hashes_ahead
+from router.index.assumed import AssumedWindows
 from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
+from router.index.predicted import Prediction
 from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
@@ -33,7 +35,7 @@ class BlockMap:
         """What a test has shown of a pod; None where no known rule explained its hits."""
         self._ahead_tokens: dict[PodId, int] = {}
         """How many tokens behind a block the hashes of a pod include, if any."""
-        self.estimated: set[PodId] = set()
+        self.estimated: dict[PodId, AssumedWindows] = {}
         """Those of them that do not announce which blocks they have."""
 
     @property
@@ -53,15 +55,10 @@ class BlockMap:
             self._masks.forget(pod)
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
-            self.estimated.discard(pod)
+            self.estimated.pop(pod, None)
             self._ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
-
-    def orphans(self, pod: PodId) -> int:
-        """Stored blocks of `pod` that were dropped because their parent is unknown."""
-        holder = self._holders.get(pod)
-        return holder.orphans if holder else 0
 
     def size_blocks(self, pod: PodId) -> int:
         """Engine blocks of `pod` in the map."""
@@ -115,20 +112,30 @@ class BlockMap:
             for habits in tested.values():
                 self.learn(pod, habits)
             return
-        rule = holder.rule
-        for change in holder.apply(event):
+        rule, changes = holder.rule, holder.apply(event)
+        self._follow(pod, holder, rule)
+        for change in changes:
             self._masks.apply(pod, change)
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
-        self._follow(pod, holder, rule)
+
+    def computed(self, sent: Prediction) -> None:
+        """A pod of `estimated` has computed this prompt."""
+        holder = self._holders[sent.pod]
+        if holder.rule is not None:
+            for change in self.estimated[sent.pod].computed(holder.rule, sent, holder.generation.block_size_tokens):
+                self._masks.apply(sent.pod, change)
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
         if holder.ahead_tokens:
             self._ahead_tokens[pod] = holder.ahead_tokens
         if holder.rule is not None and holder.rule is not before:
+            if self.estimated.pop(pod, None) is not None:
+                self._masks.forget(pod)
             self._masks.follow(pod, holder.rule)
             self.ruled.add(pod)
-            (self.estimated.discard if holder.rule.has_full else self.estimated.add)(pod)
+            if not holder.rule.has_full:
+                self.estimated[pod] = AssumedWindows()
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

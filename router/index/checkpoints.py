@@ -1,21 +1,19 @@
 """Where will hits be able to end on a pod that is computing a prompt, if its windows and states keep checkpoints?
 
-Covers the time from a dispatch to the engine's events, or longer where these do not say what is kept. A checkpoint is
-identified by the block in front of it, whose chain hash identifies the whole prefix. Methods take the time, which must
-not go backwards.
+Covers the time from a dispatch to the engine's events. A checkpoint is identified by the block in front of it, whose
+chain hash identifies the whole prefix. Methods take the time, which must not go backwards.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 
 from router.types import BlockHash, BlocksByTier, PodId
 
 UNTIL_EVENTS_S = 3.0
-"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count."""
-MAX_COMPUTED = 1 << 16
-"""Computed prompts whose checkpoints count."""
+"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count, or what is
+assumed of the pod."""
 
 
 class Checkpoints:
@@ -24,9 +22,8 @@ class Checkpoints:
     def __init__(self) -> None:
         self._ends: dict[BlockHash, dict[PodId, int]] = {}
         """By block and pod, the number of prompts that keep a checkpoint behind it."""
-        self._computed: list[tuple[float, int, PodId, Sequence[BlockHash]]] = []
-        """Heap of the computed prompts: until when they count, a number, and what they keep."""
-        self._number = 0
+        self._computed: deque[tuple[float, PodId, Sequence[BlockHash]]] = deque()
+        """The computed prompts: until when they count, and what they keep."""
 
     def __len__(self) -> int:
         return sum(map(len, self._ends.values()))
@@ -36,13 +33,10 @@ class Checkpoints:
             pods = self._ends.setdefault(block, {})
             pods[pod] = pods.get(pod, 0) + 1
 
-    def confirm(self, pod: PodId, ends: Sequence[BlockHash], until_s: float) -> None:
-        """The prompt is computed: its checkpoints count until then."""
+    def confirm(self, pod: PodId, ends: Sequence[BlockHash], now_s: float) -> None:
+        """The prompt is computed."""
         if ends:
-            self._number += 1
-            heappush(self._computed, (until_s, self._number, pod, ends))
-            if len(self._computed) > MAX_COMPUTED:
-                self.withdraw(*heappop(self._computed)[2:])
+            self._computed.append((now_s + UNTIL_EVENTS_S, pod, ends))
 
     def withdraw(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
         for block in ends:
@@ -56,7 +50,7 @@ class Checkpoints:
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, up to the last checkpoint in the prompt. O(blocks) while there are any."""
         while self._computed and self._computed[0][0] <= now_s:
-            self.withdraw(*heappop(self._computed)[2:])
+            self.withdraw(*self._computed.popleft()[1:])
         found: dict[PodId, BlocksByTier] = {}
         if not self._ends:
             return found
@@ -67,9 +61,9 @@ class Checkpoints:
 
     def forget(self, pod: PodId) -> None:
         """Drop what counts for computed prompts."""
-        kept = [one for one in self._computed if one[2] != pod]
-        for one in self._computed:
-            if one[2] == pod:
-                self.withdraw(*one[2:])
-        self._computed = kept
-        heapify(kept)
+        computed, self._computed = self._computed, deque()
+        for one in computed:
+            if one[1] == pod:
+                self.withdraw(pod, one[2])
+            else:
+                self._computed.append(one)

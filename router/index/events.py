@@ -113,11 +113,6 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
     return None if sequence < 0 else (sequence, frames[-1])
 
 
-def decode_batch(payload: bytes) -> tuple[KvEvent, ...]:
-    """The events of a message that can be indexed. Raises as `decode_events`."""
-    return tuple(event for event in decode_events(payload) if event is not None)
-
-
 def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
     """The cache changes of one scheduler step, each decoded when it is asked for: None for one that cannot be indexed,
     of an unknown type or kind of attention. Raises `OutOfBounds` for

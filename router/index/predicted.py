@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from router.hashing import hash_array
-from router.index.checkpoints import UNTIL_EVENTS_S, Checkpoints
+from router.index.checkpoints import Checkpoints
 from router.index.shared import common_blocks
 from router.types import BlockHash, BlocksByTier, PodId
 
@@ -137,16 +137,14 @@ class PredictedIndex:
         self.checkpoints.begin(pod, ends)
         return prediction
 
-    def confirm(self, prediction: Prediction, now_s: float) -> None:
+    def confirm(self, prediction: Prediction, now_s: float) -> bool:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. No effect if the pod has been forgotten since. O(runs)."""
+        to live applies to all blocks of the pod. False, and no effect, if the pod has been forgotten since. O(runs)."""
         dispatched = prediction._dispatched
         if prediction not in dispatched.pending:
-            return
+            return False
         dispatched.pending.remove(prediction)
-        has_events = prediction.capacity_blocks is None
-        kept_s = min(prediction.ttl_s, UNTIL_EVENTS_S) if has_events else prediction.ttl_s
-        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s + kept_s)
+        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, run = dispatched.queue, prediction._run
         if ttl_s != dispatched.ttl_s or not queue:
@@ -171,6 +169,7 @@ class PredictedIndex:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
             )
+        return True
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
@@ -183,12 +182,6 @@ class PredictedIndex:
                 held.pending -= 1
                 self._remove_if_unused(run, pod, held)
                 run = run.parent
-
-    def record(
-        self, pod: PodId, hashes: Sequence[BlockHash], now_s: float, *, ttl_s: float, capacity_blocks: int | None = None
-    ) -> None:
-        """`begin` and `confirm`."""
-        self.confirm(self.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks), now_s)
 
     def match(self, hashes: Sequence[BlockHash], now_s: float = -math.inf) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier. Without a time, nothing expires. O(runs x pods that have

@@ -133,7 +133,8 @@ class LocalStore:
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
-        self.predicted.confirm(prediction, now_s)
+        if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
+            self._announced.computed(prediction)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
@@ -147,6 +148,9 @@ class LocalStore:
     ) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
         announced, predicted = self._announced.match(prefix), self._predicted(prefix, now_s)
+        for estimated in (announced, predicted) if self.estimated else ():
+            for pod in self.estimated.keys() & estimated.keys():
+                estimated[pod] = round(sum(estimated[pod]) * self._measured.share(self._classes[pod])), 0, 0, 0
         if not announced and not known:
             return predicted
         blocks = dict(known or announced)
@@ -163,8 +167,6 @@ class LocalStore:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
-        for pod in self.estimated & kept.keys() if kept else ():
-            kept[pod] = round(kept[pod][0] * self._measured.share(self._classes[pod])), 0, 0, 0
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:

@@ -8,11 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
+from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker, EjectionRules
@@ -292,3 +294,83 @@ async def test_a_drained_pod_returns_through_a_probe(world: Probing, running: Ru
         world.fleet.event("a", PodEvent.UNDRAIN)
         await until(lambda: world.is_in(PodState.READY))
     assert len(world.described) == 1
+
+
+FAULTS = "/fault_tolerance/status"
+
+
+def faults(*statuses: str) -> bytes:
+    """As vLLM 0.33 answers with `--enable-fault-tolerance` (read in its source, and in that of 0.32; not run)."""
+    engines = [
+        {"id": rank, "status": status} | ({} if status == "healthy" else {"fault_info": "RuntimeError"})
+        for rank, status in enumerate(statuses)
+    ]
+    return msgspec.json.encode({"schema_version": 1, "total_engines": len(engines), "engines": engines})
+
+
+@pytest.mark.parametrize("status", ["unhealthy", "dead"])
+async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(
+    status: str, world: Probing, running: Running, until: Until
+) -> None:
+    world.pod.answers[FAULTS] = faults("healthy")
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.pod.answers[FAULTS] = faults(status)
+        await until(lambda: world.is_in(PodState.DRAINING))
+        assert world.fleet.state_reason("a") == f"the engine reports that rank 0 is {status}: RuntimeError"
+        world.pod.statuses[FAULTS] = 500
+        asked = world.pod.asked[FAULTS]
+        await until(lambda: world.pod.asked[FAULTS] > asked + 3)
+        assert world.is_in(PodState.DRAINING), "no answer is no news"
+        del world.pod.statuses[FAULTS]
+        world.pod.answers[FAULTS] = faults("healthy")
+        await until(lambda: world.is_in(PodState.READY))
+
+
+async def test_a_pod_with_a_fault_does_not_join(world: Probing, running: Running, until: Until) -> None:
+    world.pod.answers[FAULTS] = faults("unhealthy")
+    async with running(world.probes.run()):
+        await until(lambda: world.pod.asked[FAULTS] > 3)
+        assert world.is_in(PodState.DRAINING)
+
+
+async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(
+    world: Probing, running: Running, until: Until
+) -> None:
+    world.pod.answers[FAULTS] = faults("healthy")
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.event("a", PodEvent.DRAIN)
+        for answer in (faults("dead"), faults("healthy")):
+            world.pod.asked[FAULTS] = 0
+            world.pod.answers[FAULTS] = answer
+            await until(lambda: world.pod.asked[FAULTS] > 3)
+        assert world.is_in(PodState.DRAINING)
+
+
+async def test_a_pod_that_reports_no_faults_is_asked_for_them_once(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """Most engines run without `--enable-fault-tolerance`."""
+    async with running(world.probes.run()):
+        await until(lambda: world.pod.asked["/health"] > 5)
+    assert world.is_in(PodState.READY) and world.pod.asked[FAULTS] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "rank", "drains"),
+    [
+        (faults("healthy", "dead"), None, False),
+        (faults("unhealthy", "dead"), None, True),
+        (faults("healthy", "dead"), 0, False),
+        (faults("healthy", "dead"), 1, True),
+        (faults("dead"), 3, False),
+        (faults(), None, False),
+        (b"[]", None, False),
+    ],
+)
+def test_the_faults_of_ranks_that_a_pod_does_not_need_are_no_fault(
+    answer: bytes, rank: int | None, drains: bool
+) -> None:
+    """Without a rank of its own, its front end can use any that is healthy."""
+    assert bool(ENGINES["vllm"].fault(answer, make_pod("a", dp_rank=rank))) == drains

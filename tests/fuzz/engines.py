@@ -20,9 +20,10 @@ from router.engines.prometheus import samples
 from router.guards import OutOfBounds, OutOfRange
 from router.hashing import hash_array, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import U64, UndecodableBatch, decode_batch, parse_frames
+from router.index.events import U64, UndecodableBatch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
 from tests.fuzz.bodies import JSON
+from tests.index.decoding import decode_batch
 from tests.policy.scenes import make_pod
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from router.index.events import decode_batch
 from router.types import BlocksStored
+from tests.index.decoding import decode_batch
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 SESSIONS: list[dict[str, Any]] = json.loads(VECTORS.read_text())["events"] if VECTORS.exists() else []

@@ -134,7 +134,7 @@ def test_an_orphan_is_counted_and_dropped() -> None:
     """A late replay lacks the parent; the orphan's children have no parent either."""
     blocks = after(stored(72, 73, parent=71, start=2), stored(74, parent=73, start=6), placeholder(75, tier=Tier.CPU))
     assert blocks.match(prompt()) == {}
-    assert (blocks.orphans("a"), blocks.block_holders) == (4, 0)
+    assert (blocks._holders["a"].orphans, blocks.block_holders) == (4, 0)
 
 
 def test_a_block_stays_until_its_last_copy_is_removed() -> None:
@@ -200,7 +200,7 @@ def test_a_new_epoch_keeps_nothing_of_the_previous_one() -> None:
     blocks = after(stored(71))
     blocks.add_holder("a", GENERATION)
     blocks.apply("a", stored(72, parent=71, start=2))
-    assert blocks.match(prompt()) == {} and blocks.orphans("a") == 1
+    assert blocks.match(prompt()) == {} and blocks._holders["a"].orphans == 1
 
 
 def test_events_of_unknown_pods_are_ignored() -> None:
@@ -208,7 +208,7 @@ def test_events_of_unknown_pods_are_ignored() -> None:
     blocks = after(stored(71))
     blocks.forget("a")
     blocks.apply("a", stored(71))
-    assert blocks.match(prompt()) == {} and blocks.orphans("a") == 0 and blocks.rejected_reason("a") == ""
+    assert blocks.match(prompt()) == {} and blocks.rejected_reason("a") == ""
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from router.guards import OutOfBounds
 from router.hashing import hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import UndecodableBatch, decode_batch, parse_frames
+from router.index.events import UndecodableBatch, parse_frames
 from router.types import (
     AttentionKind,
     BlocksCleared,
@@ -28,6 +28,7 @@ from router.types import (
     Tier,
 )
 from tests.examples import examples
+from tests.index.decoding import decode_batch
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",

@@ -15,6 +15,7 @@ from router.index.evicted import GHOST_SHARE, MAX_GHOSTS, MAX_REUSE, PRIOR_REUSE
 from router.index.holders import HolderFacts
 from router.index.predicted import PredictedIndex
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
+from tests.index.dispatches import record
 from tests.policy.scenes import BLOCK, prompt
 
 MODEL = "m"
@@ -174,9 +175,9 @@ def test_pods_without_events_are_followed_by_their_predicted_capacity() -> None:
     gone: list[tuple[str, list[int], int]] = []
     predicted = PredictedIndex()
     predicted.on_evict = lambda pod, blocks, held: gone.append((pod, list(blocks), held))
-    predicted.record("a", [1, 2, 3], 0.0, ttl_s=60, capacity_blocks=4)
+    record(predicted, "a", [1, 2, 3], 0.0, ttl_s=60, capacity_blocks=4)
     assert gone == []
-    predicted.record("a", [7, 8, 9], 1.0, ttl_s=60, capacity_blocks=4)
+    record(predicted, "a", [7, 8, 9], 1.0, ttl_s=60, capacity_blocks=4)
     assert gone == [("a", [2, 3], 4)]
     predicted.forget("a")
     assert len(gone) == 1

@@ -11,10 +11,10 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
+from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
 from tests.policy.scenes import make_pod
 

@@ -10,11 +10,12 @@ import xxhash
 from router.hashing import generation_seed, hash_ahead, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
-from router.index.events import decode_batch, split_events
+from router.index.events import split_events
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
 from router.sim.mock.event_publisher import encode_batch
 from router.types import BlocksRemoved, BlocksStored, Generation, PromptPrefix
+from tests.index.decoding import decode_batch
 from tests.policy.scenes import make_pod
 
 POD, BLOCK = "pod", 16

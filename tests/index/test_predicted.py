@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from router.index import predicted
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import PodId
+from tests.index.dispatches import record
 
 TTL_S = 10.0
 
@@ -25,7 +26,7 @@ def blocks(index: PredictedIndex, hashes: list[int], now_s: float = 0.0) -> dict
 def recorded(*prompts: list[int], capacity_blocks: int | None = None) -> PredictedIndex:
     index = PredictedIndex()
     for at_s, prompt in enumerate(prompts):
-        index.record("a", prompt, float(at_s), ttl_s=TTL_S, capacity_blocks=capacity_blocks)
+        record(index, "a", prompt, float(at_s), ttl_s=TTL_S, capacity_blocks=capacity_blocks)
     return index
 
 
@@ -61,18 +62,18 @@ def test_a_prompt_longer_than_the_cache_keeps_its_first_blocks() -> None:
 def test_a_forgotten_pod_has_no_blocks() -> None:
     """Other pods keep theirs."""
     index = recorded([1, 2])
-    index.record("b", [1], 0.0, ttl_s=TTL_S)
+    record(index, "b", [1], 0.0, ttl_s=TTL_S)
     index.forget("a")
     index.forget("nobody")
     assert blocks(index, [1, 2]) == {"b": 1}
-    index.record("a", [1, 2], 0.0, ttl_s=TTL_S)
+    record(index, "a", [1, 2], 0.0, ttl_s=TTL_S)
     assert blocks(index, [1, 2]) == {"a": 2, "b": 1}
 
 
 def test_a_new_ttl_applies_to_all_blocks_of_a_pod() -> None:
     """A pod that starts to publish events needs a short one."""
     index = recorded([1])
-    index.record("a", [2], 0.0, ttl_s=1.0)
+    record(index, "a", [2], 0.0, ttl_s=1.0)
     assert blocks(index, [1], 0.5) == {"a": 1}
     assert blocks(index, [1], 1.0) == {}
 
@@ -136,7 +137,7 @@ def test_it_matches_as_a_plain_list_does(
     for pod, prompt, pause_s, ttl_s, capacity in steps:
         now_s += pause_s
         if prompt:
-            index.record(pod, prompt, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
+            record(index, pod, prompt, now_s, ttl_s=ttl_s, capacity_blocks=capacity)
             naive.setdefault(pod, NaivePod()).record(prompt, now_s, ttl_s, capacity)
         else:
             index.forget(pod)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.index.hit_probe import CacheHabits
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.sim.virtual.layered_pod import new_pod
@@ -28,6 +27,7 @@ from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import AttentionKind, Generation, LayerType, PromptPrefix
+from tests.index.decoding import decode_batch
 from tests.live.engines import HOME
 from tests.policy.scenes import LLAMA_8B
 

@@ -25,7 +25,7 @@ TOKENIZERS = {"gptoss": HOME / "model" / "tiny-gptoss"}
 """Others: Qwen3's."""
 VOCABULARY = 150_000
 FLAGS = ("--load-format", "dummy")
-BLOCKS = {"gemma3": 900, "gptoss": 400, "qwen3next": 160}
+BLOCKS = {"gemma3": 900, "gptoss": 400, "qwen3next": 160, "mistral": 400}
 """GPU blocks of a pod, too few for all sessions. Qwen3-Next has blocks of 256 tokens."""
 NGRAM = "-ngram"
 """With n-gram speculation, which drops no block."""
@@ -71,6 +71,7 @@ HITS = {
     "gemma3": "full + window 128, checkpoints",
     "gptoss": "full + window 128, checkpoints",
     "qwen3next": "full + state, checkpoints",
+    "mistral": "window 128, upper bound",
 }
 """What the test of a pod's hits shows."""
 

@@ -18,9 +18,10 @@ import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch, parse_frames
+from router.index.events import parse_frames
 from router.index.sequence import StreamPosition, Verdict
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PodId, PromptPrefix, Tier
+from tests.index.decoding import decode_batch
 
 RECORDING = Path(__file__).parent / "goldens" / "vllm_events.jsonl"
 LINES: list[dict[str, Any]] = [json.loads(line) for line in RECORDING.read_text("utf-8").splitlines()]
@@ -92,7 +93,7 @@ def test_every_request_finds_as_many_tokens_as_the_map_has(blocks: BlockMap, gen
             expected = 0 if was_reset else cached_tokens(blocks, prefix_of(line, generation))
             assert line["cached_tokens"] == expected, line["body"]
         was_reset = line["kind"] == "reset"
-    assert blocks.orphans(POD) == 0
+    assert blocks._holders[POD].orphans == 0
     assert blocks.rejected_reason(POD) == ""
 
 

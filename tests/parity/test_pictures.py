@@ -17,7 +17,6 @@ import pytest
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_array, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import media_parts
 from router.prompt.pictures.expansion import expanded, hash_pictures
@@ -28,6 +27,7 @@ from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
 from router.wiring.tokenizer_files import TokenizerSource
+from tests.index.decoding import decode_batch
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3
 
@@ -93,7 +93,7 @@ def test_pictures_and_blocks_are_those_of_the_engine(block: int) -> None:
             assert cached_tokens(blocks, prefix) == line["cached_tokens"], line["body"]
             compared += 1
     assert compared >= 20
-    assert blocks.orphans(POD) == 0
+    assert blocks._holders[POD].orphans == 0
 
 
 def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:

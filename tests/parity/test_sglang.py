@@ -15,11 +15,11 @@ from xxhash import xxh3_64_hexdigest
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
+from tests.index.decoding import decode_batch
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS
 from tests.parity.test_events import decoded, frames
@@ -70,7 +70,7 @@ def test_the_map_has_what_the_radix_cache_has(block_tokens: int) -> None:
             hashes = hash_blocks(token_array(tokens), block_tokens, generation_seed(generation))
             prefix = PromptPrefix(generation, token_array(tokens), hashes)
             assert sum(blocks.match(prefix).get(POD, NOTHING)) * block_tokens == cached, step["step"]
-    assert blocks.orphans(POD) == 0
+    assert blocks._holders[POD].orphans == 0
     assert blocks.rejected_reason(POD) == ""
     assert {step["step"] for step in steps} == {"insert", "evict", "flush"}
 

@@ -13,6 +13,7 @@ from router.index.predicted import PredictedIndex
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
 from router.types import PrefixMatch, PromptPrefix
+from tests.index.dispatches import record
 from tests.policy.scenes import BLOCK, POLICIES, SPEED, pod, prompt_of, ready, request, scene
 
 PODS = 4
@@ -51,7 +52,7 @@ class City:
 
     def dispatch(self, chosen: Candidate, asked: PromptPrefix, now_s: float) -> None:
         lease = self.ledger.book(chosen.pod, asked.token_count, chosen.cached_tokens, now_s)
-        self.index.record(chosen.pod.id, asked.hashes, now_s, ttl_s=3600)
+        record(self.index, chosen.pod.id, asked.hashes, now_s, ttl_s=3600)
         self.free_at_s[chosen.pod.id] = max(self.free_at_s[chosen.pod.id], now_s) + lease.prefill_ms / 1000
         heapq.heappush(self.prefilling, (self.free_at_s[chosen.pod.id], lease.id, lease))
         self.work_ms[chosen.pod.id] += lease.prefill_ms

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
-from router.index.events import decode_batch
 from router.index.hit_probe import CacheHabits
 from router.sim.mock.event_publisher import encode_batch
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PromptPrefix
 from tests.examples import examples
+from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import SESSIONS, Sent, requests
 from tests.policy.scenes import LLAMA_8B
 

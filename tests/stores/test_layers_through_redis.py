@@ -18,7 +18,6 @@ from router.feeds.self_test import SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
-from router.index.events import decode_batch
 from router.index.hit_probe import CacheHabits
 from router.index.holders import HolderFacts, KnownHolder
 from router.publisher.published_holder import PublishedHolder, PublishTiming
@@ -29,6 +28,7 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
 from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
+from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
 from tests.policy.scenes import fleet_of, make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process

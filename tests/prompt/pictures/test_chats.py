@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Backend
 
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.events import decode_batch
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import MAX_KEYS, TOKENS
 from router.prompt.pictures.learnt import LearntPictures
@@ -30,6 +29,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlocksStored, Endpoint, Generation, InferenceRequest, PromptPrefix
 from tests.examples import examples
+from tests.index.decoding import decode_batch
 from tests.prompt.conftest import ZOO
 
 BLOCK = 4
