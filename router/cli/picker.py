@@ -7,7 +7,6 @@ import gc
 import signal
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,8 +64,8 @@ def _run(config: RouterConfig, options: PickerOptions) -> None:
     from router.frontends.http.server import SocketServer
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.malloc_tuning import release_free_memory, tune_malloc
-    from router.wiring.picker_front import build_pick_forwarder
-    from router.wiring.program import Front, Program
+    from router.wiring.picker_front import picker_front
+    from router.wiring.program import Program
     from router.wiring.prompts import preloaded
 
     tune_malloc()
@@ -75,8 +74,7 @@ def _run(config: RouterConfig, options: PickerOptions) -> None:
     load = preloaded(config.models, MistakeList(options.config))
     gc.enable()
     policies, files = options.policies or shipped("policies"), StartupFiles(config, options.config)
-    front = Front(partial(build_pick_forwarder, config.picker), hands_over=True)
-    program = Program(config, policies, all_priors(config.priors), load, files=files, front=front)
+    program = Program(config, policies, all_priors(config.priors), load, files=files, front=picker_front(config.picker))
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)

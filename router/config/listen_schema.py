@@ -72,6 +72,9 @@ class PickerListen(Strict):
     message_timeout_s: PositiveFloat = 0.2
     """`message_timeout` of the gateway's filter, which only counts where it buffers requests: one that would take
     longer is refused by then."""
+    requests: Literal["gateway", "picker"] = "gateway"
+    """Who sends requests to pods: the gateway, to the pod that the picker names; or the picker, whose response the
+    gateway passes on. Then requests are tried again, streams continued and KV pulled as by `warmroute serve`."""
     prefill: Literal["picker", "sidecar"] = "picker"
     """Who sends the prefill requests of handoffs: the picker, before it names the decode pod, whose body then names the
     KV; or llm-d's sidecar in the decode pod, which reads the prefill pod from `x-prefiller-host-port`."""

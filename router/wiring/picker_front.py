@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from router.config.edge_schema import Edge
 from router.config.listen_schema import PickerListen
 from router.frontends.extproc.picks import PickForwarder
@@ -12,6 +14,15 @@ from router.frontends.step_executor import StepExecutor
 from router.observe.metrics import Metrics
 from router.request.attempt_rules import FactsLookup
 from router.request.core import Core
+from router.wiring.http_front import build_forwarder
+from router.wiring.program import Front
+
+
+def picker_front(picker: PickerListen) -> Front:
+    """Serves gateways: names the pods of requests, or sends requests to them."""
+    if picker.requests == "picker":
+        return Front(build_forwarder, has_objectives=True)
+    return Front(partial(build_pick_forwarder, picker), hands_over=True, has_objectives=True)
 
 
 def build_pick_forwarder(

@@ -86,10 +86,11 @@ log = structlog.get_logger()
 
 
 class Front(NamedTuple):
-    """How requests come in. `hands_over`: see `AttemptRules`."""
+    """How requests come in. `hands_over`: see `AttemptRules`. `has_objectives`: of gateways."""
 
     build: Callable[[Core, StepExecutor, UpstreamPools, Edge, FactsLookup, Metrics], Forwarder]
     hands_over: bool = False
+    has_objectives: bool = False
 
 
 HTTP_FRONT = Front(build_forwarder)
@@ -307,7 +308,7 @@ class Program:
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
-        if self._front.hands_over and self._config.admission is not None:
+        if self._front.has_objectives and self._config.admission is not None:
             feeds |= self.pods.sources.objectives()
         if self._quota_feed is not None:
             feeds["quotas"] = self._quota_feed.run

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,8 +30,8 @@ from router.prompt.template import ChatTemplate  # noqa: E402
 from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig  # noqa: E402
 from router.sim.mock_engine import MockEngine, running_engines  # noqa: E402
 from router.types import PodSpeed, Role  # noqa: E402
-from router.wiring.picker_front import build_pick_forwarder  # noqa: E402
-from router.wiring.program import Front, Program  # noqa: E402
+from router.wiring.picker_front import picker_front  # noqa: E402
+from router.wiring.program import Program  # noqa: E402
 from tests.loaded_tokenizers import loaded_tokenizer  # noqa: E402
 from tests.policy.scenes import LLAMA_8B  # noqa: E402
 from tests.stories.conftest import SOURCE, TEMPLATE  # noqa: E402
@@ -215,7 +214,7 @@ def picker() -> Pick:
                 probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=False),
                 **config,
             )
-            front = Front(partial(build_pick_forwarder, settings.picker), hands_over=True)
+            front = picker_front(settings.picker)
             priors = load_priors(shipped("config") / "models")
             program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
             async with program.run():

@@ -15,6 +15,20 @@ WIRE_TYPES = {9: 12, 14: 5}
 """Text is sent as bytes are, and an enumeration as an int32."""
 
 
+_PACKAGE = "envoy.service.ext_proc.v3"
+NEWER: dict[str, dict[str, Any]] = {
+    f"{_PACKAGE}.ProcessingResponse": {
+        "11": ["streamed_immediate_response", 11, False, f"{_PACKAGE}.StreamedImmediateResponse"]
+    },
+    f"{_PACKAGE}.StreamedImmediateResponse": {
+        "1": ["headers_response", 11, False, f"{_PACKAGE}.HttpHeaders"],
+        "2": ["body_response", 11, False, f"{_PACKAGE}.StreamedBodyResponse"],
+    },
+}
+"""What xds-protos has otherwise, as in Envoy's external_processor.proto. `tests/live_envoy/test_answers.py` shows that
+Envoys read it so."""
+
+
 def described(message: Any, known: dict[str, Any]) -> dict[str, Any]:
     """By full name, the fields of a message and of those in it: name, type on the wire, whether repeated, message."""
     if message.full_name not in known:
@@ -37,6 +51,8 @@ def main() -> None:
     messages: dict[str, Any] = {}
     for root in (envoy.ProcessingRequest, envoy.ProcessingResponse):
         described(root.DESCRIPTOR, messages)
+    for name, fields in NEWER.items():
+        messages.setdefault(name, {}).update(fields)
     recorded = {"messages": messages, "request": request.SerializeToString().hex()}
     RECORDED.write_text(json.dumps(recorded, sort_keys=True, separators=(",", ":")) + "\n")
 

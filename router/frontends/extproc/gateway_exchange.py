@@ -85,8 +85,10 @@ def modes_of(message: Any) -> Modes:
     return Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
 
 
-def unsupported(modes: Modes) -> str:
-    """Why the picker cannot serve a filter with these modes; "" if it can."""
+def unsupported(modes: Modes, *, answers: bool) -> str:
+    """Why the picker cannot serve a filter with these modes; "" if it can. `answers`: by itself."""
+    if answers and modes.request != FULL_DUPLEX_STREAMED:
+        return "set processing_mode.request_body_mode to FULL_DUPLEX_STREAMED, or picker.requests to gateway"
     if modes.request not in (FULL_DUPLEX_STREAMED, BUFFERED):
         return "set processing_mode.request_body_mode to FULL_DUPLEX_STREAMED or BUFFERED"
     if modes.response not in (FULL_DUPLEX_STREAMED, NONE):
@@ -99,6 +101,8 @@ class GatewayExchange:
 
     http_1_0 = streams = was_slow = False
     keep_alive = True
+    answers = False
+    """Whether the picker sends the request to a pod itself."""
 
     def __init__(self, call: Any, terms: GatewayTerms) -> None:
         self._call = call
@@ -159,7 +163,7 @@ class GatewayExchange:
         if first is None:
             return
         self.modes = modes_of(first)
-        if why := unsupported(self.modes):
+        if why := unsupported(self.modes, answers=self.answers):
             log.warning("refused a gateway", why=why)
             await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
         if not first.HasField("request_headers"):

@@ -45,11 +45,13 @@ SCHEMA = {
     "PartResponse": "response:1:CommonResponse",
     "TrailersResponse": "",
     "HttpStatus": "code:1:enum",
+    "StreamedImmediateResponse": "response/headers_response:1:HttpHeaders response/body_response:2:StreamedBody",
     "ImmediateResponse": "status:1:HttpStatus headers:2:HeaderMutation body:3:bytes",
     "ProcessingResponse": "response/request_headers:1:PartResponse response/response_headers:2:PartResponse "
     "response/request_body:3:PartResponse response/response_body:4:PartResponse "
     "response/request_trailers:5:TrailersResponse response/response_trailers:6:TrailersResponse "
-    "response/immediate_response:7:ImmediateResponse dynamic_metadata:8:Struct",
+    "response/immediate_response:7:ImmediateResponse dynamic_metadata:8:Struct "
+    "response/streamed_immediate_response:11:StreamedImmediateResponse",
     "HealthCheckRequest": "service:1:bytes",
     "HealthCheckResponse": "status:1:enum",
 }

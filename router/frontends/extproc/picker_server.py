@@ -16,6 +16,7 @@ import grpc
 from router.config.listen_schema import ListenTls
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
+from router.frontends.extproc.answering_exchange import AnsweringExchange
 from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
 from router.frontends.extproc.llm_d import aliases
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
@@ -39,6 +40,7 @@ class PickerServer:
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
         self._terms = GatewayTerms(app, names, priority, config.picker.test_header)
+        self._exchange = AnsweringExchange if config.picker.requests == "picker" else GatewayExchange
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [
             ("grpc.max_receive_message_length", config.limits.max_body_bytes + _OVERHEAD_BYTES),
@@ -101,7 +103,7 @@ class PickerServer:
         """Serve one stream, which is one request."""
         task = asyncio.current_task()
         assert task is not None
-        exchange = GatewayExchange(call, self._terms)
+        exchange = self._exchange(call, self._terms)
         self._exchanges[exchange] = task
         try:
             await exchange.serve()

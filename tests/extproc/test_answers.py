@@ -1,0 +1,137 @@
+"""A picker that sends requests to pods itself, and whose responses the gateway passes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+grpc: Any = pytest.importorskip("grpc")
+
+from router.frontends.extproc.messages import BUFFERED, NONE  # noqa: E402
+from router.sim.mock.faults import Fault, FaultKind  # noqa: E402
+from tests.extproc.conftest import Pick, Stream, chat  # noqa: E402
+
+pytestmark = [pytest.mark.net, pytest.mark.anyio]
+ANSWERS = {"requests": "picker"}
+
+
+async def response_of(stream: Stream, body: bytes | None = None, **head: Any) -> tuple[dict[str, str], bytes]:
+    """Send a whole request. Returns the headers of the response, and its body."""
+    await stream.head(**head)
+    await stream.send(request_body={"body": chat() if body is None else body, "end_of_stream": True})
+    return await rest_of(stream)
+
+
+async def rest_of(stream: Stream) -> tuple[dict[str, str], bytes]:
+    first = (await stream.receive()).streamed_immediate_response
+    headers = {one.key.decode(): one.raw_value.decode() for one in first.headers_response.headers.headers}
+    body = b""
+    while (message := await stream.receive()) is not None:
+        piece = message.streamed_immediate_response.body_response
+        assert len(piece.body) < 64 * 1024, "Envoy takes no more"
+        body += piece.body
+        if piece.end_of_stream:
+            assert await stream.receive() is None
+            return headers, body
+    raise AssertionError(f"{await stream.call.code()} {await stream.call.details()}")
+
+
+async def test_the_response_of_the_pod_passes(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        headers, body = await response_of(picking.stream())
+        assert headers[":status"] == "200" and headers["x-warmroute-pod"] in picking.pods
+        assert len(body) == int(headers["content-length"])
+        assert msgspec.json.decode(body)["usage"]["completion_tokens"] == 4
+        await picking.until(lambda: picking.results() == {"ok": 1})
+        assert picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0
+
+
+async def test_events_pass_as_they_come(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        headers, body = await response_of(picking.stream(), chat(stream=True, max_tokens=200))
+        assert headers["content-type"].startswith("text/event-stream")
+        assert body.count(b"data: ") > 100 and body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_large_response_is_cut_into_pieces_that_envoy_takes(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        text = "Hello " * 60_000
+        headers, body = await response_of(picking.stream(), chat(text, echo=True), path="/tokenize")
+        assert headers[":status"] == "200" and len(body) > 100_000
+
+
+async def test_pods_that_die_before_they_answer_cost_no_request(picker: Pick) -> None:
+    """The gateway would have the address of one pod, and fail. Two of three pods die."""
+    async with picker(3, picker=ANSWERS) as picking:
+        for engine in picking.engines[:2]:
+            engine.inject(Fault(kind=FaultKind.DIE_BEFORE_ANSWER))
+        for number in range(6):
+            headers, _ = await response_of(picking.stream(), chat(f"question {number}"))
+            assert headers[":status"] == "200"
+
+
+async def test_errors_have_the_shape_of_their_api(picker: Pick) -> None:
+    async with picker(picker=ANSWERS, limits={"max_body_bytes": 1000}) as picking:
+        headers, body = await response_of(picking.stream(), chat(model="nope"), path="/v1/messages")
+        assert (headers[":status"], headers["content-type"]) == ("404", "application/json")
+        assert msgspec.json.decode(body)["type"] == "error"
+        headers, _ = await response_of(picking.stream(), chat("Hello " * 1000))
+        assert headers[":status"] == "413"
+
+
+async def test_the_pages_of_the_router_itself_are_answered(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head("/v1/models", "GET")
+        headers, body = await rest_of(stream)
+        assert headers[":status"] == "200"
+        assert msgspec.json.decode(body)["data"][0]["id"] == "demo"
+
+
+async def test_a_client_that_leaves_frees_its_pod(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": chat(stream=True, max_tokens=4000), "end_of_stream": True})
+        assert (await stream.receive()) is not None
+        stream.call.cancel()
+        await picking.until(lambda: sum(picking.results().values()) == 1)
+        assert picking.leases == 0
+
+
+async def test_events_of_a_picker_that_stops_end_with_an_error(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        for engine in picking.engines:
+            engine.inject(Fault(kind=FaultKind.SILENCE, after_chunks=5))
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": chat(stream=True, max_tokens=100), "end_of_stream": True})
+        waiting = asyncio.create_task(rest_of(stream))
+        await picking.until(lambda: picking.leases)
+        await picking.server.close(0.0, 0.5)
+        _, body = await waiting
+        assert b"event: error" in body and body.endswith(b"\n\n")
+
+
+async def test_a_response_that_breaks_does_not_look_whole(picker: Pick) -> None:
+    raw = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999999\r\n\r\n" + "1, " * 3_000_000
+    async with picker(picker=ANSWERS) as picking:
+        for engine in picking.engines:
+            engine.inject(Fault(kind=FaultKind.RAW, raw=raw))
+        with pytest.raises(grpc.aio.AioRpcError) as broken:
+            await response_of(picking.stream())
+        assert broken.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert picking.leases == 0
+
+
+async def test_a_gateway_that_buffers_is_told_what_to_set(picker: Pick) -> None:
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head(modes=(BUFFERED, NONE))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.receive()
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "FULL_DUPLEX_STREAMED" in str(refused.value.details())
