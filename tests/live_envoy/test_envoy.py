@@ -43,8 +43,9 @@ SETUPS: dict[str, tuple[Change, ...]] = {
     "duplex": (DUPLEX,),
     "original_dst": (original_dst,),
     "buffered": (BUFFERED,),
+    "answering": (),
 }
-PICKER = {"message_timeout_s": 5.0}
+PICKER: dict[str, Any] = {"message_timeout_s": 5.0}
 """As in the configuration of Envoy; it counts where Envoy buffers."""
 REQUESTS = 1000
 
@@ -52,7 +53,8 @@ REQUESTS = 1000
 @pytest.fixture(scope="module", params=SETUPS)
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
     setup, limits = SETUPS[request.param], {"max_body_bytes": 64 << 20}
-    with running_gateway(*setup, engines=3, picker=PICKER, limits=limits) as running:
+    picker = PICKER | ({"requests": "picker"} if request.param == "answering" else {})
+    with running_gateway(*setup, engines=3, picker=picker, limits=limits) as running:
         yield running
 
 
