@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -82,5 +83,8 @@ class AnsweringExchange(GatewayExchange):
             self._writer = asyncio.ensure_future(self._write())
 
     async def _write(self) -> None:
-        while self._messages:
-            await self._call.write(self._messages.popleft())
+        """Where the gateway has reset the stream, gRPC cancels the request."""
+        with suppress(grpc.aio.BaseError):
+            while self._messages:
+                await self._call.write(self._messages.popleft())
+        self._messages.clear()
