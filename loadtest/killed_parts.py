@@ -42,6 +42,9 @@ from router.cli.child_processes import (
 )
 from router.cli.load_driver import LoadDriver
 from router.cli.options import writable
+from router.errors import ConnectFailed
+from router.frontends.http.upstream import UpstreamPool
+from router.request.inbound import IncomingResponse
 from router.types import Endpoint
 from tests.redis_process import RedisProcess, redis_process
 
@@ -101,13 +104,21 @@ class Parts:
     publisher: Part
     redis: RedisProcess
     client: httpx.AsyncClient
+    away: set[str] = field(default_factory=set)
+    """URLs of routers that are not ready: a balancer sends them nothing."""
+
+    def exchange(self, pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
+        """Send a request to a router that is ready."""
+        if pool.pod in self.away:
+            raise ConnectFailed("the router is not ready")
+        return pool.exchange(message)
 
     @property
     def logs(self) -> list[Path]:
         return [log for router in self.routers for log in router.folder.glob(f"{router.name}-*.log")]
 
     async def until_trusted(self, *, continues: bool) -> None:
-        """Wait until all routers trust all pods."""
+        """Wait until all routers trust all pods; then they are ready."""
         for router, url in zip(self.routers, self.urls, strict=True):
 
             async def trusted(admin: str = url.admin) -> bool | None:
@@ -115,6 +126,7 @@ class Parts:
                     return await all_pods_trusted(client, PLAN.pods, continues=continues) or None
 
             await router.process.until(trusted)
+        self.away.clear()
 
     async def continued(self) -> Counter[str]:
         """What the routers have counted since their starts, by labels."""
@@ -193,6 +205,7 @@ async def _kill_publisher(parts: Parts) -> None:
 
 
 async def _kill_router(parts: Parts) -> None:
+    parts.away.add(parts.urls[0].public)
     await _restart(parts.routers[:1])
 
 
@@ -273,7 +286,7 @@ async def _run(names: Sequence[str], per_s: float, tokens: int, rest_s: float, *
     cancel_on_sigterm()
     async with _parts(continues=continues) as parts:
         await parts.until_trusted(continues=continues)
-        with closing(LoadDriver([url.public for url in parts.urls], lambda _: None)) as driver:
+        with closing(LoadDriver([url.public for url in parts.urls], lambda _: None, parts.exchange)) as driver:
             sending = asyncio.create_task(send_steadily(driver, per_s, lambda number: _asked(number, tokens)))
             found = Run(parts, driver, tokens, rest_s, continues)
             await asyncio.sleep(2 * rest_s)
