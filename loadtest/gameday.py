@@ -208,7 +208,8 @@ async def run_incident(
         p99_before_ms=p99_s * 1000,
         p99_after_ms=ttft_p99_s(served, begun_s, end_s) * 1000,
         requests=len(served),
-        errors=sum(bool(one.error) for one in served),
+        failed=sum(bool(one.error) and one.ttft_s is None for one in served),
+        cut=sum(bool(one.error) and one.ttft_s is not None for one in served),
         others=[one for one in alerts.firing.first_s if one != incident.alert],
         before=before,
     )
