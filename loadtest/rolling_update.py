@@ -116,7 +116,7 @@ async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues
         await asking
         metrics = (await client.get("/metrics")).text
         answers = counted(driver.served, tokens, {}, [router.log])
-    return Rollout(continues, round(replaced_s, 1), answers, +continuations(metrics))
+    return Rollout(continues, round(replaced_s, 1), answers, dict(continuations(metrics)))
 
 
 async def _engine(stack: AsyncExitStack, number: int, folder: Path) -> Engine:

@@ -70,7 +70,7 @@ def continuations(metrics: str) -> Counter[str]:
     """What a router has counted, by labels."""
     lines = [line for line in metrics.splitlines() if line.startswith("warmroute_continuations_total{")]
     found = [line.removeprefix("warmroute_continuations_total").rsplit(" ", 1) for line in lines]
-    return Counter({labels: int(float(value)) for labels, value in found})
+    return Counter({labels: int(float(value)) for labels, value in found if float(value)})
 
 
 def _logged(request_id: str, logs: Sequence[Path]) -> str:
