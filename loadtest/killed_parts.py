@@ -152,7 +152,7 @@ async def _parts(*, continues: bool) -> AsyncIterator[Parts]:
             listen = [str(port), "--admin-port", str(admin_port)]
             routers.append(Part(f"router-{number}", ["serve", *command, *listen], stack, folder))
             urls.append(RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"))
-        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=60))
+        client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=None))
         yield Parts(pods, routers, urls, publisher, redis, client)
 
 
