@@ -37,6 +37,8 @@ class Finding:
     """Answers without a token."""
     cut: int
     """Answers that ended after their first token."""
+    error_texts: Sequence[str]
+    """Of the first ones."""
     others: Sequence[str]
     """Other alerts that fired."""
     before: Sequence[str]

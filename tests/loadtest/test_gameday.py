@@ -28,6 +28,7 @@ FOUND = Finding(
     requests=1,
     failed=0,
     cut=0,
+    error_texts=(),
     others=(),
     before=(),
 )
