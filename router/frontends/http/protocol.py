@@ -186,7 +186,8 @@ class EdgeProtocol(asyncio.Protocol):
         self._deadlines.disarm()
         client = taken_over(self.transport, rest, self.connection_lost, self._deadlines)
         tasks = self._state.tasks
-        tasks.add(task := self._loop.create_task(self._edge.serve_websocket(received, client)))
+        client.serving = task = self._loop.create_task(self._edge.serve_websocket(received, client))
+        tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     def pause_writing(self) -> None:

@@ -17,6 +17,7 @@ import httptools
 
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.client_deadlines import ClientDeadlines
+from router.frontends.http.connection import MAX_FIELDS
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamSender
@@ -54,6 +55,7 @@ class WebSocketClient(TunnelEnd):
 
     started = False
     was_slow = False
+    serving: asyncio.Task[None] | None = None
 
     @property
     def disconnected(self) -> bool:
@@ -64,6 +66,11 @@ class WebSocketClient(TunnelEnd):
         self.started = True
         lines = [b"HTTP/1.1 101 Switching Protocols", *map(b": ".join, headers)]
         self.writer.write(b"\r\n".join([*lines, b"", b""]))
+
+    def left(self) -> None:
+        """The client has closed the connection: do not wait for a pod any more."""
+        if self.serving is not None and not self.started:
+            self.serving.cancel()
 
 
 class WebSocketTunnels:
@@ -113,11 +120,13 @@ class WebSocketTunnels:
             raise UpstreamTimeout(f"pod {pod.id} did not respond within {timeout_s:g} s", pod=pod.id) from error
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
             raise UpstreamBroken(f"pod {pod.id}: no response to the websocket", pod=pod.id) from error
-        first, *lines = head[:-4].split(b"\r\n")
+        first, *lines = head.splitlines()  # also at a lone CR or LF, which a client may take for the end of a line
         if not first.startswith(b"HTTP/1.1 101"):
             shown = first[:100].decode("latin-1")
             raise UpstreamBroken(f"pod {pod.id} answered `{shown}` instead of a websocket", pod=pod.id)
-        split = [line.partition(b":") for line in lines]
+        if len(lines) > MAX_FIELDS:
+            raise UpstreamBroken(f"pod {pod.id}: headers are more than the limit", pod=pod.id)
+        split = [line.partition(b":") for line in lines if line]
         return [(name.strip().lower(), value.strip()) for name, _, value in split]
 
 
@@ -165,10 +174,17 @@ class _Streams(asyncio.StreamReaderProtocol):
     """The protocol of a connection that was handed over, whose client must still read in time. `on_lost`: of the
     protocol that it had before."""
 
+    client: WebSocketClient
+
     def __init__(self, reader: asyncio.StreamReader, on_lost: OnLost, deadlines: ClientDeadlines) -> None:
-        super().__init__(reader, loop=asyncio.get_running_loop())
+        self._running = asyncio.get_running_loop()
+        super().__init__(reader, loop=self._running)
         self._on_lost = on_lost
         self._deadlines = deadlines
+
+    def eof_received(self) -> bool | None:
+        self._running.call_soon(self.client.left)  # a task that is cancelled before its first step releases nothing
+        return super().eof_received()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -180,6 +196,7 @@ class _Streams(asyncio.StreamReaderProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._running.call_soon(self.client.left)
         self._on_lost(exc)
 
 
@@ -194,7 +211,8 @@ def taken_over(
     streams.connection_made(transport)
     if rest:
         reader.feed_data(rest)
-    return WebSocketClient(reader, asyncio.StreamWriter(transport, streams, reader, loop))
+    streams.client = WebSocketClient(reader, asyncio.StreamWriter(transport, streams, reader, loop))
+    return streams.client
 
 
 def asks_for_websocket(parser: httptools.HttpRequestParser, headers: HeaderList) -> bool:
