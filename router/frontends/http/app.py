@@ -24,12 +24,11 @@ from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
-from router.fleet.fleet import Fleet
+from router.fleet.fleet import Fleet, ServedName
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
-from router.types import PodStatus
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -46,6 +45,8 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
 
 
 MAX_ECHOED_CHARACTERS = 200
+CARDS_AT_ONCE = 500
+"""Model cards that are made in one turn of the event loop: at most 1 ms."""
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
 
@@ -121,22 +122,27 @@ def bare_app(
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
-    def usable(request: Request) -> dict[str, dict[str, Any]]:
-        """The cards of the models that the tenant may use. `EdgeProtocol` sets the tenant of every request to /v1."""
-        may_use, cards = request.state.tenant.may_use, model_cards(fleet.snapshot.pods)
-        return {name: card for name, card in cards.items() if (found := fleet.resolve(name)) and may_use(*found)}
+    def card(request: Request, name: str) -> dict[str, Any] | None:
+        """The model card, if the tenant may use the model. `EdgeProtocol` sets the tenant of every request to /v1."""
+        served = fleet.served.get(name)
+        return model_card(name, served) if served is not None and request.state.tenant.may_use(*served[0]) else None
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        body = msgspec.json.encode({"object": "list", "data": list(usable(request).values())})
+        cards = []
+        for at, name in enumerate(list(fleet.served)):
+            cards.append(card(request, name))
+            if at % CARDS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        body = msgspec.json.encode({"object": "list", "data": list(filter(None, cards))})
         return Response(body, media_type="application/json")
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        card = usable(request).get(name)
-        if card is None:
+        found = card(request, name)
+        if found is None:
             raise UnknownModel(f"The model `{name}` does not exist.", param="model")
-        return JSONResponse(card)
+        return JSONResponse(found)
 
 
 def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: OnRefused) -> None:
@@ -189,20 +195,11 @@ def _malformed(error: RequestValidationError) -> MalformedRequest:
     return MalformedRequest(f"{key or 'body'}: {first['msg'].removeprefix('Value error, ')}", param=key or None)
 
 
-def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
-    """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
-    cards: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        pod, base_model, adapters = status.pod, status.pod.base_model or None, frozenset(status.pod.adapters)
-        for name in (*pod.models, *pod.adapters):
-            card = cards.setdefault(
-                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
-            )
-            if name in adapters:
-                card["parent"] = base_model
-            if pod.max_model_len_tokens is not None:
-                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
-    return cards
+def model_card(name: str, served: ServedName) -> dict[str, Any]:
+    """The OpenAI model card of a model or adapter."""
+    (base_model, adapter), max_model_len = served
+    card = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
+    return card | {"parent": base_model if base_model != adapter else None} if adapter else card
 
 
 log = structlog.get_logger()
