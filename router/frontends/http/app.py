@@ -15,7 +15,6 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
-from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet, ServedName
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
@@ -44,7 +43,6 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-MAX_ECHOED_CHARACTERS = 200
 CARDS_AT_ONCE = 500
 """Model cards that are made in one turn of the event loop: at most 1 ms."""
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -157,11 +155,6 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
         assert isinstance(error, RouterError)
         return refuse(request, error)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return refuse(request, _malformed(error))
-
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -186,13 +179,6 @@ def _forwarding_hint(path: str) -> str:
         " The router forwards the OpenAI and Anthropic inference paths; "
         f"its operator can add this one under {operators}."
     )
-
-
-def _malformed(error: RequestValidationError) -> MalformedRequest:
-    """The first mistake with its key, without the value, which may be a secret."""
-    first = error.errors()[0]
-    key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
-    return MalformedRequest(f"{key or 'body'}: {first['msg'].removeprefix('Value error, ')}", param=key or None)
 
 
 def model_card(name: str, served: ServedName) -> dict[str, Any]:
