@@ -189,6 +189,17 @@ async def test_a_response_that_breaks_does_not_look_whole(picker: Pick) -> None:
         assert picking.leases == 0
 
 
+async def test_a_message_as_large_as_a_whole_body_is_not_buffered(picker: Pick) -> None:
+    """Bodies come in pieces, and only these count in `limits.max_held_bytes`."""
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": b" " * (2 << 20)})
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.receive()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_a_gateway_that_buffers_is_told_what_to_set(picker: Pick) -> None:
     async with picker(picker=ANSWERS) as picking:
         stream = picking.stream()
