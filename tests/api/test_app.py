@@ -18,7 +18,7 @@ from router.admission.tenant import OPEN_TENANT
 from router.config.schema import Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
-from router.frontends.http.app import CARDS_AT_ONCE, App, public_app
+from router.frontends.http.app import App, public_app
 from router.frontends.http.http_edge import HttpEdge
 from tests.api.test_admin import POD, SMALL, error_of
 from tests.policy.scenes import make_pod
@@ -165,7 +165,7 @@ async def test_thousands_of_adapters_of_a_pod_do_not_block_requests(router: Publ
         turns += 1
     cards = {card["id"]: card for card in listing.result().json()["data"]}
     assert (len(cards), cards["7999"]["parent"], "parent" in cards["base"]) == (8001, "base", False)
-    assert turns > 8000 / CARDS_AT_ONCE
+    assert turns > 100
 
 
 async def test_models_cost_no_more_where_many_pods_serve_them(router: PublicEndpoints) -> None:

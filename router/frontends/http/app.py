@@ -23,7 +23,8 @@ from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
-from router.fleet.fleet import Fleet, ServedName
+from router.feeds.supervise import in_turns
+from router.fleet.fleet import Fleet
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
@@ -43,8 +44,6 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-CARDS_AT_ONCE = 500
-"""Model cards that are made in one turn of the event loop: at most 1 ms."""
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
 
@@ -121,18 +120,18 @@ def bare_app(
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
     def card(request: Request, name: str) -> dict[str, Any] | None:
-        """The model card, if the tenant may use the model. `EdgeProtocol` sets the tenant of every request to /v1."""
+        """OpenAI's model card, if the tenant may use the model or adapter. `EdgeProtocol` sets the tenant."""
         served = fleet.served.get(name)
-        return model_card(name, served) if served is not None and request.state.tenant.may_use(*served[0]) else None
+        if served is None or not request.state.tenant.may_use(*served[0]):
+            return None
+        (base_model, adapter), max_model_len = served
+        found = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
+        return found | {"parent": base_model if base_model != adapter else None} if adapter else found
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        cards = []
-        for at, name in enumerate(list(fleet.served)):
-            cards.append(card(request, name))
-            if at % CARDS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        body = msgspec.json.encode({"object": "list", "data": list(filter(None, cards))})
+        cards = [found async for name in in_turns(list(fleet.served)) if (found := card(request, name)) is not None]
+        body = msgspec.json.encode({"object": "list", "data": cards})
         return Response(body, media_type="application/json")
 
     @app.get("/v1/models/{name:path}")
@@ -179,13 +178,6 @@ def _forwarding_hint(path: str) -> str:
         " The router forwards the OpenAI and Anthropic inference paths; "
         f"its operator can add this one under {operators}."
     )
-
-
-def model_card(name: str, served: ServedName) -> dict[str, Any]:
-    """The OpenAI model card of a model or adapter."""
-    (base_model, adapter), max_model_len = served
-    card = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
-    return card | {"parent": base_model if base_model != adapter else None} if adapter else card
 
 
 log = structlog.get_logger()

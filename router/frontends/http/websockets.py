@@ -55,7 +55,6 @@ class WebSocketClient(TunnelEnd):
 
     started = False
     was_slow = False
-    serving: asyncio.Task[None] | None = None
 
     @property
     def disconnected(self) -> bool:
@@ -66,11 +65,6 @@ class WebSocketClient(TunnelEnd):
         self.started = True
         lines = [b"HTTP/1.1 101 Switching Protocols", *map(b": ".join, headers)]
         self.writer.write(b"\r\n".join([*lines, b"", b""]))
-
-    def left(self) -> None:
-        """The client has closed the connection: do not wait for a pod any more."""
-        if self.serving is not None and not self.started:
-            self.serving.cancel()
 
 
 class WebSocketTunnels:
@@ -177,14 +171,13 @@ class _Streams(asyncio.StreamReaderProtocol):
     client: WebSocketClient
 
     def __init__(self, reader: asyncio.StreamReader, on_lost: OnLost, deadlines: ClientDeadlines) -> None:
-        self._running = asyncio.get_running_loop()
-        super().__init__(reader, loop=self._running)
+        super().__init__(reader, loop=asyncio.get_running_loop())
         self._on_lost = on_lost
         self._deadlines = deadlines
 
-    def eof_received(self) -> bool | None:
-        self._running.call_soon(self.client.left)  # a task that is cancelled before its first step releases nothing
-        return super().eof_received()
+    def eof_received(self) -> bool:
+        """Whether the client may still read: else it has left before a pod answered, and the connection is closed."""
+        return bool(super().eof_received()) and self.client.started
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -196,7 +189,6 @@ class _Streams(asyncio.StreamReaderProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._running.call_soon(self.client.left)
         self._on_lost(exc)
 
 
