@@ -121,6 +121,10 @@ class Holders:
         """The holder that is this pod."""
         return self._publishers.get(pod_id)
 
+    def pod_of(self, holder: KnownHolder) -> PodId:
+        """The pod that this holder is, or ""."""
+        return self._pod_ids.get(holder.name, "")
+
     def learn(self, pod_id: PodId, habits: CacheHabits) -> None:
         """A test has shown this of the pod's cache."""
         self._habits[pod_id] = habits
@@ -128,7 +132,7 @@ class Holders:
 
     def rule(self, holder: KnownHolder) -> HitRule | None:
         """What a hit on it needs, according to what it publishes and to a test of the pod; None: every block."""
-        habits = self._habits.get(self._pod_ids.get(holder.name, ""), CacheHabits())
+        habits = self._habits.get(self.pod_of(holder), CacheHabits())
         return habits.rule(holder.announced_rule) if holder.rule or habits.drops_block else None
 
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:

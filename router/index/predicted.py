@@ -203,6 +203,18 @@ class PredictedIndex:
                 break
         return found
 
+    def computing(self, pod: PodId, hashes: Sequence[BlockHash]) -> int:
+        """Leading blocks of prompts that `pod` has not computed yet. O(runs)."""
+        start = 0
+        while start < len(hashes) and (run := self._runs.get(hashes[start])) is not None:
+            if (held := run.held.get(pod)) is None or not held.pending:
+                break
+            common = common_blocks(run.blocks, hashes, start)
+            start += common
+            if common < len(run.blocks):
+                break
+        return start
+
     def forget(self, pod: PodId) -> None:
         dispatched = self._pods.get(pod)
         if dispatched is not None:

@@ -73,7 +73,7 @@ def test_what_was_assumed_is_not_taken_for_full_attention_that_is_announced_late
     pod.computes(prompt)
     first = BlocksStored(block_hashes=(7,), tokens=token_array(prompt[:16]), block_size_tokens=16, group=1)
     pod.store.apply("a", [first])
-    assert (pod.hit(prompt), pod.store.full_run("a", _prefix(prompt))) == (0, 1)
+    assert (pod.hit(prompt), pod.store.full_and_hit("a", _prefix(prompt))) == (0, (1, 0))
 
 
 def test_a_cache_that_is_cleared_has_no_windows() -> None:

@@ -204,9 +204,10 @@ def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
         prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, 32, generation_seed(generation)))
         hit = 32 * store.match(prefix, float(number)).held_blocks(POD)
         assert hit == request.cached_tokens
-        store.confirm(store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000), number + 0.5)
+        sent = store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000)
         for batch in request.batches:
             store.apply(POD, decode_batch(batch))
+        store.confirm(sent, number + 0.5)
     assert store.hits(POD) == "window 128, upper bound"
 
 

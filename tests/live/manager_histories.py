@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.blockmap import BlockMap
 from router.index.hit_probe import CacheHabits
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.sim.virtual.layered_pod import new_pod
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPodConfig
+from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, LayerType, PromptPrefix
 from tests.index.decoding import decode_batch
 from tests.live.engines import HOME
-from tests.policy.scenes import LLAMA_8B
+from tests.policy.scenes import LLAMA_8B, make_pod
 
 BLOCK = 16
+INTERVAL_S, TTL_S = 0.1, 0.0
 FULL, STATE = LayerType(AttentionKind.FULL, BLOCK), LayerType(AttentionKind.STATE, BLOCK)
 
 
@@ -109,19 +110,20 @@ def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
 
 
 def by_events(history: History, answers: Answers) -> list[int]:
-    """What a router expects of each request, that has the events of those before."""
-    generation, blocks = Generation(model="m", block_size_tokens=BLOCK), BlockMap()
-    blocks.add_holder("pod", generation)
-    blocks.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
+    """What a router expects of each request, which has sent those before, in quick succession, and has their events."""
+    generation, store = Generation(model="m", block_size_tokens=BLOCK), LocalStore()
+    store.add_holder(make_pod("pod"), generation)
+    store.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
     found = []
-    for (prompt, _), (_, batches) in zip(history.requests, answers, strict=True):
+    for at, ((prompt, _), (_, batches)) in enumerate(zip(history.requests, answers, strict=True)):
         tokens = token_array(prompt)
         prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, BLOCK, generation_seed(generation)))
-        hit = sum(blocks.match(prefix).get("pod", (0,)))
+        hit = store.match(prefix, at * INTERVAL_S).held_blocks("pod")
         found.append(BLOCK * min(hit, (len(prompt) - 1) // BLOCK))
+        sent = store.predict("pod", prefix, ttl_s=TTL_S, capacity_blocks=history.blocks)
         for batch in batches:
-            for event in decode_batch(bytes.fromhex(batch)):
-                blocks.apply("pod", event)
+            store.apply("pod", decode_batch(bytes.fromhex(batch)))
+        store.confirm(sent, at * INTERVAL_S)
     return found
 
 

@@ -62,7 +62,7 @@ def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announc
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert store.match(prompt(), 1.0).held_blocks("a") == matched
     assert store.match(prompt(), 2.0).held_blocks("a") == announced
-    assert store.full_run("a", prompt()) == announced
+    assert store.full_and_hit("a", prompt()) == (announced, announced)
 
 
 def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -> None:
@@ -70,7 +70,7 @@ def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -
     store.apply("a", [stored(3)])
     store.learn("a", CacheHabits(drops_block=True))
     assert store.match(prompt(), 0.0).held_blocks("a") == 1
-    assert store.full_run("a", prompt()) == 3
+    assert store.full_and_hit("a", prompt()) == (3, 1)
 
 
 def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
