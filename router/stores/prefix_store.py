@@ -174,6 +174,7 @@ class LocalStore:
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
+                depth = min(depth, len(usable)) if rule.is_single else depth
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
         return predicted | kept
 

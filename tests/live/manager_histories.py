@@ -41,8 +41,11 @@ def window(tokens: int, block: int = BLOCK) -> LayerType:
 
 
 class Family(NamedTuple):
+    """`drafter_group`: the one that has the layers of MTP; None: no group has those of a drafter alone, as with EAGLE."""
+
     groups: Sequence[LayerType]
     drops: bool = False
+    drafter_group: int | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -61,6 +64,11 @@ FAMILIES = {
     "gpt-oss, drafter": Family((window(128), FULL), drops=True),
     "unequal blocks": Family((*[window(64)] * 2, WIDE)),
     "unequal blocks, drafter": Family((window(128), WIDE), drops=True),
+    "full, MTP": Family((FULL,), drops=True, drafter_group=0),
+    "qwen3-next, MTP": Family((STATE, STATE, STATE, FULL), drops=True, drafter_group=3),
+    "gpt-oss, MTP": Family((window(128), FULL), drops=True, drafter_group=1),
+    "window, MTP": Family((FULL, *[window(64)] * 2), drops=True, drafter_group=2),
+    "qwen3-next, drafter": Family((STATE, STATE, STATE, FULL), drops=True),
 }
 
 
@@ -79,7 +87,8 @@ def histories(count: int, seed: int) -> Iterator[History]:
 
 
 def sent(rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts of at most 700 tokens."""
+    """Prompts of at most 700 tokens. The first one makes the pod announce all of its groups, as the self-test does."""
+    yield [rng.randrange(1000) for _ in range(5 * BLOCK)], [0]
     starts = [[rng.randrange(1000) for _ in range(rng.randrange(20, 400))] for _ in range(2)]
     before = [starts[0]]
     for _ in range(rng.randrange(6, 25)):
@@ -101,7 +110,7 @@ def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
     for one in asked:
         family = FAMILIES[one.family]
         groups = [(group.kind, group.block_tokens, group.span_tokens) for group in family.groups]
-        fields = {"groups": groups, "drops": family.drops, "blocks": one.blocks, "requests": one.requests}
+        fields = {"groups": groups, "drops": family.drops, "drafter_group": family.drafter_group, "blocks": one.blocks, "requests": one.requests}
         lines.append(json.dumps(fields))
     done = subprocess.run(command, input="\n".join(lines), stdout=subprocess.PIPE, text=True, check=True)
     for line in done.stdout.splitlines():
