@@ -110,7 +110,13 @@ def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
     for one in asked:
         family = FAMILIES[one.family]
         groups = [(group.kind, group.block_tokens, group.span_tokens) for group in family.groups]
-        fields = {"groups": groups, "drops": family.drops, "drafter_group": family.drafter_group, "blocks": one.blocks, "requests": one.requests}
+        fields = {
+            "groups": groups,
+            "drops": family.drops,
+            "drafter_group": family.drafter_group,
+            "blocks": one.blocks,
+            "requests": one.requests,
+        }
         lines.append(json.dumps(fields))
     done = subprocess.run(command, input="\n".join(lines), stdout=subprocess.PIPE, text=True, check=True)
     for line in done.stdout.splitlines():

@@ -110,19 +110,20 @@ class LayeredPod(VirtualPod):
     # --- what a request holds ---
 
     def _needed_tokens(self, request: TrafficRequest) -> int:
-        step_tokens = min(request.prompt_tokens, self.config.step_budget_tokens)
-        return super()._needed_tokens(request) + self._span(request.prompt_tokens) + self._step_tokens(0, step_tokens)
+        last = min(request.prompt_tokens, self.config.step_budget_tokens)
+        computed = request.prompt_tokens - last
+        return super()._needed_tokens(request) + self._span(computed) + self._step_tokens(computed, last)
 
     def _step_tokens(self, computed: int, tokens: int) -> int:
-        """Memory of windows and states for a step that computes these tokens of a prompt, and the rest of the last block
-        of full attention."""
+        """Memory of windows and states for a step that computes these tokens of a prompt, and the rest of full
+        attention's last block."""
         more = self._whole(computed + tokens) - self._whole(computed)
         states = min(more, _LIVE_STATES * self._block)
         layers = sum(states if layer.kind is AttentionKind.STATE else more for layer in self._sparse.values())
         return more - tokens + layers
 
     def _span(self, computed: int) -> int:
-        """The same for what the next token needs."""
+        """Tokens of the blocks in windows and states that the next token needs."""
         whole = self._whole(computed)
         return sum(whole - self._first(group, computed) * self._block for group in self._sparse)
 
