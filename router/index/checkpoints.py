@@ -38,10 +38,8 @@ class Checkpoints:
     def announced(self, pod: PodId, blocks: Iterable[BlockHash]) -> None:
         """The pod has kept these blocks. From now on its events alone count: it may evict them at any time."""
         for block in blocks:
-            if (pods := self._pods.get(block)) is not None:
-                pods.discard(pod)
-                if not pods:
-                    del self._pods[block]
+            if others := self._pods.pop(block, set()) - {pod}:
+                self._pods[block] = others
 
     def confirm(self, pod: PodId, ends: Sequence[BlockHash], now_s: float) -> None:
         """The prompt is computed."""
@@ -69,9 +67,6 @@ class Checkpoints:
 
     def forget(self, pod: PodId) -> None:
         """Drop what counts for computed prompts."""
-        computed, self._computed = self._computed, deque()
-        for one in computed:
-            if one[1] == pod:
-                self.withdraw(pod, one[2])
-            else:
-                self._computed.append(one)
+        for _, _, ends in [one for one in self._computed if one[1] == pod]:
+            self.withdraw(pod, ends)
+        self._computed = deque([one for one in self._computed if one[1] != pod])

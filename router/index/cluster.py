@@ -135,7 +135,7 @@ class ClusterIndex:
             if change.layer >= types:
                 continue
             self.masks.apply(name, change)
-            if change.layer and change.held and self.on_kept and (pod := self.holders.pod_of(known)):
+            if change.layer and change.held and self.on_kept and (pod := self.holders.pod_ids.get(known.name)):
                 self.on_kept(pod, change.blocks)
             if not change.held and not known.reloading and not change.layer:
                 self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))

@@ -263,13 +263,11 @@ class ReplicaStore(LocalStore):
             self.index.learn(pod, habits)
 
     def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
-        full, hit = super().full_and_hit(pod, prefix)
-        if (known := self.index.holders.publisher_of(pod)) is None:
-            return full, hit
-        hashes = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens)
-        tokens = len(prefix.tokens), prefix.block_size_tokens
-        published, published_hit = self.index.masks.full_and_hit(known.name, hashes, tokens)
-        return max(full, published), max(hit, published_hit)
+        own, known = super().full_and_hit(pod, prefix), self.index.holders.publisher_of(pod)
+        if known is None:
+            return own
+        hashes, tokens = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens), len(prefix.tokens)
+        return max(own, self.index.masks.full_and_hit(known.name, hashes, (tokens, prefix.block_size_tokens)))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
