@@ -43,9 +43,6 @@ class _Held(msgspec.Struct, gc=False):
     """Predictions that contain the run and are neither confirmed nor withdrawn."""
 
 
-_NONE = _Held()
-
-
 class _PredictedRun(msgspec.Struct, gc=False, eq=False):
     """Consecutive blocks that follow those of `parent`, and by pod what it has of them."""
 
@@ -209,8 +206,8 @@ class PredictedIndex:
     def computing(self, pod: PodId, hashes: Sequence[BlockHash]) -> int:
         """Leading blocks of prompts that `pod` has not computed yet. O(runs)."""
         start = 0
-        while start < len(hashes) and (run := self._runs.get(hashes[start])) and run.held.get(pod, _NONE).pending:
-            common = common_blocks(run.blocks, hashes, start)
+        while start < len(hashes) and (run := self._runs.get(hashes[start])) and (held := run.held.get(pod)):
+            common = common_blocks(run.blocks, hashes, start) if held.pending else 0
             start += common
             if common < len(run.blocks):
                 break

@@ -2,8 +2,11 @@
 
     python -m tests.live.manager_histories --count 1000 [--seed 0]
 
-Needs vLLM as `install.sh` installs it, no GPU and no model. Requests run one after the other; they share starts, are
-cut, sent again and continued, and some pools are too small for them.
+    python -m tests.live.manager_histories --drafters tests/index/drafters.json
+
+The second one records what it answers with EAGLE and with MTP. Needs vLLM as `install.sh` installs it, no GPU and no
+model. Requests run one after the other; they share starts, are cut, sent again and continued, and some pools are too
+small for them.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ def window(tokens: int, block: int = BLOCK) -> LayerType:
 
 
 class Family(NamedTuple):
-    """`drafter_group`: the one that has the layers of MTP; None: no group has those of a drafter alone, as with EAGLE."""
+    """`drafter_group`: the one with the layers of MTP; None: of EAGLE, whose layers vLLM does not tell from others."""
 
     groups: Sequence[LayerType]
     drops: bool = False
@@ -66,8 +69,8 @@ FAMILIES = {
     "unequal blocks, drafter": Family((window(128), WIDE), drops=True),
     "full, MTP": Family((FULL,), drops=True, drafter_group=0),
     "qwen3-next, MTP": Family((STATE, STATE, STATE, FULL), drops=True, drafter_group=3),
-    "gpt-oss, MTP": Family((window(128), FULL), drops=True, drafter_group=1),
-    "window, MTP": Family((FULL, *[window(64)] * 2), drops=True, drafter_group=2),
+    "full first, drafter": Family((FULL, *[window(64)] * 2), drops=True),
+    "full first, MTP": Family((FULL, *[window(64)] * 2), drops=True, drafter_group=2),
     "qwen3-next, drafter": Family((STATE, STATE, STATE, FULL), drops=True),
 }
 
@@ -102,6 +105,39 @@ def sent(rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
 
 
 Answers = list[tuple[int, list[str]]]
+DRAFTERS = {
+    "full": (FULL,),
+    "states and full": (STATE, FULL),
+    "full and windows": (FULL, window(64)),
+    "windows and full": (window(64), FULL),
+}
+"""With MTP, the last one has its layers."""
+
+
+def one_history(family: str) -> History:
+    """A prompt, the same again, its next turn, two others that share its start, its beginning, and one that ends with a
+    block, which is sent again and continued."""
+    rng = random.Random(7)
+    first, *more = ([rng.randrange(1000) for _ in range(200)] for _ in range(6))
+    aligned = more[3][:96]
+    prompts = [first[:190], first[:190], first + more[0], first[:100] + more[1], first[:100] + more[2], first[:150]]
+    prompts += [aligned, aligned, aligned + more[4]]
+    return History(family, 20_000, [(prompt, [1]) for prompt in prompts])
+
+
+def record_drafters(target: Path) -> None:
+    for layers, groups in DRAFTERS.items():
+        FAMILIES[f"{layers}, EAGLE"] = Family(groups, drops=True)
+        FAMILIES[f"{layers}, MTP"] = Family(groups, drops=True, drafter_group=len(groups) - 1)
+    asked = [one_history(f"{layers}, {method}") for layers in DRAFTERS for method in ("EAGLE", "MTP")]
+    recorded = {
+        history.family: [
+            {"prompt": prompt, "cached_tokens": hit, "batches": batches}
+            for (prompt, _), (hit, batches) in zip(history.requests, answers, strict=True)
+        ]
+        for history, answers in zip(asked, by_the_engine(asked), strict=True)
+    }
+    target.write_text(json.dumps(recorded) + "\n")
 
 
 def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
@@ -178,7 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drafters", type=Path)
     args = parser.parse_args()
+    if args.drafters is not None:
+        record_drafters(args.drafters)
+        return
     asked = [*histories(args.count, args.seed)]
     sums, differs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for history, answers in zip(asked, by_the_engine(asked), strict=True):
