@@ -122,7 +122,7 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     longer = prompt_tokens // step * step if dropped else last
     if any(one.kind is AttentionKind.STATE for one in rule.types):
         last = longer
-    return {end - dropped for end in (last, longer, min(full_tokens // step * step, longer)) if end > dropped}
+    return {end - dropped for end in (last, longer, min(full_tokens // step * step, last)) if end > dropped}
 
 
 def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_tokens: int) -> Bits:

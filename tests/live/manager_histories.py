@@ -44,7 +44,7 @@ def window(tokens: int, block: int = BLOCK) -> LayerType:
 
 
 class Family(NamedTuple):
-    """`drafter_group`: the one with the layers of MTP; None: of EAGLE, whose layers vLLM does not tell from others."""
+    """`drafter_group`: the one with the layers of MTP; None: with EAGLE, no group is marked."""
 
     groups: Sequence[LayerType]
     drops: bool = False
