@@ -12,9 +12,9 @@ from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
-from router.request.attempt_rules import AttemptRules
+from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
+from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
@@ -91,6 +91,13 @@ class Fleet:
         if candidate is not None:
             self.begin(candidate)
         return candidate is not None
+
+    def move(self) -> bool:
+        """As a front does it. Whether the stream leaves its pod."""
+        self.tracker.is_called, planning = True, self.tracker.planning
+        assert planning is not None
+        self.tracker.planned = planning()
+        return self.tracker.moves(self.now_s) and self.fail()
 
     def end(self) -> None:
         self.tracker.ended()
@@ -198,6 +205,45 @@ def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
     assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_stream_leaves_a_drained_pod_which_has_not_failed() -> None:
+    fleet, doubts = Fleet("bytes"), list[str]()
+    fleet.core.state.breaker.doubt = lambda pod, *_: doubts.append(pod)  # type: ignore[method-assign]
+    fleet.answer(0.2, step_s=0.1)
+    assert fleet.tracker.move_ms() is None  # its pod is ready
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    assert fleet.tracker.move_ms()
+    assert fleet.move()
+    assert fleet.pod == "b"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "moved", "joined")]
+    assert not doubts
+
+
+@pytest.mark.parametrize("name", ["json schema", "tools, thinking"])
+def test_stream_that_cannot_move_stays_on_its_drained_pod(name: str) -> None:
+    """To make a whole answer again takes longer than the rest of it, and an answer with a call is made again."""
+    fleet = Fleet(name)
+    fleet.answer(0.9, step_s=0.1)
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    assert fleet.tracker.move_ms() is None or not fleet.move()
+    assert fleet.tracker.move_ms() is None
+    fleet.tracker.release(fleet.now_s)
+    fleet.close()
+
+
+def test_stream_does_not_leave_its_drained_pod_while_no_other_one_may_go_on() -> None:
+    fleet = Fleet("bytes", "ab")
+    fleet.answer(0.2)
+    for pod in "ab":
+        fleet.core.fleet.event(pod, PodEvent.DRAIN, reason="drained by command")
+    fleet.core.fleet.event("b", PodEvent.LOST)
+    assert not fleet.move()
+    fleet.close()
 
 
 def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:

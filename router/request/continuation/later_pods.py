@@ -1,0 +1,69 @@
+"""Which pods may go on with a stream, and when does a stream leave a pod that is drained?
+
+Another pod must compute the prompt and the answer so far. A stream leaves where that takes less time than the rest of
+its answer probably will, the cheapest first, and only as many as cost the other pods a `SHARE` of their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import TypeVar
+
+from router.decision import Candidate, Direct, RouteDecision
+from router.request.context import RequestContext
+from router.request.continuation.terms import Terms
+from router.request.fleet_state import FleetState
+
+CHECK_S = 0.5
+"""How often streams are looked for that should leave their pods."""
+SHARE = 0.1
+ItemT = TypeVar("ItemT")
+
+
+def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> str:
+    """Why a stream of this candidate cannot be continued."""
+    decision = context.decision
+    if terms.refusal or context.request.prompts != 1:
+        return terms.refusal or "n"
+    if not context.repeatable:
+        return "not repeatable"
+    if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
+        return "handoff"
+    if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
+        return "one pod"
+    return "rank" if candidate.pod.dp_rank is not None else ""
+
+
+def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:
+    """The best candidate on a pod that has not failed this request and is like the one that has it."""
+    assert context.candidate is not None
+    first, failed = context.candidate.pod, {failure.pod for failure in context.failures}
+    for candidate in decision.candidates:
+        pod = candidate.pod
+        alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
+        if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
+            return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
+    return None
+
+
+def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
+    """Prefill that the move of a stream takes, of which so many tokens had come by `last_s`; None where its pod stays,
+    or the rest of the answer takes less. One that is longer than expected goes on for as long as it has been."""
+    candidate, first_s = context.candidate, context.first_token_s
+    if candidate is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
+        return None
+    expected = state.output_lengths.expected_tokens(context.request, context.request.tenant)
+    step_ms = (last_s - context.phases.began_s - first_s) * 1000 / answered
+    cost_ms = candidate.pod.speed.prefill_ms(context.prompt_tokens + answered)
+    return cost_ms if cost_ms < max(expected - answered, answered) * step_ms else None
+
+
+def due(moves: Iterable[tuple[float, ItemT]], other_pods: int) -> Iterator[ItemT]:
+    """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
+    left_ms = CHECK_S * 1000 * SHARE * other_pods
+    for cost_ms, one in sorted(moves, key=itemgetter(0)):
+        if left_ms <= 0:
+            return
+        left_ms -= cost_ms
+        yield one
