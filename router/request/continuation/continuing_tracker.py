@@ -18,7 +18,7 @@ from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.later_pods import move_ms, other_pod, refused_by
+from router.request.continuation.later_pods import MOVED, move_ms, other_pod, refused_by
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
@@ -33,8 +33,6 @@ from router.types import PodId, PodState
 
 MAX_CONTINUATIONS = 2
 """Counts those of a stream whose pods fail: moves from pods that leave, as in a rolling update, are free."""
-MOVED = "moved"
-"""The cause and the result of a stream that leaves a pod which is drained."""
 DEATHS = frozenset({"connection", "error event"})
 MAX_DEATHS = 2
 """Pods that may die of one body: the second one ends the stream."""
@@ -213,7 +211,7 @@ class ContinuingTracker(Tracker):
         takes_ids = self._reader is not None and self._asks_ids and not self._terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
-        return move_ms(self._state, self.context, self._pieces, self._last_s)
+        return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
 
     @property
     def other_pods(self) -> int:
@@ -241,8 +239,8 @@ class ContinuingTracker(Tracker):
             return super().failed(error, now_s)
         self._moves += self._is_leaving
         self.release(now_s)
-        if self._gave_up == MOVED:
-            self.context.failures = (*self.context.failures, Failure(candidate.pod.id, MOVED, ""))
+        if self._is_leaving:
+            self.context.failures = (*self.context.failures, Failure(candidate.pod.id, MOVED, str(error)))
         else:
             self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")

@@ -15,6 +15,8 @@ from router.request.context import RequestContext
 from router.request.continuation.terms import Terms
 from router.request.fleet_state import FleetState
 
+MOVED = "moved"
+"""Why a stream leaves a pod that is drained, which has not failed: it may come back once the pod is another one."""
 CHECK_S = 0.5
 """How often streams are looked for that should leave their pods."""
 SHARE = 0.1
@@ -38,7 +40,7 @@ def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> s
 def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:
     """The best candidate on a pod that has not failed this request and is like the one that has it."""
     assert context.candidate is not None
-    first, failed = context.candidate.pod, {failure.pod for failure in context.failures}
+    first, failed = context.candidate.pod, {one.pod for one in context.failures if one.error != MOVED}
     for candidate in decision.candidates:
         pod = candidate.pod
         alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
@@ -48,13 +50,13 @@ def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | N
 
 
 def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
-    """Prefill that the move of a stream takes, of which so many tokens had come by `last_s`; None where its pod stays,
-    or the rest of the answer takes less. One that is longer than expected goes on for as long as it has been."""
+    """Prefill that the move of a stream takes, of which so many tokens had come `last_s` after its begin; None where
+    its pod stays, or the rest of the answer takes less. One that is longer than expected lasts twice as long."""
     candidate, first_s = context.candidate, context.first_token_s
     if candidate is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
         return None
     expected = state.output_lengths.expected_tokens(context.request, context.request.tenant)
-    step_ms = (last_s - context.phases.began_s - first_s) * 1000 / answered
+    step_ms = (last_s - first_s) * 1000 / answered
     cost_ms = candidate.pod.speed.prefill_ms(context.prompt_tokens + answered)
     return cost_ms if cost_ms < max(expected - answered, answered) * step_ms else None
 
