@@ -51,19 +51,6 @@ FIGURE_COLUMNS = (
 )
 
 
-ROLLOUT_COLUMNS = (
-    FigureColumn("minutes", lambda f: f.rollout.minutes, "{:.1f}".format),
-    FigureColumn("failed", lambda f: f.rollout.failed, _whole),
-    FigureColumn("cut", lambda f: f.rollout.cut, _whole),
-    FigureColumn("moved", lambda f: f.rollout.moved, _whole),
-    FigureColumn("gap p50", lambda f: f.rollout.gap_p50_ms, _whole),
-    FigureColumn("gap p99", lambda f: f.rollout.gap_p99_ms, _whole),
-    FigureColumn("p50 ms", lambda f: f.rollout.ttft_p50_ms, _whole),
-    FigureColumn("p99 ms", lambda f: f.rollout.ttft_p99_ms, _whole),
-    FigureColumn("again", lambda f: f.rollout.again_tokens / 1e6, "{:.2f}".format),
-)
-
-
 def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
     """A table for each load and pod count: means over seeds. Without the peak, so that 80 columns suffice."""
     figures = [result.figures for result in results]
@@ -81,15 +68,7 @@ def summary(results: Sequence[Result], slo: Slo) -> RenderableType:
         for row, behind in zip(rows, _behind(by_policy), strict=True):
             row.insert(at, behind)
         parts.append(text_table(titles, rows, title=f"load {load:g}; {pods} pods"))
-        if not all(math.isnan(one.figures.rollout.minutes) for runs in by_policy.values() for one in runs):
-            parts.append(_rollouts(by_policy))
     return Group(*parts, Text(legend(titles, f"{slo_note(slo)} {_seeds_note(results)}".strip())))
-
-
-def _rollouts(by_policy: Mapping[str, Sequence[Result]]) -> RenderableType:
-    rows = [[policy, *(column.cell(runs) for column in ROLLOUT_COLUMNS)] for policy, runs in by_policy.items()]
-    titles = ["policy", *(column.title for column in ROLLOUT_COLUMNS)]
-    return text_table(titles, rows, title="rolling update", caption=legend(titles, "Times are those meanwhile."))
 
 
 def _behind(by_policy: Mapping[str, Sequence[Result]]) -> list[str]:
@@ -122,8 +101,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
 
 def _flat(of: RunFigures) -> dict[str, object]:
     values = asdict(of)
-    by_kind, rollout = values.pop("cached_share_by_kind"), values.pop("rollout")
-    values |= {f"rollout_{name}": value for name, value in rollout.items() if not math.isnan(value)}
+    by_kind = values.pop("cached_share_by_kind")
     return values | {f"cached_share_{kind}": share for kind, share in by_kind.items()}
 
 

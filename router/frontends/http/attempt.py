@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -78,15 +77,14 @@ class LeavingStreams:
             del self._streams[tracker]
 
     def _check(self) -> None:
-        now_s, moves = monotonic(), defaultdict[str, list[tuple[float, ContinuingTracker]]](list)
+        now_s, moves = monotonic(), list[tuple[float, ContinuingTracker]]()
         for tracker, close in list(self._streams.items()):
             if tracker.is_silent(now_s):
                 close()
             elif (cost_ms := tracker.move_ms()) is not None:
-                moves[tracker.context.request.model].append((cost_ms, tracker))
-        for found in moves.values():
-            for tracker in due(found, found[0][1].other_pods):
-                tracker.is_called = True
+                moves.append((cost_ms, tracker))
+        for tracker in due(moves):
+            tracker.is_called = True
         self._is_running = bool(self._streams)
         if self._is_running:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)

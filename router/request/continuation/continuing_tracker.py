@@ -213,12 +213,6 @@ class ContinuingTracker(Tracker):
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
 
-    @property
-    def other_pods(self) -> int:
-        """Pods that serve the model and are ready."""
-        model, pods = self.context.request.model, self._state.fleet.snapshot.pods
-        return sum(one.state is PodState.READY and one.pod.serves(model) for one in pods)
-
     def moves(self, now_s: float) -> bool:
         """Whether another pod goes on with this stream, which its front was asked to move and has `planned`."""
         self.is_called, found = False, self.planned

@@ -50,22 +50,23 @@ def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | N
 
 
 def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
-    """Prefill that the move of a stream takes, of which so many tokens had come `last_s` after its begin; None where
-    its pod stays, or the rest of the answer takes less. One that is longer than expected lasts twice as long."""
-    candidate, first_s = context.candidate, context.first_token_s
-    if candidate is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
+    """What the move of a stream takes of the time of the other pods, of which so many tokens had come `last_s` after
+    its begin; None where its pod stays, or the rest of the answer takes less. One that is longer than expected lasts
+    twice as long."""
+    candidate, decision, first_s = context.candidate, context.decision, context.first_token_s
+    if candidate is None or decision is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
         return None
     expected = state.output_lengths.expected_tokens(context.request, context.request.tenant)
     step_ms = (last_s - first_s) * 1000 / answered
     cost_ms = candidate.pod.speed.prefill_ms(context.prompt_tokens + answered)
-    return cost_ms if cost_ms < max(expected - answered, answered) * step_ms else None
+    is_worth_it = cost_ms < max(expected - answered, answered) * step_ms
+    return cost_ms / max(len(decision.candidates) - 1, 1) if is_worth_it else None
 
 
-def due(moves: Iterable[tuple[float, ItemT]], other_pods: int) -> Iterator[ItemT]:
+def due(moves: Iterable[tuple[float, ItemT]]) -> Iterator[ItemT]:
     """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
-    left_ms = CHECK_S * 1000 * SHARE * other_pods
+    left_ms = CHECK_S * 1000 * SHARE
     for cost_ms, one in sorted(moves, key=itemgetter(0)):
-        if left_ms <= 0:
-            return
-        left_ms -= cost_ms
-        yield one
+        if left_ms > 0:
+            left_ms -= cost_ms
+            yield one

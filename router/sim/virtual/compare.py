@@ -17,7 +17,6 @@ import numpy as np
 from router.policy.spec import Policy
 from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.outcome import Run, RunFigures, figures
-from router.sim.virtual.rolling_world import RollingWorld
 from router.sim.virtual.router_view import RouterSettings
 from router.sim.virtual.scenario import FleetSpec, Prior
 from router.sim.virtual.traffic import Traffic
@@ -61,12 +60,11 @@ class Experiment:
     def run(self, setting: Setting, on_progress: OnEnded = ignore_progress) -> Result:
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
         admission = replace(spec.admission, slo=spec.slo)
-        rollout = spec.conditions.rollout
-        world = (World if rollout is None else RollingWorld)(
+        world = World(
             spec.build(self.prior),
             self.policies[setting.policy],
             spec.conditions,
-            routers=RouterSettings(knowledge=spec.knowledge, continues=rollout is not None and rollout.continues),
+            routers=RouterSettings(knowledge=spec.knowledge),
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
             admission=admission,

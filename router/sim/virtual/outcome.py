@@ -53,23 +53,6 @@ class PodUse:
     preemptions: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutFigures:
-    """What a rolling update took; NaN without one. `failed` requests had no token, `cut` ones had some; `gap_p99_ms`:
-    without a token while a stream moved; `ttft_p99_ms`: of the requests meanwhile; `again_tokens`: of prompts and
-    answers, computed for moves."""
-
-    minutes: float = math.nan
-    failed: float = math.nan
-    cut: float = math.nan
-    moved: float = math.nan
-    gap_p50_ms: float = math.nan
-    gap_p99_ms: float = math.nan
-    ttft_p50_ms: float = math.nan
-    ttft_p99_ms: float = math.nan
-    again_tokens: float = math.nan
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     outcomes: Sequence[RequestOutcome]
@@ -83,7 +66,6 @@ class Run:
     """When the last session started."""
     unsent: int = 0
     """Requests that were not sent, because one before them in their session was refused."""
-    rollout: RolloutFigures = RolloutFigures()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +98,6 @@ class RunFigures:
     preemptions: int
     busy_share: float
     cached_share_by_kind: Mapping[str, float]
-    rollout: RolloutFigures = RolloutFigures()
 
     @property
     def of_ideal(self) -> float:
@@ -160,11 +141,11 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         cached_share=cached_share(good),
         ideal_cached_tokens=run.ideal_cached_tokens,
         ttft_mean_ms=float(ttft_ms.mean()) if good else math.nan,
-        ttft_p50_ms=percentile(ttft_ms, 50),
-        ttft_p90_ms=percentile(ttft_ms, 90),
-        ttft_p99_ms=percentile(ttft_ms, 99),
-        tpot_p50_ms=percentile(tpot_ms, 50),
-        tpot_p99_ms=percentile(tpot_ms, 99),
+        ttft_p50_ms=_percentile(ttft_ms, 50),
+        ttft_p90_ms=_percentile(ttft_ms, 90),
+        ttft_p99_ms=_percentile(ttft_ms, 99),
+        tpot_p50_ms=_percentile(tpot_ms, 50),
+        tpot_p99_ms=_percentile(tpot_ms, 99),
         slo_share=met / max(len(run.outcomes) + run.unsent, 1),
         accepted_slo_share=met / max(len(good), 1),
         goodput_per_s=_goodput_per_s(run, _array(one.arrived_ms for one in good)[has_met]),
@@ -174,7 +155,6 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         regret_mean_ms=float(regret_ms.mean()) if len(regret_ms) else math.nan,
         preemptions=sum(pod.preemptions for pod in run.pods.values()),
         busy_share=sum(pod.busy_ms for pod in run.pods.values()) / max(len(run.pods) * run.duration_ms, 1e-9),
-        rollout=run.rollout,
         cached_share_by_kind={
             kind: cached_share(one for one in good if one.kind == kind) for kind in sorted({one.kind for one in good})
         },
@@ -193,6 +173,6 @@ def _array(values: object) -> Floats:
     return np.fromiter(values, np.float64)  # type: ignore[call-overload,no-any-return]
 
 
-def percentile(values: Floats, percent: float) -> float:
+def _percentile(values: Floats, percent: float) -> float:
     """Nearest rank; NaN without values."""
     return float(np.percentile(values, percent, method="inverted_cdf")) if len(values) else math.nan

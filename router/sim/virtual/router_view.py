@@ -17,7 +17,6 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from router.admission.fair_bound import FairBound
 from router.config.policy_files import load_classes
 from router.config.schema import Limits
 from router.decision import RouteDecision
@@ -33,22 +32,19 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.retry import RetryBudget
 from router.policy.spec import Policy
-from router.request.attempt_rules import AttemptRules, ContinuationRules
+from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
-from router.request.continuation.answer_words import AnswerWords
 from router.request.core import CoreSettings, Observers, Routing, build_core
 from router.request.fleet_state import FleetState
 from router.request.predictions import PredictionLimits
 from router.request.queues import ModelQueue, QueueSettings
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.stores.prefix_store import LocalStore
-from router.types import BlockChange, Endpoint, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
+from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
 
 NEVER_EJECT = EjectionRules(failures_to_eject=sys.maxsize, late_to_eject=0)
 """No probe readmits a simulated pod."""
 _LIMITS = Limits()
-_WORDS = AnswerWords(lambda ids, _special: "." * len(ids))
-"""Of simulated answers, each token is a dot."""
 _shipped_classes = cache(load_classes)
 
 
@@ -86,8 +82,6 @@ class RouterSettings:
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     observers: Observers = UNOBSERVED
-    continues: bool = False
-    """Whether broken streams go on, on other pods."""
     rule: HitRule | None = None
     """What hits on the pods; None: what they hold without a gap."""
 
@@ -171,7 +165,7 @@ class RouterView:
         )
         clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
         routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)))
-        settings = CoreSettings(rules=_rules(self._settings), queue=self._queue)
+        settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
         self.core = build_core(state, settings, routing, self._settings.observers, clock)
         if self.core.queues is not None:
             self.core.queues.on_change = self._call_in
@@ -200,25 +194,13 @@ class RouterView:
         if wait_ms < math.inf:
             self._call_in(queue, wait_ms)
 
-    def drain(self, pod: PodId) -> None:
-        self.core.state.fleet.event(pod, PodEvent.DRAIN, reason="rolling update")
-
-    def restarted(self, pod: PodId) -> None:
-        """The pod is replaced by one with an empty cache."""
-        self.core.state.fleet.event(pod, PodEvent.LOST)
-        self.store.forget(pod)
-        _all_join(self.core.state.fleet, self._pods)
-
     def apply_step(self, pod: PodId, began_s: float) -> None:
         """Tokens of requests in flight have arrived: the pod's current step began then."""
         self.ledger.stepped(pod, began_s)
 
 
-def _rules(settings: RouterSettings) -> AttemptRules:
+def _rules(knowledge: Knowledge) -> AttemptRules:
     """Those of a new process: its retry budget is full."""
-    knowledge = settings.knowledge
-    memory = FairBound(sys.maxsize, "bytes", "")
-    continuation = ContinuationRules(words_of=lambda _model: _WORDS, memory=memory, silence_s=math.inf)
     predictions = PredictionLimits(
         predicted_ttl_s=knowledge.predicted_ttl_s,
         no_events_ttl_s=knowledge.no_events_ttl_s,
@@ -231,19 +213,13 @@ def _rules(settings: RouterSettings) -> AttemptRules:
         budget=RetryBudget(_LIMITS.retry_budget),
         predictions=predictions,
         handoff_facts=lambda _pod, _dialect: {},
-        continuation=continuation if settings.continues else None,
     )
 
 
 def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
     fleet = Fleet(links)
-    _all_join(fleet, pods)
-    return fleet
-
-
-def _all_join(fleet: Fleet, pods: Sequence[Pod]) -> None:
     fleet.sync(pods)
     for pod in pods:
         fleet.trust(pod.id, pod.trust, "")
-        fleet.trust_continuation(pod.id, frozenset({Endpoint.COMPLETIONS}))
         fleet.event(pod.id, PodEvent.PROBE_OK)
+    return fleet

@@ -54,18 +54,6 @@ class SimulatedFleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollout:
-    """A rolling update from second `at_s` on. Each pod is drained until it is idle, at most for `drain_timeout_s`, and
-    replaced `start_s` later by one with an empty cache. With `continues`, its streams move to other pods."""
-
-    at_s: NonNegativeFloat
-    start_s: NonNegativeFloat = 0.0
-    drain_timeout_s: NonNegativeFloat = 600.0
-    continues: bool = False
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """Delays and failures between pods and routers. The defaults are a healthy cluster with KV events.
 
@@ -81,7 +69,6 @@ class Conditions:
     scrape_ms: PositiveFloat = 1000.0
     exchange_ms: PositiveFloat | None = 40.0
     restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
-    rollout: Rollout | None = None
     regret_every: NonNegativeInt = 0
     """Compute the regret of every Nth decision; 0 for none."""
     backlog_every_ms: PositiveFloat | None = None

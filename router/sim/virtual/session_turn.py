@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from router.admission.tenant import Tenant
 from router.decision import Candidate, Split
-from router.errors import HandoffFailed, RouterError, UpstreamError
+from router.errors import HandoffFailed, RouterError
 from router.phases import Phases
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuingTracker
-from router.request.continuation.later_pods import move_ms
+from router.request.continuation.later_pods import other_pod
 from router.request.inbound import Inbound
 from router.request.preparation_steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
@@ -20,13 +19,8 @@ from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPr
 
 _PROMPT = {"prompt": ""}
 """Its tokens are asked of the front."""
-_BODY = b'{"prompt":""}'
-_FIRST_TOKEN = (
-    b'data: {"choices":[{"index":0,"text":".","prompt_token_ids":[0%b],"token_ids":[1],"finish_reason":null}]}\n\n'
-)
-"""With the tokens that the pod was given: each pod of a stream shows one."""
+_FIRST_TOKEN = b'data: {"choices":[{"index":0,"text":"."}]}\n\n'
 _END = (
-    b'data: {"choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n'
     b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,'
     b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\ndata: [DONE]\n\n'
 )
@@ -39,7 +33,7 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
         id=request_id,
         endpoint=Endpoint.COMPLETIONS,
         model=model,
-        body=_BODY,
+        body=b"{}",
         stream=True,
         tenant=tenant.name,
         session=session,
@@ -62,10 +56,7 @@ class SessionTurn:
     def __post_init__(self) -> None:
         self.core, self._streams = self.router.core, self.router.streams
         self.request: TrafficRequest = self.session.requests[self.number]
-        """What the pod is sent: of a stream that has moved, with the answer so far."""
-        self._pods = 0
-        """Those that have sent tokens."""
-        self._streaming: PodId = ""
+        """What the pod is sent: once the stream has moved, with the answer so far."""
         self._steps = self.core.requests.prepare(self.context)
         self._tracker = self.core.requests.tracker(self.context)
         self.core.requests.endings.begin()
@@ -105,29 +96,9 @@ class SessionTurn:
 
     def first_token(self, pod: PodId) -> None:
         self._streams[pod] += 1
-        self._streaming = pod
         now_s = self.core.clock.now_s()
         self._tracker.head(pod, 200, now_s, is_stream=True)
-        self._tracker.piece(_FIRST_TOKEN % (b",1" * self._pods), now_s)
-        self._pods += 1
-
-    def move_ms(self, answered: int) -> float | None:
-        """What the move of the stream would cost another pod; None where it stays."""
-        if not (isinstance(self._tracker, ContinuingTracker) and self._tracker.joins):
-            return None
-        began_s = self.context.phases.began_s
-        return move_ms(self.core.state, self.context, answered, self.core.clock.now_s() - began_s)
-
-    def broken(self, error: UpstreamError) -> Candidate | None:
-        """Its pod is gone. Returns the candidate that is booked instead; None where the client gets the error."""
-        now_s = self.core.clock.now_s()
-        if self._streaming:
-            self._streams[self._streaming] -= 1
-            self._streaming = ""
-        candidate = self._tracker.failed(error, now_s)
-        if candidate is not None:
-            self._tracker.begin(candidate, now_s)
-        return candidate
+        self._tracker.piece(_FIRST_TOKEN, now_s)
 
     def refused(self, pod: PodId) -> Candidate | None:
         """A pod has refused the request. Returns the candidate that is booked instead, as after a body that the router
@@ -146,11 +117,21 @@ class SessionTurn:
         self.end()
         return None
 
+    def moved(self, pod: PodId, rest: TrafficRequest) -> Candidate | None:
+        """The stream leaves its pod. Returns the candidate that is booked for the `rest`; None where there is none."""
+        now_s, context = self.core.clock.now_s(), self.context
+        self._streams[pod] -= rest is not self.request
+        self._tracker.release(now_s)
+        candidate = other_pod(context, self.core.decisions.decide_again(context, now_s)[1])
+        if candidate is not None:
+            self.request = rest
+            self._tracker.begin(candidate, now_s)
+        return candidate
+
     def complete(self, pod: PodId, cached_tokens: int) -> None:
         self._streams[pod] -= 1
         now_s, request = self.core.clock.now_s(), self.session.requests[self.number]
-        new = request.output_tokens - self._pods + 1  # the tracker adds those of earlier pods
-        self._tracker.piece(_END % (request.prompt_tokens, new, cached_tokens), now_s)
+        self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)
         self._tracker.rest(now_s)
         self._tracker.complete(now_s)
         self.end()

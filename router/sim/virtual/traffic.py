@@ -37,12 +37,6 @@ class TrafficRequest:
     prompt_blocks: int
     think_s: float = 0.0
 
-    def after(self, tokens: int, block_size_tokens: int) -> TrafficRequest:
-        """The rest of the answer, for a pod that gets the first `tokens` of it with the prompt."""
-        known = self.prompt_tokens + tokens
-        blocks = max(self.prompt_blocks, min(known // block_size_tokens, len(self.blocks)))
-        return TrafficRequest(known, self.output_tokens - tokens, self.blocks, blocks)
-
     @property
     def prompt_hashes(self) -> Sequence[BlockHash]:
         return self.blocks[: self.prompt_blocks]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -62,14 +62,6 @@ class VirtualPod(Scheduler[Job]):
         return PodLoad(len(self._admitted) - len(self._loading), waiting, self.cache.usage)
 
     @property
-    def jobs(self) -> list[Job]:
-        return [*self._admitted, *self._waiting]
-
-    @property
-    def decoding(self) -> Iterable[Job]:
-        return self._decoding
-
-    @property
     def wake_ms(self) -> float:
         """When `advance` is due; infinite while there is nothing to do."""
         run = self._run
@@ -105,19 +97,19 @@ class VirtualPod(Scheduler[Job]):
         self._waiting.append(job)
         self._end_after_current_step(now_ms)
 
-    def emitted(self, job: Job, now_ms: float) -> int:
-        """Tokens of its answer so far."""
-        if job not in self._decoding:
-            return job.emitted
+    def answered(self, now_ms: float) -> Iterator[tuple[Job, int]]:
+        """All jobs, and the tokens of their answers so far."""
         ended = self._run.steps_until(now_ms) - 1 if self._run else 0
-        return job.emitted + self._steps - job.joined_step + ended
+        for job in (*self._admitted, *self._waiting):
+            yield job, job.emitted + (self._steps - job.joined_step + ended if job in self._decoding else 0)
 
     def end_early(self, job: Job, now_ms: float) -> None:
-        """Let a decoding job end with the current step, as an aborted request. Its request gets that length."""
-        self._end_after_current_step(now_ms)
-        job.request = replace(job.request, output_tokens=self.emitted(job, now_ms) + 1)
-        job.finish_step = self._steps + (self._run.steps if self._run else 1)
-        heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
+        """Let a job that decodes end with the current step, as if its answer had that length."""
+        if job in self._decoding:
+            self._end_after_current_step(now_ms)
+            job.finish_step = self._steps + (self._run.steps if self._run else 1)
+            job.request = replace(job.request, output_tokens=job.emitted + job.finish_step - job.joined_step)
+            heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
 
     def finish_load(self, job: Job, now_ms: float) -> None:
         if job in self._loading:

@@ -224,6 +224,17 @@ def test_stream_leaves_a_drained_pod_which_has_not_failed() -> None:
     assert not doubts
 
 
+def test_move_takes_less_of_the_time_of_other_pods_where_there_are_more() -> None:
+    costs = []
+    for pods in ("ab", "abcd"):
+        fleet = Fleet("bytes", pods)
+        fleet.answer(0.2, step_s=0.1)
+        fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+        costs.append(fleet.tracker.move_ms())
+        fleet.close()
+    assert costs[0] and costs[1] == pytest.approx(costs[0] / 3)
+
+
 def test_stream_that_would_be_made_again_stays_on_its_drained_pod() -> None:
     """Its grammar begins anew: another pod takes longer for the whole answer than this one for the rest. It is asked
     once."""
