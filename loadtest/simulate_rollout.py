@@ -1,6 +1,6 @@
 """What does a rolling update cost whose pods hand their streams over, beside one whose pods wait for them?
 
-    python loadtest/simulate_rollout.py [--per-s 100] [--tokens 2000] [--pods 24]
+    python loadtest/simulate_rollout.py [--per-s 100] [--tokens 2000] [--pods 20]
 
 In virtual time. Each pod is drained, ends once it is idle, and is replaced by one with an empty cache that has started
 already. Handed over, a stream leaves by the rules of the router (`continuation/later_pods.py`), for the pod that its
@@ -27,7 +27,7 @@ from router.cli.simulate_setup import DEFAULT_FLEET, policy_spec, shipped_prior
 from router.config.load import load, shipped
 from router.errors import RouterError, UpstreamBroken
 from router.fleet.fleet import PodEvent
-from router.request.continuation.later_pods import CHECK_S, due, move_ms
+from router.request.continuation.later_pods import CHECK_S, MovePace, move_ms
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.layered_pod import new_pod
 from router.sim.virtual.outcome import Run
@@ -40,7 +40,7 @@ from router.types import PodId, PrefixTrust
 
 DRAINED = "rolling update"
 MODEL, HARDWARE = "llama-3.1-8b", "h100x1"
-BEGIN_S = 120.0
+BEGIN_S = 60.0
 """The load is steady by then."""
 
 
@@ -78,7 +78,7 @@ class RollingWorld(World):
 
     def __init__(self, *values: Any, rollout: Rollout, **settings: Any) -> None:
         super().__init__(*values, **settings)
-        self._rollout = rollout
+        self._rollout, self._pace = rollout, MovePace()
         self._left: Iterator[PodId] = iter(list(self._pods))
         self._absent: PodId = ""
         self._moved_ms: dict[SessionTurn, float] = {}
@@ -111,7 +111,9 @@ class RollingWorld(World):
     def _drain_next(self) -> None:
         self._replaced_ms = self._clock.now_ms
         pod_id = next(self._left, None)
-        if pod_id is not None:
+        if pod_id is None:
+            self._sessions = iter(())  # what comes later shows nothing
+        else:
             for view in self.views:
                 view.core.state.fleet.event(pod_id, PodEvent.DRAIN, reason=DRAINED)
             self._empty(pod_id, self._clock.now_ms + self._rollout.drain_timeout_s * 1000)
@@ -124,7 +126,7 @@ class RollingWorld(World):
             self._end_pod(pod_id, answered)
             return
         if self._rollout.continues:
-            for job in due(self._moves(answered)):
+            for job in self._pace.due(self._moves(answered)):
                 pod.end_early(job, now_ms)
             self._schedule_wake(pod_id)
         self._clock.call_in(CHECK_S * 1000, self._empty, pod_id, until_ms)
@@ -243,8 +245,8 @@ def main(
     per_s: Annotated[float, typer.Option(help="Streams a second.")] = 100.0,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 2000,
     prompts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest prompt, in tokens.")] = (500, 2000),
-    pods: Annotated[int, typer.Option(min=2, help="Number of pods, of one H100 with an 8B model each.")] = 24,
-    duration_s: Annotated[float, typer.Option(help="Of the load.")] = 1800.0,
+    pods: Annotated[int, typer.Option(min=2, help="Number of pods, of one H100 with an 8B model each.")] = 20,
+    duration_s: Annotated[float, typer.Option(help="Longest time of the load.")] = 3600.0,
     start_s: Annotated[float, typer.Option(min=0, help="What a new pod takes to start.")] = 0.0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
 ) -> None:

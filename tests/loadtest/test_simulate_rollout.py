@@ -35,7 +35,7 @@ def test_streams_move_and_none_is_cut() -> None:
     """The rolling update takes a part of the time in which pods wait for their answers. Streams move as often as
     needed, also back to a pod that is another one by then."""
     asked, run, moved = rolled(fleet(4), long_answers(), Rollout(at_s=5.0, continues=True))
-    assert_all_ended(asked, run, 60)
+    assert_all_ended(asked, run, moved.answers)
     assert (moved.failed, moved.cut) == (0, 0)
     assert moved.moved >= 4
     _, _, waited = rolled(fleet(4), long_answers(), Rollout(at_s=5.0))

@@ -18,7 +18,7 @@ from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
-from router.request.continuation.later_pods import CHECK_S, due
+from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.tracker import Tracker
 
 RESOLUTION_S = 0.01
@@ -63,6 +63,7 @@ class LeavingStreams:
 
     def __init__(self) -> None:
         self._streams: dict[ContinuingTracker, Callable[[], object]] = {}
+        self._pace = MovePace()
         self._is_running = False
 
     @contextmanager
@@ -83,7 +84,7 @@ class LeavingStreams:
                 close()
             elif (cost_ms := tracker.move_ms()) is not None:
                 moves.append((cost_ms, tracker))
-        for tracker in due(moves):
+        for tracker in self._pace.due(moves):
             tracker.is_called = True
         self._is_running = bool(self._streams)
         if self._is_running:

@@ -63,10 +63,17 @@ def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: f
     return cost_ms / max(len(decision.candidates) - 1, 1) if is_worth_it else None
 
 
-def due(moves: Iterable[tuple[float, ItemT]]) -> Iterator[ItemT]:
-    """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
-    left_ms = CHECK_S * 1000 * SHARE
-    for cost_ms, one in sorted(moves, key=itemgetter(0)):
-        if left_ms > 0:
-            left_ms -= cost_ms
-            yield one
+class MovePace:
+    """How fast streams leave."""
+
+    def __init__(self) -> None:
+        self._left_ms = 0.0
+
+    def due(self, moves: Iterable[tuple[float, ItemT]]) -> Iterator[ItemT]:
+        """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
+        more_ms = CHECK_S * 1000 * SHARE
+        self._left_ms = min(self._left_ms + more_ms, more_ms)
+        for cost_ms, one in sorted(moves, key=itemgetter(0)):
+            if self._left_ms > 0:
+                self._left_ms -= cost_ms
+                yield one
