@@ -108,8 +108,10 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
     async def ready() -> None:
         if tracker.has_ended:
             raise _Ended
-        if tracker.is_called:
-            await _move(tracker, reply.pod)
+        if tracker.is_called and (planning := tracker.planning):
+            tracker.planned = await asyncio.to_thread(planning)
+            if tracker.moves(monotonic()):
+                raise UpstreamBroken(f"pod {reply.pod} is drained", pod=reply.pod)
         await client.ready()
 
     try:
@@ -122,14 +124,6 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
     tracker.ended()
     client.finish()
     tracker.complete(monotonic())
-
-
-async def _move(tracker: ContinuingTracker, pod: PodId) -> None:
-    """Plan how another pod goes on while this one waits. Raises `UpstreamBroken` where one will."""
-    if (planning := tracker.planning) is not None:
-        tracker.planned = await asyncio.to_thread(planning)
-    if tracker.moves(monotonic()):
-        raise UpstreamBroken(f"pod {pod} is drained", pod=pod)
 
 
 def end_broken_stream(client: Downstream, body: bytes) -> None:

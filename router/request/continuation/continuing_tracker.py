@@ -122,7 +122,7 @@ class ContinuingTracker(Tracker):
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
-        self._gave_up, self._stays, self._last_s = "", False, now_s
+        self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
             self._refusal = refused_by(self.context, candidate, self._terms)
             is_proven = self.context.request.endpoint in candidate.pod.continues
@@ -216,7 +216,8 @@ class ContinuingTracker(Tracker):
     def moves(self, now_s: float) -> bool:
         """Whether another pod goes on with this stream, which its front was asked to move and has `planned`."""
         self.is_called, found = False, self.planned
-        if isinstance(found, Continue) and found.method == "ids" and not self._limit() and self._other_pod(now_s):
+        goes_on = isinstance(found, Continue) and found.method == "ids" and self.move_ms() is not None
+        if goes_on and not self._limit() and self._other_pod(now_s):
             self._gave_up = MOVED
             return True
         self._stays, self.planned = True, None

@@ -50,17 +50,15 @@ def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | N
 
 
 def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
-    """What the move of a stream takes of the time of the other pods, of which so many tokens had come `last_s` after
-    its begin; None where its pod stays, or the rest of the answer takes less. One that is longer than expected lasts
-    twice as long."""
+    """What the move of a stream, of which so many tokens had come by `last_s`, takes of the time of the other pods;
+    None where its pod stays, or the rest takes less. An answer longer than expected lasts twice as long."""
     candidate, decision, first_s = context.candidate, context.decision, context.first_token_s
     if candidate is None or decision is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
         return None
     expected = state.output_lengths.expected_tokens(context.request, context.request.tenant)
-    step_ms = (last_s - first_s) * 1000 / answered
+    rest_ms = max(expected - answered, answered) * (last_s - first_s) * 1000 / answered
     cost_ms = candidate.pod.speed.prefill_ms(context.prompt_tokens + answered)
-    is_worth_it = cost_ms < max(expected - answered, answered) * step_ms
-    return cost_ms / max(len(decision.candidates) - 1, 1) if is_worth_it else None
+    return cost_ms / max(len(decision.candidates) - 1, 1) if cost_ms < rest_ms else None
 
 
 class MovePace:

@@ -247,6 +247,23 @@ def test_stream_that_would_be_made_again_stays_on_its_drained_pod() -> None:
     fleet.close()
 
 
+def test_stream_that_is_called_when_its_pod_fails_is_not_called_away_from_the_next_one() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.2, step_s=0.1)
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    fleet.tracker.is_called = True
+    assert fleet.fail()
+    assert not fleet.tracker.is_called
+    fleet.close()
+
+
+def test_stream_stays_on_a_pod_that_is_not_drained_any_more_when_it_could_move() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.2, step_s=0.1)
+    assert not fleet.move()
+    fleet.close()
+
+
 def test_stream_comes_back_to_a_pod_that_it_left_and_that_is_another_one_now() -> None:
     """As in the rolling update of a StatefulSet, which keeps the names of its pods."""
     fleet = Fleet("bytes", "ab")
