@@ -1,4 +1,4 @@
-"""What does a rolling update cost whose pods hand their streams over, beside one whose pods wait for them?
+"""What does a rolling update cost whose pods hand their streams over, and one whose pods wait for them?
 
     python loadtest/simulate_rollout.py [--per-s 100] [--tokens 2000] [--pods 20]
 

@@ -20,7 +20,7 @@ MOVED = "moved"
 CHECK_S = 0.5
 """How often streams are looked for that should leave their pods."""
 SHARE = 0.1
-ItemT = TypeVar("ItemT")
+StreamT = TypeVar("StreamT")
 
 
 def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> str:
@@ -50,8 +50,8 @@ def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | N
 
 
 def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
-    """What the move of a stream, of which so many tokens had come by `last_s`, takes of the time of the other pods;
-    None where its pod stays, or the rest takes less. An answer longer than expected lasts twice as long."""
+    """What the move of a stream with `answered` tokens, the last at `last_s`, takes of the time of the other pods; None
+    where its pod stays, or the rest takes less. An answer longer than expected lasts twice as long."""
     candidate, decision, first_s = context.candidate, context.decision, context.first_token_s
     if candidate is None or decision is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
         return None
@@ -67,7 +67,7 @@ class MovePace:
     def __init__(self) -> None:
         self._left_ms = 0.0
 
-    def due(self, moves: Iterable[tuple[float, ItemT]]) -> Iterator[ItemT]:
+    def due(self, moves: Iterable[tuple[float, StreamT]]) -> Iterator[StreamT]:
         """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
         more_ms = CHECK_S * 1000 * SHARE
         self._left_ms = min(self._left_ms + more_ms, more_ms)
