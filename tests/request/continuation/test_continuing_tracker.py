@@ -92,12 +92,15 @@ class Fleet:
             self.begin(candidate)
         return candidate is not None
 
-    def move(self) -> bool:
-        """As a front does it. Whether the stream leaves its pod."""
+    def may_move(self) -> bool:
+        """Whether the stream leaves its pod, as a front asks it."""
         self.tracker.is_called, planning = True, self.tracker.planning
         assert planning is not None
         self.tracker.planned = planning()
-        return self.tracker.moves(self.now_s) and self.fail()
+        return self.tracker.moves(self.now_s)
+
+    def move(self) -> bool:
+        return self.may_move() and self.fail()
 
     def end(self) -> None:
         self.tracker.ended()
@@ -280,10 +283,10 @@ def test_stream_comes_back_to_a_pod_that_it_left_and_that_is_another_one_now() -
 
 def test_stream_does_not_leave_its_drained_pod_while_no_other_one_may_go_on() -> None:
     fleet = Fleet("bytes", "ab")
-    fleet.answer(0.2)
+    fleet.answer(0.2, step_s=0.1)
     fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
     fleet.core.fleet.sync([pod for pod in pods_at(PODS) if pod.id != "b"])
-    assert not fleet.move()
+    assert not fleet.may_move()
     fleet.close()
 
 
