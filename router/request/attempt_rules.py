@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from router.admission.fair_bound import FairBound, body_memory
 from router.decision import Plan, Split
@@ -14,18 +14,26 @@ from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
+from router.request.continuation.answer_words import WordsOf
+from router.request.continuation.step_times import StepTimes
 from router.request.inbound import HeaderList
 from router.request.predictions import PredictionLimits
 from router.types import Pod
-
-if TYPE_CHECKING:
-    from router.request.continuation.continuing_tracker import ContinuationRules
 
 SAMPLED_STREAMS = 16
 """The time between tokens is measured in every stream of this number."""
 
 FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 """Returns `Pair.facts` for (prefill pod, dialect); None while they are unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationRules:
+    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are."""
+
+    words_of: WordsOf
+    silence_s: float
+    steps: StepTimes = field(default_factory=StepTimes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,9 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
-from router.request.attempt_rules import AttemptRules, FactsLookup
+from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
 from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
-from router.request.continuation.continuing_tracker import ContinuationRules
 from router.request.core import CoreSettings, Observers
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
