@@ -1,4 +1,4 @@
-"""Another draw of simulated traffic changes nothing but names."""
+"""Another draw of simulated traffic changes only names."""
 
 from __future__ import annotations
 
