@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from router.admission.fair_bound import FairBound
 from router.decision import Candidate, Direct, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
 from router.observe.counters import Counters
@@ -43,11 +42,9 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRules:
-    """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
-    nothing at least; longer where its steps are."""
+    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are."""
 
     words_of: WordsOf
-    memory: FairBound
     silence_s: float
     steps: StepTimes = field(default_factory=StepTimes)
 
@@ -74,7 +71,6 @@ class ContinuingTracker(Tracker):
         "_pieces",
         "_reader",
         "_refusal",
-        "_taken_bytes",
         "_terms",
         "_words",
         "planned",
@@ -103,7 +99,7 @@ class ContinuingTracker(Tracker):
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
+        self._continuations = self._deaths = self._moves = self._pieces = 0
         self._asks_ids = self._is_leaving = self._is_silent = self._joins = False
         self.planned: StreamPlan | None = None
         """What `planning` has returned, for the next call of `failed`."""
@@ -263,9 +259,6 @@ class ContinuingTracker(Tracker):
     def end(self, now_s: float) -> None:
         super().end(now_s)
         self._count("failed")
-        if self._taken_bytes:
-            self._options.memory.give_back(self.context.inbound.owner, self._taken_bytes)
-            self._taken_bytes = 0
         self._reader, self._body, self._owned_body = None, b"", b""
 
     def headers(self) -> HeaderList:
@@ -382,14 +375,10 @@ class ContinuingTracker(Tracker):
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
-        more = size + COUNTED_EVERY * 8 - self._taken_bytes
-        owner, weight = self.context.inbound.owner, self.context.tenant.weight
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
-        elif more > 0 and self._options.memory.take(owner, weight, more):
-            self._taken_bytes += more
-        elif more > 0 and may_forget:
+        elif not self._has_memory(size + COUNTED_EVERY * 8) and may_forget:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()
