@@ -79,6 +79,23 @@ async def test_drained_pod_that_is_deleted_before_its_streams_end_cuts_none(depl
         assert await reading == expected
 
 
+async def test_drained_pod_hands_its_streams_over_and_is_idle(deploy: Deploy) -> None:
+    """It is well: the client reads one answer, and no failure is counted."""
+    async with deploy(continuation=ON, engine={"time_scale": 4.0}) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment, max_tokens=300)
+        reading = asyncio.create_task(text_of(deployment, max_tokens=300))
+        await deployment.until(lambda: any(engine.load.running for engine in deployment.engines))
+        (engine,) = [one for one in deployment.engines if one.load.running]
+        pod = engine.url.removeprefix("http://")
+        assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
+        await deployment.until(lambda: not engine.load.running)
+        assert not reading.done()
+        assert await reading == expected
+        (counted,) = await continued(deployment)
+        assert 'method="ids"' in counted and 'cause="moved"' in counted and 'outcome="joined"' in counted
+
+
 async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fields: Any) -> list[dict[str, Any]]:
     """The events that a client reads of a stream of named ones. `fault`: of the pod that has
     just served the same request."""
