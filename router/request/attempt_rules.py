@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from router.admission.fair_bound import FairBound, body_memory
 from router.decision import Plan, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
+from router.request.continuation.answer_words import WordsOf
+from router.request.continuation.step_times import StepTimes
 from router.request.inbound import HeaderList
 from router.request.predictions import PredictionLimits
 from router.types import Pod
-
-if TYPE_CHECKING:
-    from router.request.continuation.continuing_tracker import ContinuationRules
 
 SAMPLED_STREAMS = 16
 """The time between tokens is measured in every stream of this number."""
@@ -28,16 +28,27 @@ FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationRules:
+    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are."""
+
+    words_of: WordsOf
+    silence_s: float
+    steps: StepTimes = field(default_factory=StepTimes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRules:
     """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod.
     `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
-    `runs_prefill`: the router sends the prefill requests of splits nevertheless."""
+    `runs_prefill`: the router sends the prefill requests of splits nevertheless. `memory`: for bodies of requests and
+    what is held of responses."""
 
     retries: int
     route_headers: bool
     budget: RetryBudget
     predictions: PredictionLimits
     handoff_facts: FactsLookup
+    memory: FairBound = field(default_factory=body_memory)
     hands_over: bool = False
     runs_prefill: bool = False
     continuation: ContinuationRules | None = None

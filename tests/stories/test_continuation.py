@@ -12,7 +12,7 @@ import pytest
 
 from router.config.load import shipped
 from router.config.schema import ContinuationConfig
-from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.faults import STREAM_FAULTS, Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening
@@ -53,7 +53,7 @@ async def test_pods_show_at_join_that_they_continue_streams(deploy: Deploy) -> N
         assert [pod["continues"] for pod in await deployment.pods()] == [[], []]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES, FaultKind.ABORT])
+@pytest.mark.parametrize("kind", [kind for kind in STREAM_FAULTS if kind is not FaultKind.SILENCE])
 async def test_stream_of_a_pod_that_fails_is_read_to_its_end(deploy: Deploy, kind: FaultKind) -> None:
     async with deploy(continuation=ON, engine=SLOW) as deployment:
         await proven(deployment)
@@ -77,6 +77,23 @@ async def test_drained_pod_that_is_deleted_before_its_streams_end_cuts_none(depl
         assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
         engine.inject(Fault(kind=FaultKind.TERMINATE, after_chunks=5))
         assert await reading == expected
+
+
+async def test_drained_pod_hands_its_streams_over_and_is_idle(deploy: Deploy) -> None:
+    """It is well: the client reads one answer, and no failure is counted."""
+    async with deploy(continuation=ON, engine={"time_scale": 4.0}) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment, max_tokens=300)
+        reading = asyncio.create_task(text_of(deployment, max_tokens=300))
+        await deployment.until(lambda: any(engine.load.running for engine in deployment.engines))
+        (engine,) = [one for one in deployment.engines if one.load.running]
+        pod = engine.url.removeprefix("http://")
+        assert (await deployment.admin.post(f"/admin/pods/{pod}/drain", json={})).status_code == 200
+        await deployment.until(lambda: not engine.load.running)
+        assert not reading.done()
+        assert await reading == expected
+        (counted,) = await continued(deployment)
+        assert 'method="ids"' in counted and 'cause="moved"' in counted and 'outcome="joined"' in counted
 
 
 async def events_of(deployment: Deployment, path: str, fault: Fault | None, **fields: Any) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.tracker import Tracker
 
 RESOLUTION_S = 0.01
-CHECK_S = 0.5
 
 Call: TypeAlias = Callable[[float], object]
 """Receives the time in seconds of `monotonic`."""
@@ -57,12 +57,13 @@ class CoarseTimers:
                 loop.call_later(RESOLUTION_S, self._run, loop)
 
 
-class SilenceWatch:
-    """Closes the connections to pods that have fallen silent, so that other pods continue the streams. One timer serves
-    all of them."""
+class LeavingStreams:
+    """Closes the connections to pods that have fallen silent, and calls streams away from pods that are drained, so
+    that other pods continue them. One timer serves all of them."""
 
     def __init__(self) -> None:
         self._streams: dict[ContinuingTracker, Callable[[], object]] = {}
+        self._pace = MovePace()
         self._is_running = False
 
     @contextmanager
@@ -77,10 +78,14 @@ class SilenceWatch:
             del self._streams[tracker]
 
     def _check(self) -> None:
-        now_s = monotonic()
+        now_s, moves = monotonic(), list[tuple[float, ContinuingTracker]]()
         for tracker, close in list(self._streams.items()):
             if tracker.is_silent(now_s):
                 close()
+            elif (cost_ms := tracker.move_ms()) is not None:
+                moves.append((cost_ms, tracker))
+        for tracker in self._pace.due(moves):
+            tracker.is_called = True
         self._is_running = bool(self._streams)
         if self._is_running:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -93,7 +98,7 @@ async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitab
         try:
             return await attempt(candidate)
         except UpstreamError as error:
-            if isinstance(tracker, ContinuingTracker) and (planning := tracker.planning) is not None:
+            if isinstance(tracker, ContinuingTracker) and not tracker.planned and (planning := tracker.planning):
                 tracker.planned = await asyncio.to_thread(planning)
             following = tracker.failed(error, time.monotonic())
             if following is None:
@@ -107,7 +112,7 @@ class Attempts:
         self._splits = splits
         self._pulls = pulls
         self._timers = CoarseTimers()
-        self._silence = SilenceWatch()
+        self._leaving = LeavingStreams()
 
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
@@ -136,7 +141,7 @@ class Attempts:
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
-                    with self._silence.watched(tracker, reply.close):
+                    with self._leaving.watched(tracker, reply.close):
                         await relay_joined(reply, client, tracker, headers)
                 else:
                     await relay(reply, client, tracker, headers)
@@ -152,7 +157,7 @@ class Attempts:
         """The same; a pod whose response does not begin while it is not ready any more has failed."""
         try:
             async with asyncio.timeout(None) as limit:
-                with self._silence.watched(tracker, partial(limit.reschedule, 0.0)):
+                with self._leaving.watched(tracker, partial(limit.reschedule, 0.0)):
                     return await self._open(tracker, candidate)
         except TimeoutError as error:
             pod = candidate.pod.id

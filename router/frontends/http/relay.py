@@ -6,6 +6,7 @@ tracker gives the first piece, so that a pod that fails until then can be replac
 
 from __future__ import annotations
 
+import asyncio
 from time import monotonic
 from typing import Protocol
 
@@ -102,11 +103,15 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
             if not client.started:
                 client.start(reply.status, headers)
             is_ready = client.put(shown)
-        return is_ready and not tracker.has_ended
+        return is_ready and not (tracker.has_ended or tracker.is_called)
 
     async def ready() -> None:
         if tracker.has_ended:
             raise _Ended
+        if tracker.is_called and (planning := tracker.planning):
+            tracker.planned = await asyncio.to_thread(planning)
+            if tracker.moves(monotonic()):
+                raise UpstreamBroken(f"pod {reply.pod} is drained", pod=reply.pod)
         await client.ready()
 
     try:

@@ -8,22 +8,21 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
-from router.admission.fair_bound import FairBound
-from router.decision import Candidate, Direct, RouteDecision
+from router.decision import Candidate, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
 from router.observe.counters import Counters
+from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
-from router.request.attempt_rules import AttemptRules
+from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.joiner import Joiner
+from router.request.continuation.later_pods import MOVED, move_ms, other_pod, refused_by
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
-from router.request.continuation.step_times import LEAST_PIECES, StepTimes
+from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED, terms_of
@@ -41,17 +40,6 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 """Pieces between two counts of what is remembered, unless they are large."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuationRules:
-    """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
-    nothing at least; longer where its steps are."""
-
-    words_of: WordsOf
-    memory: FairBound
-    silence_s: float
-    steps: StepTimes = field(default_factory=StepTimes)
-
-
 class ContinuingTracker(Tracker):
     """`decide_again` returns a new decision about the request. Raises `RouterError`."""
 
@@ -63,8 +51,8 @@ class ContinuingTracker(Tracker):
         "_continuations",
         "_deaths",
         "_decide_again",
+        "_gave_up",
         "_is_leaving",
-        "_is_silent",
         "_joins",
         "_last_s",
         "_made",
@@ -74,9 +62,10 @@ class ContinuingTracker(Tracker):
         "_pieces",
         "_reader",
         "_refusal",
-        "_taken_bytes",
+        "_stays",
         "_terms",
         "_words",
+        "is_called",
         "planned",
     )
 
@@ -103,8 +92,10 @@ class ContinuingTracker(Tracker):
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
-        self._asks_ids = self._is_leaving = self._is_silent = self._joins = False
+        self._continuations = self._deaths = self._moves = self._pieces = 0
+        self._asks_ids = self._is_leaving = self._joins = self._stays = self.is_called = False
+        self._gave_up = ""
+        """Why the router closes the connection of this pod itself."""
         self.planned: StreamPlan | None = None
         """What `planning` has returned, for the next call of `failed`."""
         self._last_s = 0.0
@@ -130,9 +121,9 @@ class ContinuingTracker(Tracker):
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
-        self._is_silent, self._last_s = False, now_s
+        self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self._refusal = self._refused_by(candidate)
+            self._refusal = refused_by(self.context, candidate, self._terms)
             is_proven = self.context.request.endpoint in candidate.pod.continues
             self._asks_ids = is_proven and not self._refusal and self._words is not None
             can_repeat = not self._terms.no_replay
@@ -210,8 +201,26 @@ class ContinuingTracker(Tracker):
         status = self._state.fleet.status(candidate.pod.id)
         if status is not None and status.state is PodState.READY:
             return False
-        self._is_silent = self._has_all_tokens or (not self._limit() and self._other_pod(now_s) is not None)
-        return self._is_silent
+        gives_up = self._has_all_tokens or (not self._limit() and self._other_pod(now_s) is not None)
+        self._gave_up = "silence" if gives_up else ""
+        return gives_up
+
+    def move_ms(self) -> float | None:
+        """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
+        takes_ids = self._reader is not None and self._asks_ids and not self._terms.no_ids
+        if not takes_ids or not self.has_sent or self._joins or self._stays:
+            return None
+        return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
+
+    def moves(self, now_s: float) -> bool:
+        """Whether another pod goes on with this stream, which its front was asked to move and has `planned`."""
+        self.is_called, found = False, self.planned
+        goes_on = isinstance(found, Continue) and found.method == "ids" and self.move_ms() is not None
+        if goes_on and not self._limit() and self._other_pod(now_s):
+            self._gave_up = MOVED
+            return True
+        self._stays, self.planned = True, None
+        return False
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
@@ -224,7 +233,10 @@ class ContinuingTracker(Tracker):
             return super().failed(error, now_s)
         self._moves += self._is_leaving
         self.release(now_s)
-        self._record_failure(candidate, error, now_s)
+        if self._is_leaving:
+            self.context.failures = (*self.context.failures, Failure(candidate.pod.id, MOVED, str(error)))
+        else:
+            self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")
         self._cause, found = cause, self._next_plan(reader)
         if isinstance(found, Continue):
@@ -263,9 +275,6 @@ class ContinuingTracker(Tracker):
     def end(self, now_s: float) -> None:
         super().end(now_s)
         self._count("failed")
-        if self._taken_bytes:
-            self._options.memory.give_back(self.context.inbound.owner, self._taken_bytes)
-            self._taken_bytes = 0
         self._reader, self._body, self._owned_body = None, b"", b""
 
     def headers(self) -> HeaderList:
@@ -276,19 +285,6 @@ class ContinuingTracker(Tracker):
         return headers
 
     # --- what it decides ---
-
-    def _refused_by(self, candidate: Candidate) -> str:
-        """Why a stream of this candidate cannot be continued."""
-        decision = self.context.decision
-        if self._terms.refusal or self.context.request.prompts != 1:
-            return self._terms.refusal or "n"
-        if not self.context.repeatable:
-            return "not repeatable"
-        if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
-            return "handoff"
-        if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
-            return "one pod"
-        return "rank" if candidate.pod.dp_rank is not None else ""
 
     def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
         forgotten = reader.current.forgotten or reader.record.forgotten
@@ -347,8 +343,8 @@ class ContinuingTracker(Tracker):
         return "two continuations" if is_spent else ""
 
     def _cause_of(self, error: UpstreamError) -> str:
-        if self._is_silent:
-            return "silence"
+        if self._gave_up:
+            return self._gave_up
         if isinstance(error, UpstreamBroken) and error.status:
             return "status"
         fault = self._reader.fault if self._reader is not None else ""
@@ -356,19 +352,10 @@ class ContinuingTracker(Tracker):
 
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
-        context, failed = self.context, {failure.pod for failure in self.context.failures}
-        assert context.candidate is not None
-        first = context.candidate.pod
         try:
-            decision = self._decide_again(context, now_s)
+            return other_pod(self.context, self._decide_again(self.context, now_s))
         except RouterError:
             return None
-        for candidate in decision.candidates:
-            pod = candidate.pod
-            alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
-            if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
-                return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
-        return None
 
     # --- what it counts ---
 
@@ -382,14 +369,10 @@ class ContinuingTracker(Tracker):
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
-        more = size + COUNTED_EVERY * 8 - self._taken_bytes
-        owner, weight = self.context.inbound.owner, self.context.tenant.weight
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
-        elif more > 0 and self._options.memory.take(owner, weight, more):
-            self._taken_bytes += more
-        elif more > 0 and may_forget:
+        elif not self._has_memory(size + COUNTED_EVERY * 8) and may_forget:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()

@@ -106,6 +106,12 @@ class HashStore(LocalStore):
     def rule(self, pod: PodId) -> HitRule | None:
         return self._rule if pod in self._ruled else None
 
+    def forget(self, pod: PodId) -> None:
+        super().forget(pod)
+        self._masks.forget(pod)
+        if pod in self._ruled:
+            self._masks.follow(pod, self._rule)
+
     def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
         return self._masks.full_and_hit(pod, prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
 

@@ -9,6 +9,7 @@ from router.decision import Candidate, Split
 from router.errors import HandoffFailed, RouterError
 from router.phases import Phases
 from router.request.context import RequestContext
+from router.request.continuation.later_pods import other_pod
 from router.request.inbound import Inbound
 from router.request.preparation_steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
@@ -54,13 +55,11 @@ class SessionTurn:
 
     def __post_init__(self) -> None:
         self.core, self._streams = self.router.core, self.router.streams
+        self.request: TrafficRequest = self.session.requests[self.number]
+        """What the pod is sent: once the stream has moved, with the answer so far."""
         self._steps = self.core.requests.prepare(self.context)
         self._tracker = self.core.requests.tracker(self.context)
         self.core.requests.endings.begin()
-
-    @property
-    def request(self) -> TrafficRequest:
-        return self.session.requests[self.number]
 
     @property
     def ttft_limit_ms(self) -> float:
@@ -118,9 +117,20 @@ class SessionTurn:
         self.end()
         return None
 
+    def moved(self, pod: PodId, rest: TrafficRequest) -> Candidate | None:
+        """The stream leaves its pod. Returns the candidate that is booked for the `rest`; None where there is none."""
+        now_s, context = self.core.clock.now_s(), self.context
+        self._streams[pod] -= rest is not self.request
+        self._tracker.release(now_s)
+        candidate = other_pod(context, self.core.decisions.decide_again(context, now_s)[1])
+        if candidate is not None:
+            self.request = rest
+            self._tracker.begin(candidate, now_s)
+        return candidate
+
     def complete(self, pod: PodId, cached_tokens: int) -> None:
         self._streams[pod] -= 1
-        now_s, request = self.core.clock.now_s(), self.request
+        now_s, request = self.core.clock.now_s(), self.session.requests[self.number]
         self._tracker.piece(_END % (request.prompt_tokens, request.output_tokens, cached_tokens), now_s)
         self._tracker.rest(now_s)
         self._tracker.complete(now_s)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from router.sim.block_cache import BlockCache, TierCache
@@ -96,6 +96,20 @@ class VirtualPod(Scheduler[Job]):
             raise ValueError(f"{tokens} tokens do not fit into the whole cache")
         self._waiting.append(job)
         self._end_after_current_step(now_ms)
+
+    def answered(self, now_ms: float) -> Iterator[tuple[Job, int]]:
+        """All jobs, and the tokens of their answers so far."""
+        ended = self._run.steps_until(now_ms) - 1 if self._run else 0
+        for job in (*self._admitted, *self._waiting):
+            yield job, job.emitted + (self._steps - job.joined_step + ended if job in self._decoding else 0)
+
+    def end_early(self, job: Job, now_ms: float) -> None:
+        """Let a job that decodes end with the current step, as if its answer had that length."""
+        if job in self._decoding:
+            self._end_after_current_step(now_ms)
+            job.finish_step = self._steps + (self._run.steps if self._run else 1)
+            job.request = replace(job.request, output_tokens=job.emitted + job.finish_step - job.joined_step)
+            heapq.heappush(self._finishing, (job.finish_step, next(self._ids), job))
 
     def finish_load(self, job: Job, now_ms: float) -> None:
         if job in self._loading:

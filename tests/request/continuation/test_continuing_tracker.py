@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
-from router.request.attempt_rules import AttemptRules
+from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuationRules, ContinuingTracker
+from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PromptPrefix
@@ -57,9 +58,8 @@ class Fleet:
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
         rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
-        options = ContinuationRules(
-            words_of=lambda _model: words(), memory=self.memory, silence_s=5.0, steps=steps or StepTimes()
-        )
+        rules = replace(rules, memory=self.memory)
+        options = ContinuationRules(words_of=lambda _model: words(), silence_s=5.0, steps=steps or StepTimes())
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
@@ -91,6 +91,16 @@ class Fleet:
         if candidate is not None:
             self.begin(candidate)
         return candidate is not None
+
+    def may_move(self) -> bool:
+        """Whether the stream leaves its pod, as a front asks it."""
+        self.tracker.is_called, planning = True, self.tracker.planning
+        assert planning is not None
+        self.tracker.planned = planning()
+        return self.tracker.moves(self.now_s)
+
+    def move(self) -> bool:
+        return self.may_move() and self.fail()
 
     def end(self) -> None:
         self.tracker.ended()
@@ -198,6 +208,86 @@ def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
     assert fleet.counted == [("ids", "connection", "failed")] * 2 + [("ids", "connection", "joined")]
+
+
+def test_stream_leaves_a_drained_pod_which_has_not_failed() -> None:
+    fleet, doubts = Fleet("bytes"), list[str]()
+    fleet.core.state.breaker.doubt = lambda pod, *_: doubts.append(pod)  # type: ignore[method-assign]
+    fleet.answer(0.2, step_s=0.1)
+    assert fleet.tracker.move_ms() is None  # its pod is ready
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    assert fleet.tracker.move_ms()
+    assert fleet.move()
+    assert fleet.pod == "b"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+    assert fleet.counted == [("ids", "moved", "joined")]
+    assert not doubts
+
+
+def test_move_takes_less_of_the_time_of_other_pods_where_there_are_more() -> None:
+    costs = []
+    for pods in ("ab", "abcd"):
+        fleet = Fleet("bytes", pods)
+        fleet.answer(0.2, step_s=0.1)
+        fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+        costs.append(fleet.tracker.move_ms())
+        fleet.close()
+    assert costs[0] and costs[1] == pytest.approx(costs[0] / 3)
+
+
+def test_stream_that_would_be_made_again_stays_on_its_drained_pod() -> None:
+    """Its grammar begins anew: another pod takes longer for the whole answer than this one for the rest. It is asked
+    once."""
+    fleet = Fleet("json schema")
+    fleet.answer(0.5, step_s=0.1)
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    assert fleet.tracker.move_ms()
+    assert not fleet.move()
+    assert fleet.tracker.move_ms() is None
+    fleet.close()
+
+
+def test_stream_that_is_called_when_its_pod_fails_is_not_called_away_from_the_next_one() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.2, step_s=0.1)
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    fleet.tracker.is_called = True
+    assert fleet.fail()
+    assert not fleet.tracker.is_called
+    fleet.close()
+
+
+def test_stream_stays_on_a_pod_that_is_not_drained_any_more_when_it_could_move() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.2, step_s=0.1)
+    assert not fleet.move()
+    fleet.close()
+
+
+def test_stream_comes_back_to_a_pod_that_it_left_and_that_is_another_one_now() -> None:
+    """As in the rolling update of a StatefulSet, which keeps the names of its pods."""
+    fleet = Fleet("bytes", "ab")
+    for share, pod in ((0.2, "a"), (0.4, "b")):
+        fleet.answer(share, step_s=0.1)
+        fleet.core.fleet.event(pod, PodEvent.DRAIN, reason="terminating")
+        assert fleet.move()
+    assert fleet.pod == "a"
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert whole(fleet.received) == uncut("bytes")
+
+
+def test_stream_does_not_leave_its_drained_pod_while_no_other_one_may_go_on() -> None:
+    fleet = Fleet("bytes", "ab")
+    fleet.answer(0.2, step_s=0.1)
+    fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
+    fleet.core.fleet.sync([pod for pod in pods_at(PODS) if pod.id != "b"])
+    assert not fleet.may_move()
+    fleet.close()
 
 
 def test_pods_that_are_drained_because_they_are_not_ready_have_failed() -> None:

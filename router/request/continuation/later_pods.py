@@ -1,0 +1,77 @@
+"""Which pods may go on with a stream, and when does a stream leave a pod that is drained?
+
+Another pod must compute the prompt and the answer so far. A stream leaves where that takes less time than the rest of
+its answer probably will, the cheapest first, and only as many as cost the other pods a `SHARE` of their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import TypeVar
+
+from router.decision import Candidate, Direct, RouteDecision
+from router.request.context import RequestContext
+from router.request.continuation.terms import Terms
+from router.request.fleet_state import FleetState
+
+MOVED = "moved"
+"""Why a stream leaves a pod that is drained, which has not failed: it may come back once the pod is another one."""
+CHECK_S = 0.5
+"""How often streams are looked for that should leave their pods."""
+SHARE = 0.1
+StreamT = TypeVar("StreamT")
+
+
+def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> str:
+    """Why a stream of this candidate cannot be continued."""
+    decision = context.decision
+    if terms.refusal or context.request.prompts != 1:
+        return terms.refusal or "n"
+    if not context.repeatable:
+        return "not repeatable"
+    if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
+        return "handoff"
+    if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
+        return "one pod"
+    return "rank" if candidate.pod.dp_rank is not None else ""
+
+
+def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:
+    """The best candidate on a pod that has not failed this request and is like the one that has it."""
+    assert context.candidate is not None
+    first, failed = context.candidate.pod, {one.pod for one in context.failures if one.error != MOVED}
+    for candidate in decision.candidates:
+        pod = candidate.pod
+        alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
+        if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
+            return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
+    return None
+
+
+def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
+    """What the move of a stream with `answered` tokens, the last at `last_s`, takes of the time of the other pods; None
+    where its pod stays, or the rest takes less. An answer longer than expected lasts twice as long."""
+    candidate, decision, first_s = context.candidate, context.decision, context.first_token_s
+    if candidate is None or decision is None or first_s is None or not state.fleet.is_leaving(candidate.pod.id):
+        return None
+    expected = state.output_lengths.expected_tokens(context.request, context.request.tenant)
+    rest_ms = max(expected - answered, answered) * (last_s - first_s) * 1000 / answered
+    cost_ms = candidate.pod.speed.prefill_ms(context.prompt_tokens + answered)
+    return cost_ms / max(len(decision.candidates) - 1, 1) if cost_ms < rest_ms else None
+
+
+class MovePace:
+    """How fast streams leave."""
+
+    def __init__(self) -> None:
+        self._left_ms = 0.0
+
+    def due(self, moves: Iterable[tuple[float, StreamT]]) -> Iterator[StreamT]:
+        """Those that leave now: of what should, with its cost. To be called every `CHECK_S`."""
+        more_ms = CHECK_S * 1000 * SHARE
+        self._left_ms = min(self._left_ms + more_ms, more_ms)
+        for cost_ms, one in sorted(moves, key=itemgetter(0)):
+            if self._left_ms > 0:
+                self._left_ms -= cost_ms
+                yield one
