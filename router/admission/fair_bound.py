@@ -17,6 +17,10 @@ RETRY_S = 1.0
 """When to try again after a share was exceeded: when others need less is not known."""
 
 
+def body_memory(max_bytes: int = 1 << 62) -> FairBound:
+    return FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
+
+
 class _Holding(msgspec.Struct, gc=False):
     amount: int
     weight: float

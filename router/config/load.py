@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
@@ -82,6 +83,8 @@ TokenizerPlace = Annotated[str, AfterValidator(_tokenizer)]
 M = TypeVar("M", bound=BaseModel)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
+MAX_VALUES = 500_000
+"""In a file: aliases of aliases multiply."""
 CACHED_DOCUMENTS = 64
 """Parsing a policy blocks the process for two milliseconds, so a reload only parses changed files."""
 
@@ -141,6 +144,7 @@ def read_text(path: Path) -> str:
 def _parsed(path: Path, text: str) -> Document:
     try:
         data = YAML(typ="rt").load(text)
+        plain(data)
     except Exception as error:  # the library has no common exception, for example for invalid characters and dates
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -219,12 +223,16 @@ def _position(node: Any, key: str | int) -> tuple[int, Any] | None:
     return None
 
 
-def plain(node: Any) -> Any:
-    """The node as builtin containers and scalars, so that pydantic's messages quote plain values."""
+def plain(node: Any, room: Iterator[None] | None = None) -> Any:
+    """The node as builtin containers and scalars, so that pydantic's messages quote plain values. Raises `ValueError`
+    for more than `MAX_VALUES`."""
+    room = room or repeat(None, MAX_VALUES)
+    if next(room, room) is room:
+        raise ValueError(f"more than {MAX_VALUES} values; an alias counts as all values that it stands for")
     if isinstance(node, dict):
-        return {str(key): plain(value) for key, value in node.items()}
+        return {str(key): plain(value, room) for key, value in node.items()}
     if isinstance(node, list):
-        return [plain(value) for value in node]
+        return [plain(value, room) for value in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)

@@ -65,6 +65,10 @@ def wrong_at(location: Location, message: str) -> PydanticCustomError:
     return PydanticCustomError("wrong_at", "{message}", {"message": message, "at": location})
 
 
+MAX_MISTAKES = 50
+"""Each takes up to 50 us to explain."""
+
+
 def not_one_of(names: Iterable[str]) -> PydanticCustomError:
     """A mistake in a value that must be one of these names."""
     return PydanticCustomError("enum", "must be one of {expected}", {"expected": ", ".join(map(repr, names))})
@@ -78,8 +82,9 @@ def explain_mistakes(
     *,
     shows_values: bool = True,
 ) -> str:
-    """A line for each mistake in `data`, in the order of the file. `where`: file and line of a key, or `("", 0)`."""
-    found = [(_keys(problem, data, model), problem) for problem in error.errors()]
+    """A line for each of the first mistakes in `data`, in the order of the file. `where`: file and line of a key, or
+    `("", 0)`."""
+    found = [(_keys(problem, data, model), problem) for problem in error.errors()[:MAX_MISTAKES]]
     deeper = {keys[:end] for keys, _ in found for end in range(len(keys))}
     kept = [each for each in found if each[0] not in deeper or len(each[0]) >= len(each[1]["loc"])]  # not of a union
     kept.sort(key=lambda each: (where(each[0])[1], [str(key) for key in each[0]]))

@@ -126,7 +126,8 @@ class Limits(Strict):
     may have all. When 7/8 are used, those with more than their share get no more: 429 with Retry-After. For others, 1/8
     more than the limit is kept. Clients of a trusted proxy that names no addresses have no share."""
     max_held_bytes: PositiveInt = 1024 * 1024 * 1024
-    """Total size of buffered request bodies, shared as `max_in_flight` is. When it is used up, bodies that have been
+    """Total size of buffered request bodies, and of responses of more than 64 KiB that are held until they are whole
+    and read, shared as `max_in_flight` is. When it is used up, responses pass as they come, and bodies that have been
     incomplete for 5 s are dropped for others, those of the client with the most bytes first."""
     request_timeout_s: PositiveFloat = 60.0
     """From the first byte of a request to its last."""

@@ -333,9 +333,9 @@ class ParityFeed:
             async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
                 while not self.store.rejected_reason(pod_id) and pod_id not in self.store.estimated:
-                    if self.store.full_run(pod_id, prompt) >= expected:
+                    if self.store.full_and_hit(pod_id, prompt)[0] >= expected:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return self.store.full_run(pod_id, prompt)
+        return self.store.full_and_hit(pod_id, prompt)[0]

@@ -7,10 +7,11 @@ rebuilt after a change, not per request. Updates of a pod that is gone are ignor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from itertools import count
+from math import inf
 from typing import Any, TypeAlias
 
 from router.types import Endpoint, FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
@@ -20,6 +21,9 @@ _NO_LINKS = Links()
 Listener: TypeAlias = Callable[[Pod, PodState, PodState], None]
 """Called with (pod, old state, new state) after a change of state or epoch; the states are equal if only the epoch is
 new."""
+
+ServedName: TypeAlias = tuple[tuple[str, str], int | None]
+"""(base model, adapter or ""), and the least `max_model_len_tokens` of the pods that serve it."""
 
 ALIKE = 0.002
 """A smaller relative change of a speed creates no new snapshot."""
@@ -93,7 +97,7 @@ class Fleet:
         self._epochs = count(1)
         self._version = 0
         self._snapshot = FleetSnapshot(links=links)
-        self._names: dict[str, tuple[str, str]] | None = None
+        self._names: dict[str, ServedName] | None = None
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -112,9 +116,15 @@ class Fleet:
 
     def resolve(self, model: str) -> tuple[str, str] | None:
         """(base model, adapter or "") of a name that clients use; None if no pod serves it."""
+        found = self.served.get(model)
+        return found and found[0]
+
+    @property
+    def served(self) -> Mapping[str, ServedName]:
+        """What pods serve, by the names that clients use."""
         if self._names is None:
             self._names = _served_names([status.pod for status in self._statuses.values()])
-        return self._names.get(model)
+        return self._names
 
     def trust_reason(self, pod_id: PodId) -> str:
         """The reason for the pod's trust; empty before its first parity test."""
@@ -277,14 +287,13 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
     return replace(configured, **facts, epoch=known.epoch, ready_since_s=known.ready_since_s)
 
 
-def _served_names(pods: Iterable[Pod]) -> dict[str, tuple[str, str]]:
-    """(base model, adapter) by served name. A base model's name wins over an adapter's."""
-    pods = tuple(pods)
-    names = {model: (model, "") for pod in pods for model in pod.models}
-    for pod in pods:
-        for adapter in pod.adapters:
-            names.setdefault(adapter, (pod.base_model or adapter, adapter))
-    return names
+def _served_names(pods: Sequence[Pod]) -> dict[str, ServedName]:
+    """A base model's name wins over an adapter's, the first pod's over those of others."""
+    models = {name: (name, "") for pod in pods for name in pod.models}
+    adapters = {name: (pod.base_model or name, name) for pod in reversed(pods) for name in pod.adapters}
+    by_length = sorted(pods, key=lambda pod: pod.max_model_len_tokens or inf, reverse=True)
+    shortest = {name: pod.max_model_len_tokens for pod in by_length for name in pod.models + pod.adapters}
+    return {name: (found, shortest[name]) for name, found in (adapters | models).items()}
 
 
 def _alike(one: PodSpeed, other: PodSpeed) -> bool:

@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -24,6 +20,7 @@ from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import ClientError, UpstreamError
 from router.frontends.prompt_check import PromptCheck
+from router.frontends.read_threads import ReadThreads
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import first_text
@@ -61,17 +58,8 @@ MAX_TEMPLATE_TOKENS = 2048
 """Each token that a pod finds takes a byte of the body, or is one of the template. A pod that claims more is not
 believed: the request would be refused as too long for every pod."""
 
-READ_THREADS = 3
-"""Long prompts that are read at the same time."""
 MAX_INLINE_BYTES = 1024 * 1024
 """The blocks of a longer body are hashed in a thread, even if its text was encoded before: 16 thousand take 2 ms."""
-VERY_LONG = 256 * 1024
-"""Bytes or characters: prompts with more have another thread, so that shorter ones never wait for them."""
-NICE = 5
-"""How much lower the priority of these threads is, in the kernel's unit: each step is 1.25 times less of a core."""
-READ_TIMEOUT_S = 2.0
-"""How long a long prompt waits for a thread and its result. It is then routed without a prefix."""
-
 TOKENIZE_TIMEOUT_S = 2.0
 """Timeout of a pod's /tokenize. A healthy pod needs less for its longest prompt."""
 
@@ -115,32 +103,6 @@ class NoPromptReader:
             return None
         self._unread(request, UnreadReason.NO_TOKENIZER, "the model has no tokenizer; add one under `models`")
         return UnreadReason.NO_TOKENIZER
-
-
-def _after_the_loop() -> None:
-    """Where cores are few, the event loop goes before this thread. Linux alone has a priority for each thread."""
-    with suppress(OSError, AttributeError):
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
-
-
-class ReadThreads:
-    """Threads that read long prompts of all models, `READ_THREADS` at a time, and one that reads very long ones."""
-
-    def __init__(self) -> None:
-        self._long = ThreadPoolExecutor(READ_THREADS, "long-prompt", _after_the_loop)
-        self._very_long = ThreadPoolExecutor(1, "very-long-prompt", _after_the_loop)
-
-    async def run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work`. `size`: bytes or characters that it reads. Raises what it raises, and `Unrenderable`
-        after `READ_TIMEOUT_S`: running work then continues in its thread, waiting work is dropped."""
-        threads = self._very_long if size > VERY_LONG else self._long
-        try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                # A variable for the future would be a cycle with its exception, which would keep the body in memory.
-                return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
-        except TimeoutError as error:
-            raise Unrenderable(UnreadReason.BUSY, f"not read within {READ_TIMEOUT_S:g} s") from error
 
 
 class LocalPromptReader:

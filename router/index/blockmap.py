@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
+from collections.abc import Sequence
 
 from router.hashing import hashes_ahead
 from router.index.assumed import AssumedWindows
@@ -17,7 +18,7 @@ from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
 from router.index.predicted import Prediction
-from router.types import BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
+from router.types import BlockChange, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
 class BlockMap:
@@ -96,28 +97,30 @@ class BlockMap:
         holder = self._holders.get(pod)
         return holder.rule if holder else None
 
-    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks of `prefix` that full attention of `pod` has."""
-        return self._masks.full_run(pod, hashes_ahead(prefix, prefix.hashes, self._ahead_tokens.get(pod, 0)))
+    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
+        """Leading blocks of `prefix` that full attention of `pod` has, and those that hit."""
+        hashes = hashes_ahead(prefix, prefix.hashes, self._ahead_tokens.get(pod, 0))
+        return self._masks.full_and_hit(pod, hashes, (len(prefix.tokens), prefix.block_size_tokens))
 
-    def apply(self, pod: PodId, event: KvEvent) -> None:
-        """Apply one event; events of unknown pods are ignored."""
+    def apply(self, pod: PodId, event: KvEvent) -> Sequence[BlockChange]:
+        """Apply one event, and return what it changes; events of unknown pods are ignored."""
         self._free_next_shard()
         holder = self._holders.get(pod)
         if holder is None:
-            return
+            return ()
         if isinstance(event, BlocksCleared):
             tested = {pod: self._tested[pod]} if pod in self._tested else {}
             self.add_holder(pod, holder.generation)
             for habits in tested.values():
                 self.learn(pod, habits)
-            return
+            return ()
         rule, changes = holder.rule, holder.apply(event)
         self._follow(pod, holder, rule)
         for change in changes:
             self._masks.apply(pod, change)
             if not change.held and not change.layer:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
+        return changes
 
     def computed(self, sent: Prediction) -> None:
         """A pod of `estimated` has computed this prompt."""

@@ -6,32 +6,40 @@ chain hash identifies the whole prefix. Methods take the time, which must not go
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from router.types import BlockHash, BlocksByTier, PodId
 
 UNTIL_EVENTS_S = 3.0
-"""Events of a prompt arrive before its first token, through Redis within a second. Then they alone count, or what is
-assumed of the pod."""
+"""Events of a prompt arrive before its first token, through Redis within a second. If they do not name a checkpoint
+until then, the pod has not kept it."""
 
 
 class Checkpoints:
     """The checkpoints that pods have not announced. Every `begin` is followed by one `confirm` or `withdraw`."""
 
     def __init__(self) -> None:
-        self._ends: dict[BlockHash, dict[PodId, int]] = {}
-        """By block and pod, the number of prompts that keep a checkpoint behind it."""
+        self._pods: dict[BlockHash, set[PodId]] = {}
+        """By block, the pods that will have a checkpoint behind it."""
+        self._prompts = Counter[tuple[PodId, BlockHash]]()
+        """The number of prompts that keep it, announced or not."""
         self._computed: deque[tuple[float, PodId, Sequence[BlockHash]]] = deque()
         """The computed prompts: until when they count, and what they keep."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._ends.values()))
+        return len(self._prompts)
 
     def begin(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
         for block in ends:
-            pods = self._ends.setdefault(block, {})
-            pods[pod] = pods.get(pod, 0) + 1
+            self._prompts[pod, block] += 1
+            self._pods.setdefault(block, set()).add(pod)
+
+    def announced(self, pod: PodId, blocks: Iterable[BlockHash]) -> None:
+        """The pod has kept these blocks. From now on its events alone count: it may evict them at any time."""
+        for block in blocks:
+            if others := self._pods.pop(block, set()) - {pod}:
+                self._pods[block] = others
 
     def confirm(self, pod: PodId, ends: Sequence[BlockHash], now_s: float) -> None:
         """The prompt is computed."""
@@ -40,30 +48,25 @@ class Checkpoints:
 
     def withdraw(self, pod: PodId, ends: Sequence[BlockHash]) -> None:
         for block in ends:
-            pods = self._ends[block]
-            pods[pod] -= 1
-            if not pods[pod]:
-                del pods[pod]
-                if not pods:
-                    del self._ends[block]
+            self._prompts[pod, block] -= 1
+            if not self._prompts[pod, block]:
+                del self._prompts[pod, block]
+                self.announced(pod, [block])
 
     def match(self, hashes: Sequence[BlockHash], now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, up to the last checkpoint in the prompt. O(blocks) while there are any."""
         while self._computed and self._computed[0][0] <= now_s:
             self.withdraw(*self._computed.popleft()[1:])
         found: dict[PodId, BlocksByTier] = {}
-        if not self._ends:
+        if not self._pods:
             return found
-        for depth, pods in enumerate(map(self._ends.get, hashes), start=1):
+        for depth, pods in enumerate(map(self._pods.get, hashes), start=1):
             if pods:
                 found.update(dict.fromkeys(pods, (depth, 0, 0, 0)))
         return found
 
     def forget(self, pod: PodId) -> None:
         """Drop what counts for computed prompts."""
-        computed, self._computed = self._computed, deque()
-        for one in computed:
-            if one[1] == pod:
-                self.withdraw(pod, one[2])
-            else:
-                self._computed.append(one)
+        for _, _, ends in [one for one in self._computed if one[1] == pod]:
+            self.withdraw(pod, ends)
+        self._computed = deque([one for one in self._computed if one[1] != pod])

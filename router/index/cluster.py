@@ -8,7 +8,7 @@ Redis I/O and reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -67,6 +67,8 @@ class ClusterIndex:
         self.masks = HolderMasks(max_bytes, scatter)
         self.evicted = EvictedByModel()
         self.holders = Holders()
+        self.on_kept: Callable[[PodId, Sequence[BlockHash]], None] | None = None
+        """Called with a pod and the blocks that its windows or states have kept."""
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
@@ -133,6 +135,8 @@ class ClusterIndex:
             if change.layer >= types:
                 continue
             self.masks.apply(name, change)
+            if change.layer and change.held and self.on_kept and (pod := self.holders.pod_ids.get(known.name)):
+                self.on_kept(pod, change.blocks)
             if not change.held and not known.reloading and not change.layer:
                 self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:

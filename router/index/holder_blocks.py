@@ -141,7 +141,7 @@ class HolderBlocks:
         for engine_hash, blocks in resolved:
             known, counted = self._blocks[engine_hash % SHARDS], self._copies[engine_hash % SHARDS]
             copies = counted.get(engine_hash, _SINGLE_GPU_COPY) if engine_hash in known else 0
-            if not copies and self._layers is not None:
+            if self._layers is not None:  # a window may have lost other blocks than full attention
                 placed.append(engine_hash)
             # Engines that report all hits announce the same blocks again and again: the counter must not overflow.
             if copies // one & _COUNT < _COUNT and copies + one != _SINGLE_GPU_COPY:

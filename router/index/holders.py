@@ -78,7 +78,7 @@ class Holders:
         """What a test has shown of a pod."""
         self._publishers: dict[PodId, KnownHolder] = {}
         """The holder of each pod. This and the next three are rebuilt when holders or pods change."""
-        self._pod_ids: dict[HolderName, PodId] = {}
+        self.pod_ids: dict[HolderName, PodId] = {}
         self.ruled: set[PodId] = set()
         """Pods whose layers do not all need every block."""
         self.aheads: set[int] = set()
@@ -128,14 +128,14 @@ class Holders:
 
     def rule(self, holder: KnownHolder) -> HitRule | None:
         """What a hit on it needs, according to what it publishes and to a test of the pod; None: every block."""
-        habits = self._habits.get(self._pod_ids.get(holder.name, ""), CacheHabits())
+        habits = self._habits.get(self.pod_ids.get(holder.name, ""), CacheHabits())
         return habits.rule(holder.announced_rule) if holder.rule or habits.drops_block else None
 
     def by_pod(self, walks: Iterable[Mapping[HolderName, BlocksByTier]]) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod and tier: the pod's own, then those that a store within reach adds."""
         found: dict[PodId, BlocksByTier] = {}
         stores: list[tuple[KnownHolder, int]] = []
-        pod_ids = self._pod_ids
+        pod_ids = self.pod_ids
         for name, blocks in (run for walk in walks for run in walk.items()):
             pod_id = pod_ids.get(name)
             if pod_id is not None:
@@ -156,7 +156,7 @@ class Holders:
             pod, _ = self._pods.get((known.facts.url, known.facts.rank), (None, None))
             if pod and not known.facts.reach:
                 self._publishers[pod.id] = known
-        self._pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
+        self.pod_ids = {known.name: pod_id for pod_id, known in self._publishers.items()}
         self.ruled = {pod_id for pod_id, known in self._publishers.items() if self.rule(known)}
 
     def _add_store(self, store: KnownHolder, blocks: int, found: dict[PodId, BlocksByTier]) -> None:

@@ -114,12 +114,14 @@ def covered(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_token
 
 def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     """After which tokens can a hit end once an engine has computed a prompt of which full attention had `full_tokens`?
-    Windows and states are kept in front of the prompt's last token, where full attention had more than the hit, and
-    with a drafter that drops a block also where a longer prompt may hit."""
+    Windows and states are kept in front of the prompt's last token and where full attention had more than the hit; with
+    a drafter that drops a block also where a longer prompt may hit, and states there alone."""
     step, dropped = rule.step_tokens, rule.dropped_tokens
     last = (prompt_tokens - 1) // step * step
     full_tokens *= rule.has_full
     longer = prompt_tokens // step * step if dropped else last
+    if any(one.kind is AttentionKind.STATE for one in rule.types):
+        last = longer
     return {end - dropped for end in (last, longer, min(full_tokens // step * step, last)) if end > dropped}
 
 

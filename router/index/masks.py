@@ -160,15 +160,18 @@ class HolderMasks:
                     found[holder] = counts
         return found
 
-    def full_run(self, holder: PodId, blocks: object) -> int:
-        """Leading blocks that the holder's full attention has."""
+    def full_and_hit(self, holder: PodId, blocks: object, tokens: PromptTokens) -> tuple[int, int]:
+        """Leading blocks that the holder's full attention has, and those that its rule counts."""
         slot = self._slots.get(holder)
         hashes = as_hashes(blocks)
         if slot is None or not len(hashes):
-            return 0
+            return 0, 0
         rows = [(table, table.find(hashes)) for table in self._tables()]
-        held = _in_any(_tiers(rows, slot // _LANES * _TIERS, 1 << slot % _LANES))
-        return 0 if held is None else int(np.count_nonzero(np.bitwise_and.accumulate(held)))
+        first, lane = slot // _LANES * _TIERS, 1 << slot % _LANES
+        full = [sum(counts) for _, counts in _runs(_tiers(rows, first, lane))] or [0]
+        rule = self._rules.get(slot)
+        hit = [sum(counts) for _, counts in _ruled_runs(rows, first, lane, {rule: lane}, tokens)] if rule else full
+        return full[0], sum(hit)
 
     # --- slots ---
 

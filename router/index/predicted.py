@@ -203,6 +203,16 @@ class PredictedIndex:
                 break
         return found
 
+    def computing(self, pod: PodId, hashes: Sequence[BlockHash]) -> int:
+        """Leading blocks of prompts that `pod` has not computed yet. O(runs)."""
+        start = 0
+        while start < len(hashes) and (run := self._runs.get(hashes[start])) and (held := run.held.get(pod)):
+            common = common_blocks(run.blocks, hashes, start) if held.pending else 0
+            start += common
+            if common < len(run.blocks):
+                break
+        return start
+
     def forget(self, pod: PodId) -> None:
         dispatched = self._pods.get(pod)
         if dispatched is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -100,13 +101,24 @@ class _PodClass:
             self.away -= 1
 
     def _leave(self, member: _Member) -> None:
-        """Give the pod its own fit; if most pods have left, the class itself has changed, and all return to it."""
+        """Give the pod its own fit. If most pods have left, the class itself has changed, or follows pods that are
+        observed more often: it gets the median speed, with one vote a pod, and all return to it."""
         if 2 * (self.away + 1) > len(self.members):
+            if self.away:
+                self.fit.shift(median(map(self._log_factor, self.members.values())))
             self.members = {pod: _Member() for pod in self.members}
             self.away = 0
             return
         member.own = Fit(self.fit.coefficients, SHAPE_SD)
         self.away += 1
+
+    def _log_factor(self, member: _Member) -> float:
+        """How much slower the pod is than its class, as a logarithm."""
+        return member.bias if member.own is None else math.log(_reference_ms(member.own) / _reference_ms(self.fit))
+
+
+def _reference_ms(fit: Fit) -> float:
+    return PodSpeed(*fit.coefficients).prefill_ms(REFERENCE_TOKENS, 0)
 
 
 def class_key(pod: Pod) -> str:
@@ -166,8 +178,7 @@ class Calibration:
     def slowdowns(self) -> dict[PodId, float]:
         """The time of a prefill of 1,000 tokens relative to the pod's class, of each pod that differs from it."""
         return {
-            pod: PodSpeed(*member.own.coefficients).prefill_ms(REFERENCE_TOKENS, 0)
-            / PodSpeed(*known.fit.coefficients).prefill_ms(REFERENCE_TOKENS, 0)
+            pod: _reference_ms(member.own) / _reference_ms(known.fit)
             for known in self._classes.values()
             for pod, member in known.members.items()
             if member.own is not None

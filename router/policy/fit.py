@@ -101,14 +101,22 @@ class Fit:
         noise = (NOISE * (1 + EARLY_NOISE / (EARLY + self.evidence))) ** 2
         noise *= 1 + error * error / (OUTLIER_SCALE**2 * (noise + known))
         gain = [value / (noise + known) for value in side]
-        self._log = [
-            min(max(log + step * error, prior - MAX_LOG_DISTANCE), prior + MAX_LOG_DISTANCE)
-            for log, step, prior in zip(self._log, gain, self._prior_log, strict=True)
-        ]
+        self._move([step * error for step in gain])
         self._covariance = [
             [old - step * other + RELAX * (prior - old) for old, other, prior in zip(row, side, priors, strict=True)]
             for row, step, priors in zip(self._covariance, gain, self._prior_covariance, strict=True)
         ]
+
+    def _move(self, steps: Iterable[float]) -> None:
+        self._log = [
+            min(max(log + step, prior - MAX_LOG_DISTANCE), prior + MAX_LOG_DISTANCE)
+            for log, step, prior in zip(self._log, steps, self._prior_log, strict=True)
+        ]
+
+    def shift(self, log_factor: float) -> None:
+        """Multiply all coefficients."""
+        self._move([log_factor] * len(self._log))
+        self._update_confidence()
 
     def _update_confidence(self) -> None:
         """Update confidence: the remaining uncertainty of a typical time relative to the prior's."""

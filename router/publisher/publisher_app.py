@@ -14,7 +14,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import BaseModel, ConfigDict
 
 from router.errors import shortened
+from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
+from router.guards import Bound
 from router.observe.declared import of_pods, of_publisher
 from router.observe.fast_metrics import Counter, Gauge
 from router.observe.metrics import KNOWN_STATES, KvStreamMetrics, add_process_metrics
@@ -23,6 +25,9 @@ from router.publisher.publisher import Publisher
 from router.publisher.standard_events import MalformedEvent, StandardIntake, parse_standard_event
 
 MAX_ECHOED_CHARACTERS = 200
+EVENTS = Bound("KV events", 4 * 1024 * 1024, 262_144)
+"""A list of them, or one in a line."""
+_LIST, _ANY = msgspec.json.Decoder(list[Any]), msgspec.json.Decoder(Any)
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -91,7 +96,7 @@ def publisher_app(
     @app.post("/kv-events")
     async def kv_events(request: Request) -> JSONResponse:
         try:
-            return JSONResponse(apply_events(standard, await request.body()))
+            return JSONResponse(await apply_events(standard, await request.body()))
         except MalformedEvent as error:
             return JSONResponse({"error": str(error), "field": error.field}, 422)
 
@@ -108,11 +113,11 @@ def publisher_app(
     return app
 
 
-def apply_events(standard: StandardIntake, body: bytes) -> dict[str, int]:
-    """Publish standardised events: a JSON object, a list of objects, or one object per line. Raises `MalformedEvent`;
-    the events before the invalid one are published."""
+async def apply_events(standard: StandardIntake, body: bytes) -> dict[str, int]:
+    """Publish standardised events, in turns: a JSON object, a list of objects, or one object per line. Raises
+    `MalformedEvent`; the events before the invalid one are published."""
     counts = {"applied": 0, "known": 0}
-    for fields in _objects(body):
+    async for fields in in_turns(_objects(body)):
         counts["applied" if standard.apply(parse_standard_event(fields)) else "known"] += 1
     return counts
 
@@ -120,12 +125,12 @@ def apply_events(standard: StandardIntake, body: bytes) -> dict[str, int]:
 def _objects(body: bytes) -> Iterator[Any]:
     try:
         if body.lstrip()[:1] == b"[":
-            yield from msgspec.json.decode(body, type=list[Any])
+            yield from EVENTS.json(body, _LIST)
             return
         for line in body.splitlines():
             if line.strip():
-                yield msgspec.json.decode(line)
-    except msgspec.DecodeError as error:
+                yield EVENTS.json(line, _ANY)
+    except ValueError as error:
         raise MalformedEvent("event", f"is not JSON: {error}") from error
 
 

@@ -13,10 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from router.publisher.publisher import StoreSink
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
+from router.types import MAX_NAME_CHARACTERS, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
 
 _TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
 """The media named in the RFC; engines may send others, which count as remote."""
+
+
+MAX_STREAMS = 4096
+"""Of all backends. Each is a holder, with a task and metrics of its own."""
 
 
 class MalformedEvent(ValueError):
@@ -45,7 +49,7 @@ def _printable(text: str) -> str:
     return text
 
 
-_Text = Annotated[str, AfterValidator(_printable)]
+_Text = Annotated[str, AfterValidator(_printable), Field(max_length=MAX_NAME_CHARACTERS)]
 U32 = Annotated[int, Field(ge=0, lt=1 << 32)]
 U64 = Annotated[int, Field(ge=0, lt=1 << 64)]
 
@@ -149,6 +153,8 @@ class StandardIntake:
         if event.model and event.model != sink.model:
             raise MalformedEvent("model_name", f"{event.model!r} differs from this backend's model, {sink.model!r}")
         last = self._last_id.get(event.holder)
+        if last is None and len(self._last_id) >= MAX_STREAMS:
+            raise MalformedEvent("backend_id", f"more than {MAX_STREAMS} streams (tenants, ranks, media, adapters)")
         if last is not None and event.event_id <= last:
             return False
         self._last_id[event.holder] = event.event_id

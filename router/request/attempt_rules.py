@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from router.admission.fair_bound import FairBound
+from router.admission.fair_bound import FairBound, body_memory
 from router.decision import Plan, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
@@ -29,11 +29,9 @@ FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRules:
-    """`memory`: what is remembered counts among buffered bodies. `silence_s`: how long a pod that is not ready may send
-    nothing at least; longer where its steps are."""
+    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are."""
 
     words_of: WordsOf
-    memory: FairBound
     silence_s: float
     steps: StepTimes = field(default_factory=StepTimes)
 
@@ -42,13 +40,15 @@ class ContinuationRules:
 class AttemptRules:
     """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod.
     `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
-    `runs_prefill`: the router sends the prefill requests of splits nevertheless."""
+    `runs_prefill`: the router sends the prefill requests of splits nevertheless. `memory`: for bodies of requests and
+    what is held of responses."""
 
     retries: int
     route_headers: bool
     budget: RetryBudget
     predictions: PredictionLimits
     handoff_facts: FactsLookup
+    memory: FairBound = field(default_factory=body_memory)
     hands_over: bool = False
     runs_prefill: bool = False
     continuation: ContinuationRules | None = None

@@ -46,6 +46,8 @@ UNARY_PREFILL_SLACK = 1.5
 expected time."""
 MAX_HELD_BYTES = 4 * 1024 * 1024
 """A larger unstreamed response is sent before it is complete."""
+UNCOUNTED_BYTES = 64 * 1024
+"""Larger ones count among the buffered bodies of their client."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +63,8 @@ class Tracker:
     _held: list[bytes] | None = field(default_factory=list)
     """Pieces that are not sent yet; None after the first was sent."""
     _held_bytes: int = 0
+    _taken_bytes: int = 0
+    """What this request has of the memory for bodies."""
     _holds_all: bool = True
     """Whether the response is held until it is complete."""
     _begun: bool = False
@@ -207,7 +211,7 @@ class Tracker:
             held.append(piece)
             self._held_bytes += len(piece)
             self._begun |= has_token
-            if (self._holds_all or self.context.reader.in_preamble) and self._held_bytes < MAX_HELD_BYTES:
+            if (self._holds_all or self.context.reader.in_preamble) and self._may_hold(self._held_bytes):
                 return b""
             return self._release_held(now_s)
         if has_token:
@@ -250,11 +254,26 @@ class Tracker:
     def end(self, now_s: float) -> None:
         """End the request. Where no pod served it, the pods or the request may be the cause. Idempotent."""
         self.release(now_s)
+        if self._taken_bytes:
+            self._rules.memory.give_back(self.context.inbound.owner, self._taken_bytes)
+            self._taken_bytes = 0
         suspects, self.context.suspects = self.context.suspects, ()
         for pod in suspects:
             self._state.breaker.doubt(pod, self.context.client, now_s)
 
     # --- what the events change ---
+
+    def _may_hold(self, size_bytes: int) -> bool:
+        return size_bytes < UNCOUNTED_BYTES or (size_bytes < MAX_HELD_BYTES and self._has_memory(size_bytes))
+
+    def _has_memory(self, size_bytes: int) -> bool:
+        """Count a size among the buffered bodies, until the client has been sent all. Whether there is room for it."""
+        more, context = size_bytes - self._taken_bytes, self.context
+        if more > 0:
+            if not self._rules.memory.take(context.inbound.owner, context.tenant.weight, more):
+                return False
+            self._taken_bytes += more
+        return True
 
     def _release_held(self, now_s: float) -> bytes:
         held, self._held = self._held or [], None

@@ -83,9 +83,9 @@ class LocalStore:
         """What a hit on `pod` needs; None where its layers need every block."""
         return self._announced.rule(pod)
 
-    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        """Leading blocks of `prefix` that full attention of `pod` has announced."""
-        return self._announced.full_run(pod, prefix)
+    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
+        """Leading blocks of `prefix` that full attention of `pod` has announced, and those that hit."""
+        return self._announced.full_and_hit(pod, prefix)
 
     @property
     def block_holders(self) -> int:
@@ -106,7 +106,9 @@ class LocalStore:
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
-            self._announced.apply(pod, event)
+            for change in self._announced.apply(pod, event):
+                if change.layer and change.held:
+                    self.predicted.checkpoints.announced(pod, change.blocks)
 
     def size_blocks(self, pod: PodId) -> int:
         return self._announced.size_blocks(pod)
@@ -121,20 +123,22 @@ class LocalStore:
         return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
 
     def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
-        """The blocks after which hits can end on a pod with windows or states once it has computed the prompt. Its
-        full attention has what it announces, and what it is computing."""
+        """The blocks after which hits can end on a pod with windows or states once it has computed the prompt, but for
+        those that it has announced. Its full attention has what it announces, and what it is computing."""
         rule, block_tokens = self.rule(pod), prefix.block_size_tokens
         if rule is None or not rule.keeps_checkpoints:
             return ()
-        dispatched = sum(self.predicted.match(prefix.hashes).get(pod, (0,)))
-        full = max(self.full_run(pod, prefix), dispatched)
+        full, hit = self.full_and_hit(pod, prefix)
+        full = max(full, self.predicted.computing(pod, prefix.hashes))
         ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
-        return [prefix.hashes[end - 1] for end in ends if end <= len(prefix.hashes)]
+        first = 0 if pod in self.estimated else hit
+        return [prefix.hashes[end - 1] for end in ends if first < end <= len(prefix.hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
         if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
             self._announced.computed(prediction)
+            self.predicted.checkpoints.announced(prediction.pod, prediction.ends)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
@@ -170,6 +174,7 @@ class LocalStore:
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
+                depth = min(depth, len(usable)) if rule.is_single else depth
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
         return predicted | kept
 
@@ -205,6 +210,7 @@ class ReplicaStore(LocalStore):
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
         super().__init__(index.evicted)
         self.index = index
+        index.on_kept = self.predicted.checkpoints.announced
         self._max_age_s = max_age_s
         self._current_s: float | None = None
         self._stale = False
@@ -256,11 +262,12 @@ class ReplicaStore(LocalStore):
         if habits is not None:
             self.index.learn(pod, habits)
 
-    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        known = self.index.holders.publisher_of(pod)
-        hashes = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens) if known else ()
-        published = self.index.masks.full_run(known.name, hashes) if known else 0
-        return max(published, super().full_run(pod, prefix))
+    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
+        own, known = super().full_and_hit(pod, prefix), self.index.holders.publisher_of(pod)
+        if known is None:
+            return own
+        hashes, tokens = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens), len(prefix.tokens)
+        return max(own, self.index.masks.full_and_hit(known.name, hashes, (tokens, prefix.block_size_tokens)))
 
     def is_published(self, pod: PodId, now_s: float) -> bool:
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from router.admission.fair_bound import FairBound
+from router.admission.fair_bound import body_memory
 from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
@@ -75,6 +75,7 @@ def core_settings(
         budget=RetryBudget(config.limits.retry_budget),
         predictions=predictions,
         handoff_facts=lookups.handoff_facts,
+        memory=body_memory(config.limits.max_held_bytes),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=lookups.continuation,
@@ -99,8 +100,7 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }
-    memory = FairBound(config.limits.max_held_bytes, "bytes of request bodies", "limits.max_held_bytes")
-    return ContinuationRules(words_of=words.get, memory=memory, silence_s=config.continuation.silence_s)
+    return ContinuationRules(words_of=words.get, silence_s=config.continuation.silence_s)
 
 
 def request_log(config: Log) -> RequestLog | None:

@@ -178,8 +178,7 @@ class Program:
         endings = core.requests.endings
         responses, limits = self.pods.responses, config.limits
         edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
-        if self._continuation is not None:
-            edge.body_memory.bound = self._continuation.memory
+        edge.body_memory.bound = core.requests.rules.memory
         return edge
 
     def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:

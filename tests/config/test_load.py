@@ -139,3 +139,12 @@ def test_all_shipped_files_load() -> None:
     assert load_priors(shipped("config") / "models")["llama-3.1-8b"].hardware["h100x1"].c1_ms_per_token > 0
     with pytest.raises(ConfigError, match="cost_aware"):
         choose_policy(policies, "cost_awre")
+
+
+def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:
+    """Ten in each of nine lines are a billion values."""
+    lines = [f"- &a{number + 1} [{', '.join([f'*a{number}'] * 10)}]" for number in range(9)]
+    path = tmp_path / "router.yaml"
+    path.write_text("\n".join(["laughs:", "- &a0 [1]", *lines]))
+    with pytest.raises(ConfigError, match="an alias counts as all values that it stands for"):
+        read_document(path)

@@ -145,6 +145,7 @@ class Picking:
     program: Program
     server: PickerServer
     pods: list[str]
+    port: int
     channel: Any
     engines: list[MockEngine]
 
@@ -222,7 +223,7 @@ def picker() -> Pick:
                 port = await server.open()
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     addresses = [each.url.removeprefix("http://") for each in engines]
-                    picking = Picking(program, server, addresses, channel, engines)
+                    picking = Picking(program, server, addresses, port, channel, engines)
                     await picking.until(lambda: len(program.summary()) and _ready(program) == pods)
                     yield picking
                 await server.close(0.0, 0.0)

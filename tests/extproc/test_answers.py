@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -14,8 +15,9 @@ import pytest
 grpc: Any = pytest.importorskip("grpc")
 
 from router.frontends.extproc.messages import BUFFERED, NONE  # noqa: E402
+from router.frontends.extproc.picker_server import SERVICE  # noqa: E402
 from router.sim.mock.faults import Fault, FaultKind  # noqa: E402
-from tests.extproc.conftest import Pick, Stream, chat  # noqa: E402
+from tests.extproc.conftest import Pick, Picking, Stream, chat  # noqa: E402
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 ANSWERS = {"requests": "picker"}
@@ -117,6 +119,51 @@ async def test_clients_that_leave_at_any_moment_leave_nothing(picker: Pick, capl
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize("words", [15_000, 60_000])
+async def test_a_gateway_that_never_reads_gets_a_status_and_holds_nothing(picker: Pick, words: int, path: str) -> None:
+    """Whether the response is complete by then or not."""
+    body = chat("Hello " * words, echo=True) if path == "/tokenize" else chat(stream=True, max_tokens=words // 10)
+    async with picker(picker=ANSWERS, limits={"slow_read_timeout_s": 0.5}) as picking, slow(picking) as stream:
+        await stream.head(path)
+        await stream.send(request_body={"body": body, "end_of_stream": True})
+        await picking.until(lambda: picking.server.streams)
+        await picking.until(lambda: not picking.server.streams and not writers())
+        assert picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0
+        with pytest.raises(grpc.aio.AioRpcError) as left:
+            await rest_of(stream)
+        assert left.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_gateway_that_reads_slowly_gets_all(picker: Pick) -> None:
+    """A response of many messages, each in time."""
+    async with picker(picker=ANSWERS, limits={"slow_read_timeout_s": 0.5}) as picking, slow(picking) as stream:
+        await stream.head("/tokenize")
+        await stream.send(request_body={"body": chat("Hello " * 60_000, echo=True), "end_of_stream": True})
+        receive = stream.receive
+
+        async def late() -> Any:
+            await asyncio.sleep(0.3)
+            return await receive()
+
+        stream.receive = late  # type: ignore[method-assign]
+        headers, _ = await rest_of(stream)
+        assert headers[":status"] == "200"
+
+
+@contextlib.asynccontextmanager
+async def slow(picking: Picking) -> AsyncIterator[Stream]:
+    """A request of a gateway that takes no byte which it does not read."""
+    window = [("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{picking.port}", options=window) as channel:
+        yield Stream(channel.stream_stream(f"/{SERVICE}/Process")())
+
+
+def writers() -> list[asyncio.Task[Any]]:
+    """Tasks that wait until a gateway reads."""
+    return [task for task in asyncio.all_tasks() if "AnsweringExchange._write" in str(task.get_coro())]
+
+
 async def test_events_of_a_picker_that_stops_end_with_an_error(picker: Pick) -> None:
     async with picker(picker=ANSWERS) as picking:
         for engine in picking.engines:
@@ -140,6 +187,17 @@ async def test_a_response_that_breaks_does_not_look_whole(picker: Pick) -> None:
             await response_of(picking.stream())
         assert broken.value.code() == grpc.StatusCode.UNAVAILABLE
         assert picking.leases == 0
+
+
+async def test_a_message_as_large_as_a_whole_body_is_not_buffered(picker: Pick) -> None:
+    """Bodies come in pieces, and only these count in `limits.max_held_bytes`."""
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": b" " * (2 << 20)})
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stream.receive()
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_gateway_that_buffers_is_told_what_to_set(picker: Pick) -> None:

@@ -4,6 +4,7 @@ what the engine took from its cache."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,44 @@ def test_a_drafter_finds_the_block_of_a_window_behind_the_last_one_of_full_atten
                 blocks.apply(POD, event)
 
 
+DRAFTERS = json.loads((Path(__file__).parent / "drafters.json").read_text())
+"""By layers and drafter, requests that vLLM 0.32 decided (tests/live/manager_histories.py)."""
+
+
+def expected_with_drafter(sent: Sequence[dict[str, Any]]) -> list[int]:
+    blocks, found = BlockMap(), list[int]()
+    blocks.add_holder(POD, Generation(model="m"))
+    blocks.learn(POD, CacheHabits(drops_block=True))
+    for request in sent:
+        found.append(expected_hit(blocks, Sent(request["prompt"], "", 0, []), 16))
+        for batch in request["batches"]:
+            for event in decode_batch(bytes.fromhex(batch)):
+                blocks.apply(POD, event)
+    return found
+
+
+def hits_with_drafter(family: str) -> list[int]:
+    return [request["cached_tokens"] for request in DRAFTERS[family]]
+
+
+@pytest.mark.parametrize("family", sorted(DRAFTERS.keys() - {"windows and full, MTP"}))
+def test_a_drafter_computes_the_last_block_of_a_hit_again(family: str) -> None:
+    assert expected_with_drafter(DRAFTERS[family]) == hits_with_drafter(family)
+
+
+@pytest.mark.parametrize("layers", ["full", "states and full"])
+def test_mtp_hits_what_eagle_hits(layers: str) -> None:
+    """The manager treats them equally where the only attention is full."""
+    assert hits_with_drafter(f"{layers}, MTP") == hits_with_drafter(f"{layers}, EAGLE")
+
+
+def test_too_little_is_expected_of_windows_next_to_full_attention_that_has_the_layers_of_mtp() -> None:
+    """There full attention alone drops a block. The events do not say so, and the test of hits has the same answers."""
+    family = "windows and full, MTP"
+    assert expected_with_drafter(DRAFTERS[family]) == [0, 0, 0, 0, 0, 0, 0, 64, 64]
+    assert hits_with_drafter(family) == [0, 160, 160, 0, 80, 80, 0, 80, 80]
+
+
 def test_a_pod_says_what_decides_its_hits() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
@@ -204,9 +243,10 @@ def test_hits_of_a_model_of_windows_alone_follow_from_what_was_sent() -> None:
         prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, 32, generation_seed(generation)))
         hit = 32 * store.match(prefix, float(number)).held_blocks(POD)
         assert hit == request.cached_tokens
-        store.confirm(store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000), number + 0.5)
+        sent = store.predict(POD, prefix, ttl_s=1200.0, capacity_blocks=10_000)
         for batch in request.batches:
             store.apply(POD, decode_batch(batch))
+        store.confirm(sent, number + 0.5)
     assert store.hits(POD) == "window 128, upper bound"
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.layers import HeldEnds, HitRule, covered, hit_tokens
+from router.index.layers import HeldEnds, HitRule, covered, hit_tokens, kept_ends
 from router.types import AttentionKind, LayerType
 from tests.examples import examples
 
@@ -116,6 +116,17 @@ def test_the_last_token_is_computed_in_any_case() -> None:
     rule = HitRule.of([LayerType(AttentionKind.FULL, 16)], groups=1)
     assert np.count_nonzero(covered(rule, [np.full(4, 1, np.uint64)], 64, 16)) == 3
     assert hit_tokens(rule, [lambda end: True], 64) == 48
+
+
+@pytest.mark.parametrize(("kind", "ends"), [(AttentionKind.WINDOW, {32, 48}), (AttentionKind.STATE, {48})])
+@pytest.mark.parametrize("full_tokens", [0, 64])
+def test_a_prompt_that_ends_with_a_block_is_kept_for_longer_prompts_and_itself(
+    kind: AttentionKind, ends: set[int], full_tokens: int
+) -> None:
+    """With a drafter, which drops a block. A state is kept once, where the last step but one ended."""
+    sparse = LayerType(kind, 16, 33 * (kind is AttentionKind.WINDOW), drops_block=True)
+    rule = HitRule.of([LayerType(AttentionKind.FULL, 16, drops_block=True), sparse], groups=2)
+    assert kept_ends(rule, full_tokens, 64) == ends
 
 
 def test_hits_are_multiples_of_all_block_sizes() -> None:

@@ -45,7 +45,10 @@ class Engine:
     def __init__(self, history: dict[str, Any]) -> None:
         specs = [spec_of(*group) for group in history["groups"]]
         sizes = [block for _, block, _ in history["groups"]]
-        groups = [KVCacheGroupSpec([f"layer {at}"], spec) for at, spec in enumerate(specs)]
+        groups = [
+            KVCacheGroupSpec([f"layer {at}"], spec, is_eagle_group=at == history["drafter_group"])
+            for at, spec in enumerate(specs)
+        ]
         self.drops: bool = history["drops"]
         self.block = math.lcm(*sizes)
         self.states = any(kind == "state" for kind, _, _ in history["groups"])

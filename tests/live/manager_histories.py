@@ -2,8 +2,11 @@
 
     python -m tests.live.manager_histories --count 1000 [--seed 0]
 
-Needs vLLM as `install.sh` installs it, no GPU and no model. Requests run one after the other; they share starts, are
-cut, sent again and continued, and some pools are too small for them.
+    python -m tests.live.manager_histories --drafters tests/index/drafters.json
+
+The second one records what it answers with EAGLE and with MTP. Needs vLLM as `install.sh` installs it, no GPU and no
+model. Requests run one after the other; they share starts, are cut, sent again and continued, and some pools are too
+small for them.
 """
 
 from __future__ import annotations
@@ -19,19 +22,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.blockmap import BlockMap
 from router.index.hit_probe import CacheHabits
 from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.sim.virtual.layered_pod import new_pod
 from router.sim.virtual.traffic import TrafficRequest
 from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPodConfig
+from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, LayerType, PromptPrefix
 from tests.index.decoding import decode_batch
 from tests.live.engines import HOME
-from tests.policy.scenes import LLAMA_8B
+from tests.policy.scenes import LLAMA_8B, make_pod
 
 BLOCK = 16
+INTERVAL_S, TTL_S = 0.1, 0.0
 FULL, STATE = LayerType(AttentionKind.FULL, BLOCK), LayerType(AttentionKind.STATE, BLOCK)
 
 
@@ -40,8 +44,11 @@ def window(tokens: int, block: int = BLOCK) -> LayerType:
 
 
 class Family(NamedTuple):
+    """`drafter_group`: the one with the layers of MTP; None: with EAGLE, no group is marked."""
+
     groups: Sequence[LayerType]
     drops: bool = False
+    drafter_group: int | None = None
 
     @property
     def is_simulated(self) -> bool:
@@ -60,6 +67,11 @@ FAMILIES = {
     "gpt-oss, drafter": Family((window(128), FULL), drops=True),
     "unequal blocks": Family((*[window(64)] * 2, WIDE)),
     "unequal blocks, drafter": Family((window(128), WIDE), drops=True),
+    "full, MTP": Family((FULL,), drops=True, drafter_group=0),
+    "qwen3-next, MTP": Family((STATE, STATE, STATE, FULL), drops=True, drafter_group=3),
+    "full first, drafter": Family((FULL, *[window(64)] * 2), drops=True),
+    "full first, MTP": Family((FULL, *[window(64)] * 2), drops=True, drafter_group=2),
+    "qwen3-next, drafter": Family((STATE, STATE, STATE, FULL), drops=True),
 }
 
 
@@ -78,7 +90,8 @@ def histories(count: int, seed: int) -> Iterator[History]:
 
 
 def sent(rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompts of at most 700 tokens."""
+    """Prompts of at most 700 tokens. The first one makes the pod announce all of its groups, as the self-test does."""
+    yield [rng.randrange(1000) for _ in range(5 * BLOCK)], [0]
     starts = [[rng.randrange(1000) for _ in range(rng.randrange(20, 400))] for _ in range(2)]
     before = [starts[0]]
     for _ in range(rng.randrange(6, 25)):
@@ -92,6 +105,39 @@ def sent(rng: random.Random) -> Iterator[tuple[list[int], list[int]]]:
 
 
 Answers = list[tuple[int, list[str]]]
+DRAFTERS = {
+    "full": (FULL,),
+    "states and full": (STATE, FULL),
+    "full and windows": (FULL, window(64)),
+    "windows and full": (window(64), FULL),
+}
+"""With MTP, the last one has its layers."""
+
+
+def one_history(family: str) -> History:
+    """A prompt, the same again, its next turn, two others that share its start, its beginning, and one that ends with a
+    block, which is sent again and continued."""
+    rng = random.Random(7)
+    first, *more = ([rng.randrange(1000) for _ in range(200)] for _ in range(6))
+    aligned = more[3][:96]
+    prompts = [first[:190], first[:190], first + more[0], first[:100] + more[1], first[:100] + more[2], first[:150]]
+    prompts += [aligned, aligned, aligned + more[4]]
+    return History(family, 20_000, [(prompt, [1]) for prompt in prompts])
+
+
+def record_drafters(target: Path) -> None:
+    for layers, groups in DRAFTERS.items():
+        FAMILIES[f"{layers}, EAGLE"] = Family(groups, drops=True)
+        FAMILIES[f"{layers}, MTP"] = Family(groups, drops=True, drafter_group=len(groups) - 1)
+    asked = [one_history(f"{layers}, {method}") for layers in DRAFTERS for method in ("EAGLE", "MTP")]
+    recorded = {
+        history.family: [
+            {"prompt": prompt, "cached_tokens": hit, "batches": batches}
+            for (prompt, _), (hit, batches) in zip(history.requests, answers, strict=True)
+        ]
+        for history, answers in zip(asked, by_the_engine(asked), strict=True)
+    }
+    target.write_text(json.dumps(recorded) + "\n")
 
 
 def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
@@ -100,7 +146,13 @@ def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
     for one in asked:
         family = FAMILIES[one.family]
         groups = [(group.kind, group.block_tokens, group.span_tokens) for group in family.groups]
-        fields = {"groups": groups, "drops": family.drops, "blocks": one.blocks, "requests": one.requests}
+        fields = {
+            "groups": groups,
+            "drops": family.drops,
+            "drafter_group": family.drafter_group,
+            "blocks": one.blocks,
+            "requests": one.requests,
+        }
         lines.append(json.dumps(fields))
     done = subprocess.run(command, input="\n".join(lines), stdout=subprocess.PIPE, text=True, check=True)
     for line in done.stdout.splitlines():
@@ -109,19 +161,20 @@ def by_the_engine(asked: Sequence[History]) -> Iterator[Answers]:
 
 
 def by_events(history: History, answers: Answers) -> list[int]:
-    """What a router expects of each request, that has the events of those before."""
-    generation, blocks = Generation(model="m", block_size_tokens=BLOCK), BlockMap()
-    blocks.add_holder("pod", generation)
-    blocks.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
+    """What a router expects of each request, which has sent those before, in quick succession, and has their events."""
+    generation, store = Generation(model="m", block_size_tokens=BLOCK), LocalStore()
+    store.add_holder(make_pod("pod"), generation)
+    store.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
     found = []
-    for (prompt, _), (_, batches) in zip(history.requests, answers, strict=True):
+    for at, ((prompt, _), (_, batches)) in enumerate(zip(history.requests, answers, strict=True)):
         tokens = token_array(prompt)
         prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, BLOCK, generation_seed(generation)))
-        hit = sum(blocks.match(prefix).get("pod", (0,)))
+        hit = store.match(prefix, at * INTERVAL_S).held_blocks("pod")
         found.append(BLOCK * min(hit, (len(prompt) - 1) // BLOCK))
+        sent = store.predict("pod", prefix, ttl_s=TTL_S, capacity_blocks=history.blocks)
         for batch in batches:
-            for event in decode_batch(bytes.fromhex(batch)):
-                blocks.apply("pod", event)
+            store.apply("pod", decode_batch(bytes.fromhex(batch)))
+        store.confirm(sent, at * INTERVAL_S)
     return found
 
 
@@ -161,7 +214,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drafters", type=Path)
     args = parser.parse_args()
+    if args.drafters is not None:
+        record_drafters(args.drafters)
+        return
     asked = [*histories(args.count, args.seed)]
     sums, differs = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for history, answers in zip(asked, by_the_engine(asked), strict=True):

@@ -409,6 +409,20 @@ def test_a_class_that_changes_as_a_whole_stays_one(pods: int) -> None:
     assert error(calibration.speed("class", "new", TRUE), scaled(TRUE, 2)) < 0.1
 
 
+@pytest.mark.parametrize("factor", [3.0, 1 / 3])
+@pytest.mark.parametrize(("pods", "liars"), [("abcd", "a"), ("abcdefgh", "a"), ("abcdefgh", "abc")])
+def test_pods_that_are_observed_more_often_have_one_vote_each(pods: str, liars: str, factor: float) -> None:
+    """Ten times as often as the others, from the first observation on: the others keep their own speed."""
+    calibration, random = Calibration(), Random(11)
+    different = dict.fromkeys(liars, scaled(TRUE, factor))
+    for _ in range(100):
+        teach(calibration, different, 9, random)
+        teach(calibration, dict.fromkeys(pods, TRUE) | different, 1, random)
+    assert own_fits(calibration) == set(liars)
+    assert error(calibration.speed("class", "new", TRUE), TRUE) < 0.12
+    assert all(error(calibration.speed("class", pod, TRUE), TRUE) < 0.12 for pod in set(pods) - set(liars))
+
+
 def test_no_pod_leaves_a_class_that_is_still_being_learnt() -> None:
     """That the prior is wrong is not the pods' difference."""
     calibration, random = Calibration(), Random(9)

@@ -19,18 +19,16 @@ import pytest
 
 from router.apis.body_types import CHANGING_FIELDS
 from router.errors import ContextTooLong, RouterError
-from router.frontends import prompt_check, prompt_readers
+from router.frontends import prompt_check, prompt_readers, read_threads
 from router.frontends.prompt_readers import (
     INLINE_BYTES,
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
-    NICE,
-    READ_THREADS,
     SPACED_BYTES,
     FleetLookups,
     LocalPromptReader,
-    ReadThreads,
 )
+from router.frontends.read_threads import MAX_REST_S, NICE, READ_THREADS, VERY_LONG, ReadThreads, Rests
 from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
@@ -293,7 +291,7 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits a limited time. What waits no longer is never encoded."""
-    monkeypatch.setattr(prompt_readers, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", 0.2)
     reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
     watched = reading.watch(gate)
     found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))
@@ -467,7 +465,7 @@ def decoded(request: InferenceRequest) -> list[Any]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-@pytest.mark.parametrize("size", [1, prompt_readers.VERY_LONG + 1])
+@pytest.mark.parametrize("size", [1, VERY_LONG + 1])
 async def test_the_event_loop_goes_before_the_threads_that_read_long_prompts(size: int) -> None:
     """Where a tenant's long prompts fill all cores, requests that are read inline would wait for one."""
 
@@ -475,6 +473,25 @@ async def test_the_event_loop_goes_before_the_threads_that_read_long_prompts(siz
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     assert await ReadThreads().run(size, priority) == min(priority() + NICE, 19)
+
+
+async def test_a_thread_that_has_read_rests_before_it_reads_on_and_never_for_long() -> None:
+    """So that the requests that waited for the interpreter catch up, however many long prompts a tenant sends."""
+    clock, used, rests = [0.0], [0.0], list[float]()
+    threads = Rests(lambda: clock[0], lambda: used[0], rests.append)
+
+    def reads(cpu_s: float) -> str:
+        clock[0] += 2 * cpu_s  # others have the core half of the time
+        used[0] += cpu_s
+        return "read"
+
+    assert [threads.run(reads, cpu_s) for cpu_s in (0.01, 0.3)] == ["read", "read"]
+    clock[0] += 0.04
+    with pytest.raises(ZeroDivisionError):
+        threads.run(lambda: reads(0.02 / 0))
+    clock[0] += 1.0
+    threads.run(reads, 0.01)
+    assert rests == pytest.approx([0.02, MAX_REST_S - 0.04])
 
 
 async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:

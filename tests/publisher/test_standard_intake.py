@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ import pytest
 
 from router.index.holders import ALL_PODS, HolderFacts, HolderId
 from router.publisher.publisher import Publisher, StoreSink
-from router.publisher.standard_events import MalformedEvent, StandardEvent, StandardIntake
+from router.publisher.publisher_app import apply_events
+from router.publisher.standard_events import MAX_STREAMS, MalformedEvent, StandardEvent, StandardIntake
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
 
 OLD, NEW = Generation(model="demo", revision="1"), Generation(model="demo", revision="2")
@@ -190,3 +192,39 @@ def test_events_of_unknown_backends_and_models_are_rejected(wrong: dict[str, str
 def test_without_backends_every_event_is_rejected() -> None:
     with pytest.raises(MalformedEvent, match="known: none"):
         StandardIntake().apply(event(1))
+
+
+def test_streams_that_senders_make_up_are_bounded() -> None:
+    """Each would be a holder with a task and metrics of its own, until the publisher ends."""
+    recorder = RecordingPublisher()
+    standard = standard_to(recorder)
+    for number in range(MAX_STREAMS):
+        standard.apply(StandardEvent(holder=f"cache/{number}", event=STORED, event_id=1, model="", backend="cache"))
+    with pytest.raises(MalformedEvent, match="streams"):
+        standard.apply(StandardEvent(holder="cache/new", event=STORED, event_id=1, model="", backend="cache"))
+    assert standard.apply(StandardEvent(holder="cache/0", event=STORED, event_id=2, model="", backend="cache"))
+    assert len(recorder.known) == MAX_STREAMS
+
+
+@pytest.mark.anyio
+async def test_events_of_a_large_body_are_published_in_turns() -> None:
+    """Meanwhile the holders stay alive, and the publisher answers others."""
+    lines = b"\n".join(
+        b'{"event_type":"removed","event_id":%d,"backend_id":"cache","medium":"cpu","seq_hashes":[1]}' % number
+        for number in range(5000)
+    )
+    applying, turns = asyncio.ensure_future(apply_events(standard_to(RecordingPublisher()), lines)), 0
+    while not applying.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert applying.result() == {"applied": 5000, "known": 0}
+    assert turns > 100
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "body", [b"[" + b"1," * 300_000 + b"1]", b'{"x":"' + b"x" * 5_000_000 + b'"}'], ids=["items", "bytes"]
+)
+async def test_events_that_take_long_to_decode_are_refused(body: bytes) -> None:
+    with pytest.raises(MalformedEvent, match="at most"):
+        await apply_events(standard_to(RecordingPublisher()), body)

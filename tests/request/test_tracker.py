@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.admission.fair_bound import FairBound
 from router.decision import Direct, Plan, Pull, Split
 from router.errors import ConnectFailed, HandoffFailed, RouterError, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.request.clock import Clock
 from router.request.response_reader import reader_of
-from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, Tracker
+from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, UNCOUNTED_BYTES, Tracker
 from router.types import AttentionKind, BlocksStored, Endpoint, Generation, LayerType, PromptPrefix
 from tests.request.cores import CoreOfPods, pods_at
 
@@ -241,6 +243,22 @@ def test_a_response_too_large_to_hold_is_passed_on() -> None:
     assert len(tracker.piece(b"x" * MAX_HELD_BYTES, 0.2)) == MAX_HELD_BYTES
     assert tracker.piece(b"y", 0.3) == b"y"
     assert tracker.failed(UpstreamBroken("cut", pod="a"), 0.4) is None
+
+
+def test_what_is_held_of_responses_has_a_share_of_the_memory_for_bodies() -> None:
+    """A client that uses up its share gets its responses as they come, until the others have ended."""
+    core, piece = core_of(), b"x" * UNCOUNTED_BYTES
+    memory = FairBound(16 * UNCOUNTED_BYTES, "bytes", "limits.max_held_bytes")
+    core.core.requests.rules = replace(core.core.requests.rules, memory=memory)
+    trackers = [started(core, "direct a", stream=False) for _ in range(5)]
+    for tracker in trackers:
+        tracker.head("a", 200, 0.1, is_stream=False)
+        shown = [tracker.piece(piece, 0.2) for _ in range(4)]
+    assert memory.used == 16 * UNCOUNTED_BYTES
+    assert shown == [piece] * 4
+    for tracker in trackers:
+        tracker.end(0.3)
+    assert memory.used == 0
 
 
 def test_events_before_the_prefill_are_held_until_the_next_event() -> None:

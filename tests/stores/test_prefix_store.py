@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import msgspec
 import pytest
 
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.hit_probe import CacheHabits
-from router.stores.prefix_store import LocalStore
-from router.types import AttentionKind, BlocksStored, Generation, LayerType, PrefixMatch, PromptPrefix, Tier
+from router.index.holders import HolderFacts
+from router.index.layers import HitRule
+from router.sim.virtual.router_view import HashStore
+from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.types import (
+    AttentionKind,
+    BlockChange,
+    BlocksRemoved,
+    BlocksStored,
+    Generation,
+    LayerType,
+    PrefixMatch,
+    PromptPrefix,
+    Tier,
+)
 from tests.policy.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
@@ -62,7 +79,7 @@ def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announc
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert store.match(prompt(), 1.0).held_blocks("a") == matched
     assert store.match(prompt(), 2.0).held_blocks("a") == announced
-    assert store.full_run("a", prompt()) == announced
+    assert store.full_and_hit("a", prompt()) == (announced, announced)
 
 
 def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -> None:
@@ -70,7 +87,9 @@ def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -
     store.apply("a", [stored(3)])
     store.learn("a", CacheHabits(drops_block=True))
     assert store.match(prompt(), 0.0).held_blocks("a") == 1
-    assert store.full_run("a", prompt()) == 3
+    store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None)
+    assert store.match(prompt(), 0.0).held_blocks("a") == 1
+    assert store.full_and_hit("a", prompt()) == (3, 1)
 
 
 def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
@@ -79,9 +98,15 @@ def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> Non
     assert store.match(prompt(), 1.0) == PrefixMatch({"silent": (2, 0, 0, 0)})
 
 
+WINDOW = LayerType(AttentionKind.WINDOW, 2, span_tokens=4)
+"""A hit needs two blocks."""
+END = BlocksStored(block_hashes=(0, 1), group=1, layers=WINDOW)
+"""What the window keeps of the prompt."""
+
+
 def with_window(store: LocalStore, blocks: int) -> None:
-    """Full attention of "a" has this number of blocks of the prompt, a window of two blocks has none of them."""
-    window = BlocksStored(block_hashes=(99,), group=1, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
+    """Full attention of "a" has this number of blocks of the prompt, a window has none of them."""
+    window = BlocksStored(block_hashes=(99,), group=1, layers=WINDOW)
     other = BlocksStored(block_hashes=(99,), tokens=(98, 99), block_size_tokens=2)
     store.apply("a", [window, other, stored(blocks)])
 
@@ -141,6 +166,109 @@ def test_a_checkpoint_of_several_prompts_is_dropped_with_the_last(store: LocalSt
         store.withdraw(other)
     assert store.match(prompt(), 20.0).held_blocks("a") == 0
     assert len(store.predicted.checkpoints) == 0
+
+
+@pytest.mark.parametrize("order", ["computed first", "announced first"])
+@pytest.mark.parametrize(("evicted", "hit"), [(0, 0), (1, 1)])
+def test_a_checkpoint_that_was_announced_ends_with_its_eviction(
+    store: LocalStore, order: str, evicted: int, hit: int
+) -> None:
+    """However soon that is. At the beginning of a prompt, a hit needs fewer blocks."""
+    with_window(store, 0)
+    prediction = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    if order == "computed first":
+        store.confirm(prediction, 1.0)
+    store.apply("a", [END, stored(3)])
+    if order == "announced first":
+        store.confirm(prediction, 1.0)
+    assert store.match(prompt(), 1.1).held_blocks("a") == 2
+    store.apply("a", [BlocksRemoved(block_hashes=(evicted,), group=1)])
+    assert store.match(prompt(), 1.2).held_blocks("a") == hit
+
+
+RULE = HitRule.of([LayerType(AttentionKind.FULL, 2), WINDOW], groups=2)
+
+
+def simulated() -> tuple[LocalStore, Callable[[BlockChange], None]]:
+    """A simulated router's store, and how it gets changes."""
+    store = HashStore("m", ["a"], RULE)
+    return store, partial(store.apply_blocks, "a")
+
+
+def replicated() -> tuple[LocalStore, Callable[[BlockChange], None]]:
+    """A store that reads Redis, and how it gets changes."""
+    store = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
+    store.add_holder(POD, GENERATION)
+    store.mark_current(0.0)
+    numbers = count()
+
+    def write(*changes: BlockChange) -> None:
+        seq = next(numbers)
+        entry = LogEntry(
+            kind=EntryKind.CHANGE if seq else EntryKind.EMPTY,
+            holder="a",
+            epoch=1,
+            seq=seq,
+            facts=HolderFacts(url=POD.url, rule=RULE),
+            changes=changes,
+        )
+        assert store.index.apply(GENERATION, entry, 0.0)
+
+    write()
+    return store, write
+
+
+@pytest.mark.parametrize("new", [simulated, replicated])
+def test_so_does_one_that_is_not_announced_by_the_pod_itself(
+    new: Callable[[], tuple[LocalStore, Callable[[BlockChange], None]]],
+) -> None:
+    store, apply = new()
+    store.confirm(store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None), 1.0)
+    assert store.match(prompt(), 1.1).held_blocks("a") == 2
+    apply(BlockChange(Tier.GPU, True, prompt().hashes))
+    apply(BlockChange(Tier.GPU, True, prompt().hashes[:2], 1))
+    assert store.match(prompt(), 1.1).held_blocks("a") == 2
+    apply(BlockChange(Tier.GPU, False, prompt().hashes[:1], 1))
+    assert store.match(prompt(), 1.2).held_blocks("a") == 0
+
+
+def test_a_prompt_keeps_nothing_more_where_it_hits(store: LocalStore) -> None:
+    """The pod announces nothing, and evicts the checkpoint that it had before."""
+    with_window(store, 3)
+    store.apply("a", [END])
+    store.confirm(store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None), 1.0)
+    store.apply("a", [BlocksRemoved(block_hashes=(0,), group=1)])
+    assert store.match(prompt(), 1.1).held_blocks("a") == 0
+
+
+def test_a_window_that_lost_its_first_block_is_announced_again(store: LocalStore) -> None:
+    """A window frees its first blocks while the answer grows. A prompt that is computed again is kept twice."""
+    with_window(store, 0)
+    store.apply("a", [END, stored(3), BlocksRemoved(block_hashes=(0,), group=1)])
+    store.confirm(store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None), 1.0)
+    assert store.match(prompt(), 1.1).held_blocks("a") == 2
+    store.apply("a", [END, stored(3), BlocksRemoved(block_hashes=(0,), group=1)])
+    assert store.match(prompt(), 1.2).held_blocks("a") == 0
+
+
+def test_a_checkpoint_is_kept_again_by_a_later_prompt(store: LocalStore) -> None:
+    """The end of the first one's time does not end it."""
+    with_window(store, 0)
+    store.confirm(store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None), 0.0)
+    store.apply("a", [END, stored(3), BlocksRemoved(block_hashes=(0,), group=1)])
+    late = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    assert store.match(prompt(), 10.0).held_blocks("a") == 2
+    store.withdraw(late)
+    assert store.match(prompt(), 10.0).held_blocks("a") == 0
+
+
+def test_a_computed_prefix_is_shared_while_it_is_announced(store: LocalStore) -> None:
+    """The second prompt keeps the end of what it shares with the first, unless full attention has evicted that."""
+    with_window(store, 0)
+    first, second = of_tokens(*TOKENS, 7, 8), of_tokens(*TOKENS[:4], 21, 22, 23, 24, 25)
+    store.confirm(store.predict("a", first, ttl_s=30.0, capacity_blocks=None), 0.0)
+    store.predict("a", second, ttl_s=30.0, capacity_blocks=None)
+    assert store.match(of_tokens(*TOKENS[:4], 31, 32), 0.1).held_blocks("a") == 0
 
 
 @pytest.mark.parametrize("forgotten", [True, False])

@@ -14,7 +14,7 @@ from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.frontends.http import websockets
 from tests.stories.conftest import Deploy, Deployment
-from tests.stories.mock_realtime import frame
+from tests.stories.mock_realtime import MockRealtime, frame
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -175,3 +175,42 @@ async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy, limits:
             while True:
                 socket.writer.write(bytes(1 << 16))
                 await socket.writer.drain()
+
+
+@pytest.mark.parametrize("resets", [True, False])
+async def test_a_client_that_leaves_before_the_pod_answers_holds_nothing(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch, resets: bool
+) -> None:
+    """It would count until the pod is late."""
+    monkeypatch.setattr(MockRealtime, "_open", lambda self, head: None)
+    async with deploy(pods=1) as deployment:
+        url, edge = urlsplit(deployment.url), deployment.program._edge
+        _, writer = await asyncio.open_connection(url.hostname, url.port)
+        head = f"GET /v1/realtime HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        writer.write(f"{head}Sec-WebSocket-Key: x\r\n\r\n".encode())
+        await deployment.until(lambda: _in_flight(deployment) == 1)
+        if resets:
+            writer.transport.abort()
+        else:
+            writer.close()
+        await deployment.until(lambda: _in_flight(deployment) == 0 and edge.in_flight.used == 0)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+async def test_a_pod_cannot_hide_headers_in_others(deploy: Deploy, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    """A client may take a lone CR or LF for the end of a line."""
+    head = b"HTTP/1.1 101 Switching Protocols\r\nx-engine: a" + end + b"set-cookie: of=pod\r\n\r\n"
+    monkeypatch.setattr(MockRealtime, "_open", lambda self, _: self.transport.write(head))
+    async with deploy(pods=1) as deployment, connected(deployment) as socket:
+        assert b"x-engine: a\r\n" in socket.head
+        assert b"set-cookie" not in socket.head
+
+
+async def test_a_pod_that_answers_with_thousands_of_headers_is_refused(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be read in one turn of the event loop."""
+    head = b"HTTP/1.1 101 Switching Protocols\r\n" + b"a:\r\n" * 10_000 + b"\r\n"
+    monkeypatch.setattr(MockRealtime, "_open", lambda self, _: self.transport.write(head))
+    async with deploy(pods=1) as deployment, connected(deployment) as socket:
+        assert socket.head.startswith(b"HTTP/1.1 502")

@@ -73,7 +73,6 @@ EXCEPTIONS = {
     "publisher/lmcache.py:_respond": "a body within `limits`, on a port inside the cluster",
     "publisher/lmcache_chunks.py:_engine_hash": "hexadecimal digits of a fixed number",
     "publisher/mooncake_source.py:parse_name": "in a thread; names of a store of the configuration",
-    "publisher/publisher_app.py:_objects": "a body within `limits`, on a port inside the cluster",
     "request/continuation/plan.py:_body_from": _CLIENT,
     "request/continuation/plan.py:_number": _CLIENT,
     "request/continuation/terms.py:terms_of": _CLIENT,

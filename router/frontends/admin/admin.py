@@ -22,9 +22,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -39,6 +40,7 @@ from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies, explained_json
 from router.frontends.http.app import bare_app, probe_response
+from router.guards import Bound
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision
 from router.request.inbound import HeaderList, first_values
@@ -49,6 +51,21 @@ _PATHS_HINT = (
     "/admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port (`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
+
+
+COMMAND = Bound("command", 256 * 1024, 1000)
+_DECODER = msgspec.json.Decoder(dict[str, Any])
+
+
+async def _command(request: Request) -> dict[str, Any]:
+    """The fields of a command. Raises `MalformedRequest`."""
+    try:
+        return COMMAND.json(await request.body(), _DECODER)
+    except ValueError as error:
+        raise MalformedRequest(f"body: must be a JSON object: {error}") from None
+
+
+Command = Annotated[dict[str, Any], Depends(_command)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +117,11 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
 
 def add_adapter_routes(app: FastAPI, adapters: LoraAdapters) -> None:
     @app.post("/v1/load_lora_adapter")
-    async def load(body: dict[str, Any]) -> Response:
+    async def load(body: Command) -> Response:
         return _adapter_response(await adapters.change(body, load=True))
 
     @app.post("/v1/unload_lora_adapter")
-    async def unload(body: dict[str, Any]) -> Response:
+    async def unload(body: Command) -> Response:
         return _adapter_response(await adapters.change(body, load=False))
 
 
@@ -126,7 +143,7 @@ def add_pod_routes(
         return describe()
 
     @router.post("/pods", status_code=201)
-    async def add(body: dict[str, Any]) -> dict[str, str]:
+    async def add(body: Command) -> dict[str, str]:
         pod = _parsed_pod(body)
         try:
             membership.add(pod)

@@ -34,10 +34,10 @@ class AnsweringExchange(GatewayExchange):
         """Wait until the gateway has all of the response. One that broke is not to look whole."""
         if not self.started:
             return
-        if not self.response_complete:
+        if not await self._drained():
+            self.was_reset = True
+        elif not self.response_complete:
             await self._call.abort(grpc.StatusCode.UNAVAILABLE, "warmroute picker: the response has broken")
-        if self._writer is not None:
-            await self._writer
 
     # --- `Downstream` ---
 
@@ -62,10 +62,25 @@ class AnsweringExchange(GatewayExchange):
             await asyncio.sleep(0)
             return
         self.was_slow = True
-        _, waiting = await asyncio.wait([self._writer], timeout=self._limits.slow_read_timeout_s)
-        if waiting and self._task is not None:
+        if not await self._drained() and self._task is not None:
             self._task.cancel()
             await asyncio.sleep(0)
+
+    async def _drained(self) -> bool:
+        """Wait until the gateway has taken what was put. One that takes nothing for a while gets a status after what
+        gRPC has of the response: return False."""
+        waiting = {self._writer} if self._writer is not None else set()
+        while waiting:
+            before = len(self._messages)
+            _, waiting = await asyncio.wait(waiting, timeout=self._limits.slow_read_timeout_s)
+            if waiting and len(self._messages) == before:
+                waiting.pop().cancel()
+                why = "warmroute picker: the response was not read"
+                with suppress(TimeoutError, grpc.aio.BaseError):
+                    async with asyncio.timeout(0):
+                        await self._call.abort(grpc.StatusCode.UNAVAILABLE, why)
+                return False
+        return True
 
     def finish(self) -> None:
         self._send_piece(b"", ends=True)

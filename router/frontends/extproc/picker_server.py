@@ -25,8 +25,8 @@ from router.frontends.http.app import App
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICES = frozenset({b"", b"liveness", b"readiness", b"inference-extension", SERVICE.encode()})
 _SERVING, _NOT_SERVING = 1, 2
-_OVERHEAD_BYTES = 1024 * 1024
-"""What a message may have in addition to the body in it."""
+_MESSAGE_BYTES = 1024 * 1024
+"""What a message may have, in addition to a whole body where the gateway may buffer it. gRPC buffers messages."""
 
 
 class PickerServer:
@@ -40,10 +40,11 @@ class PickerServer:
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
         self._terms = GatewayTerms(app, names, priority, config.picker.test_header)
-        self._exchange = AnsweringExchange if config.picker.requests == "picker" else GatewayExchange
+        answers = config.picker.requests == "picker"
+        self._exchange = AnsweringExchange if answers else GatewayExchange
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [
-            ("grpc.max_receive_message_length", config.limits.max_body_bytes + _OVERHEAD_BYTES),
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES + (0 if answers else config.limits.max_body_bytes)),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.max_ping_strikes", 0),  # a gateway may check its connection as often as it wants

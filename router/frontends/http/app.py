@@ -15,7 +15,6 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,13 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
-from router.errors import MalformedRequest, MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, shortened
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
+from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object, response_for
-from router.types import PodStatus
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -45,7 +44,6 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
     return Response(body, status, media_type="application/json")
 
 
-MAX_ECHOED_CHARACTERS = 200
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
 
@@ -121,22 +119,27 @@ def bare_app(
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
-    def usable(request: Request) -> dict[str, dict[str, Any]]:
-        """The cards of the models that the tenant may use. `EdgeProtocol` sets the tenant of every request to /v1."""
-        may_use, cards = request.state.tenant.may_use, model_cards(fleet.snapshot.pods)
-        return {name: card for name, card in cards.items() if (found := fleet.resolve(name)) and may_use(*found)}
+    def card(request: Request, name: str) -> dict[str, Any] | None:
+        """OpenAI's model card, if the tenant may use the model or adapter. `EdgeProtocol` sets the tenant."""
+        served = fleet.served.get(name)
+        if served is None or not request.state.tenant.may_use(*served[0]):
+            return None
+        (base_model, adapter), max_model_len = served
+        found = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
+        return found | {"parent": base_model if base_model != adapter else None} if adapter else found
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        body = msgspec.json.encode({"object": "list", "data": list(usable(request).values())})
+        cards = [found async for name in in_turns(list(fleet.served)) if (found := card(request, name)) is not None]
+        body = msgspec.json.encode({"object": "list", "data": cards})
         return Response(body, media_type="application/json")
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        card = usable(request).get(name)
-        if card is None:
+        found = card(request, name)
+        if found is None:
             raise UnknownModel(f"The model `{name}` does not exist.", param="model")
-        return JSONResponse(card)
+        return JSONResponse(found)
 
 
 def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: OnRefused) -> None:
@@ -150,11 +153,6 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
     async def router_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RouterError)
         return refuse(request, error)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        return refuse(request, _malformed(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: Exception) -> Response:
@@ -180,29 +178,6 @@ def _forwarding_hint(path: str) -> str:
         " The router forwards the OpenAI and Anthropic inference paths; "
         f"its operator can add this one under {operators}."
     )
-
-
-def _malformed(error: RequestValidationError) -> MalformedRequest:
-    """The first mistake with its key, without the value, which may be a secret."""
-    first = error.errors()[0]
-    key = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
-    return MalformedRequest(f"{key or 'body'}: {first['msg'].removeprefix('Value error, ')}", param=key or None)
-
-
-def model_cards(statuses: tuple[PodStatus, ...]) -> dict[str, dict[str, Any]]:
-    """One OpenAI model card per model and adapter. `max_model_len` is the smallest of all pods that serve it."""
-    cards: dict[str, dict[str, Any]] = {}
-    for status in statuses:
-        pod, base_model, adapters = status.pod, status.pod.base_model or None, frozenset(status.pod.adapters)
-        for name in (*pod.models, *pod.adapters):
-            card = cards.setdefault(
-                name, {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": None}
-            )
-            if name in adapters:
-                card["parent"] = base_model
-            if pod.max_model_len_tokens is not None:
-                card["max_model_len"] = min(card["max_model_len"] or pod.max_model_len_tokens, pod.max_model_len_tokens)
-    return cards
 
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from router.admission.fair_bound import FairBound
+from router.admission.fair_bound import body_memory
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
@@ -84,7 +84,7 @@ class BodyMemory:
     the most bytes for the longest time without progress."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.bound = FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
+        self.bound = body_memory(max_bytes)
         self.freed_bytes = 0
         self.arriving: dict[BodyHolder, float] = {}
         """Requests that hold bytes and are not complete, by the time of the first byte, oldest first."""

@@ -184,7 +184,13 @@ class EdgeProtocol(asyncio.Protocol):
         received.refusal = self._refusal(received, _GET) or websocket_refusal(headers, named, self._edge.cors)
         self._rejected = True  # no further request on this connection
         self._deadlines.disarm()
-        client = taken_over(self.transport, rest, self.connection_lost, self._deadlines)
+
+        def on_lost(error: Exception | None) -> None:
+            self.connection_lost(error)
+            if not client.started:  # a task that is cancelled before its first step releases nothing
+                self._loop.call_soon(task.cancel)
+
+        client = taken_over(self.transport, rest, on_lost, self._deadlines)
         tasks = self._state.tasks
         tasks.add(task := self._loop.create_task(self._edge.serve_websocket(received, client)))
         task.add_done_callback(tasks.discard)

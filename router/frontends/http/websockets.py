@@ -17,6 +17,7 @@ import httptools
 
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.client_deadlines import ClientDeadlines
+from router.frontends.http.connection import MAX_FIELDS
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamSender
@@ -113,11 +114,13 @@ class WebSocketTunnels:
             raise UpstreamTimeout(f"pod {pod.id} did not respond within {timeout_s:g} s", pod=pod.id) from error
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as error:
             raise UpstreamBroken(f"pod {pod.id}: no response to the websocket", pod=pod.id) from error
-        first, *lines = head[:-4].split(b"\r\n")
+        first, *lines = head.splitlines()  # also at a lone CR or LF, which a client may take for the end of a line
         if not first.startswith(b"HTTP/1.1 101"):
             shown = first[:100].decode("latin-1")
             raise UpstreamBroken(f"pod {pod.id} answered `{shown}` instead of a websocket", pod=pod.id)
-        split = [line.partition(b":") for line in lines]
+        if len(lines) > MAX_FIELDS:
+            raise UpstreamBroken(f"pod {pod.id}: headers are more than the limit", pod=pod.id)
+        split = [line.partition(b":") for line in lines if line]
         return [(name.strip().lower(), value.strip()) for name, _, value in split]
 
 
@@ -165,10 +168,16 @@ class _Streams(asyncio.StreamReaderProtocol):
     """The protocol of a connection that was handed over, whose client must still read in time. `on_lost`: of the
     protocol that it had before."""
 
+    client: WebSocketClient
+
     def __init__(self, reader: asyncio.StreamReader, on_lost: OnLost, deadlines: ClientDeadlines) -> None:
         super().__init__(reader, loop=asyncio.get_running_loop())
         self._on_lost = on_lost
         self._deadlines = deadlines
+
+    def eof_received(self) -> bool:
+        """Whether the client may still read: else it has left before a pod answered, and the connection is closed."""
+        return bool(super().eof_received()) and self.client.started
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -194,7 +203,8 @@ def taken_over(
     streams.connection_made(transport)
     if rest:
         reader.feed_data(rest)
-    return WebSocketClient(reader, asyncio.StreamWriter(transport, streams, reader, loop))
+    streams.client = WebSocketClient(reader, asyncio.StreamWriter(transport, streams, reader, loop))
+    return streams.client
 
 
 def asks_for_websocket(parser: httptools.HttpRequestParser, headers: HeaderList) -> bool:

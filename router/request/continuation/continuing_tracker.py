@@ -63,7 +63,6 @@ class ContinuingTracker(Tracker):
         "_reader",
         "_refusal",
         "_stays",
-        "_taken_bytes",
         "_terms",
         "_words",
         "is_called",
@@ -93,7 +92,7 @@ class ContinuingTracker(Tracker):
         self._continuation: Continue | None = None
         """The one in progress, and why it was needed."""
         self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._moves = self._taken_bytes = self._pieces = 0
+        self._continuations = self._deaths = self._moves = self._pieces = 0
         self._asks_ids = self._is_leaving = self._joins = self._stays = self.is_called = False
         self._gave_up = ""
         """Why the router closes the connection of this pod itself."""
@@ -276,9 +275,6 @@ class ContinuingTracker(Tracker):
     def end(self, now_s: float) -> None:
         super().end(now_s)
         self._count("failed")
-        if self._taken_bytes:
-            self._options.memory.give_back(self.context.inbound.owner, self._taken_bytes)
-            self._taken_bytes = 0
         self._reader, self._body, self._owned_body = None, b"", b""
 
     def headers(self) -> HeaderList:
@@ -373,14 +369,10 @@ class ContinuingTracker(Tracker):
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
         size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
-        more = size + COUNTED_EVERY * 8 - self._taken_bytes
-        owner, weight = self.context.inbound.owner, self.context.tenant.weight
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
-        elif more > 0 and self._options.memory.take(owner, weight, more):
-            self._taken_bytes += more
-        elif more > 0 and may_forget:
+        elif not self._has_memory(size + COUNTED_EVERY * 8) and may_forget:
             reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()

@@ -21,8 +21,8 @@ from router.sim.virtual.virtual_job import Job
 from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import AttentionKind, BlockChange, BlockHash, LayerType, Tier
 
-_STATE_SPAN = 2
-"""A state is freed like a window of two tokens, which needs one block."""
+_STATE_SPAN = 3
+"""A state is freed like a window of three tokens: the first token of a block needs the state of the one before."""
 _LIVE_STATES = 3
 """A step of a request computes up to this many: at the junction, at the end of the prompt, and behind it."""
 _HASH_BITS = 64
@@ -110,18 +110,26 @@ class LayeredPod(VirtualPod):
     # --- what a request holds ---
 
     def _needed_tokens(self, request: TrafficRequest) -> int:
-        step_tokens = min(request.prompt_tokens, self.config.step_budget_tokens)
-        return super()._needed_tokens(request) + self._span(request.prompt_tokens) + self._step_tokens(step_tokens)
+        last = min(request.prompt_tokens, self.config.step_budget_tokens)
+        computed = request.prompt_tokens - last
+        return super()._needed_tokens(request) + self._span(computed) + self._step_tokens(computed, last)
 
-    def _step_tokens(self, tokens: int) -> int:
-        """Memory of windows and states for a step that computes these tokens of a prompt."""
-        states = min(tokens, _LIVE_STATES * self._block)
-        return sum(states if layer.kind is AttentionKind.STATE else tokens for layer in self._sparse.values())
+    def _step_tokens(self, computed: int, tokens: int) -> int:
+        """Memory of windows and states for a step that computes these tokens of a prompt, and the rest of full
+        attention's last block."""
+        more = self._whole(computed + tokens) - self._whole(computed)
+        states = min(more, _LIVE_STATES * self._block)
+        layers = sum(states if layer.kind is AttentionKind.STATE else more for layer in self._sparse.values())
+        return more - tokens + layers
 
-    def _span(self, computed_tokens: int) -> int:
+    def _span(self, computed: int) -> int:
         """Tokens of the blocks in windows and states that the next token needs."""
-        firsts = (self._first(group, computed_tokens) for group in self._sparse)
-        return sum(computed_tokens - first * self._block for first in firsts)
+        whole = self._whole(computed)
+        return sum(whole - self._first(group, computed) * self._block for group in self._sparse)
+
+    def _whole(self, tokens: int) -> int:
+        """Tokens of the blocks for these tokens."""
+        return -(-tokens // self._block) * self._block
 
     def _first(self, group: int, computed_tokens: int) -> int:
         """The first block that the next token needs."""
@@ -133,12 +141,12 @@ class LayeredPod(VirtualPod):
         checkpoints = {(request.prompt_tokens - 1) // block, full}
         pinned = {group: list(range(self._first(group, computed), found)) for group in self._sparse}
         keys = [_key(group, request.blocks[at]) for group, numbers in pinned.items() for at in numbers]
-        private = self._span(computed) - len(keys) * block + self._step_tokens(tokens)
+        private = self._span(computed) - len(keys) * block + self._step_tokens(computed, tokens)
         self._held[job] = LayerBlocks(checkpoints, found, pinned, private)
         return keys, private
 
     def _reserve_chunk(self, job: Job, tokens: int) -> bool:
-        more = self._step_tokens(tokens)
+        more = self._step_tokens(job.computed_tokens, tokens)
         if self.cache.available_tokens - len(self._decoding) < tokens + more:
             return False
         self._held[job].private_tokens += more
@@ -190,10 +198,8 @@ class LayeredPod(VirtualPod):
     def _release(self, job: Job) -> None:
         """Free the groups in their order, after what the answer left behind."""
         if job.computed_tokens > job.request.prompt_tokens:
-            for tokens in (
-                *range(job.request.prompt_tokens, job.computed_tokens, self._block),
-                job.computed_tokens - 1,
-            ):
+            first = self._whole(job.request.prompt_tokens) + 1
+            for tokens in (*range(first, job.computed_tokens, self._block), job.computed_tokens - 1):
                 self._free_skipped(job, tokens)
         held = self._held.pop(job)
         self.cache.free(held.private_tokens)

@@ -112,11 +112,13 @@ class HashStore(LocalStore):
         if pod in self._ruled:
             self._masks.follow(pod, self._rule)
 
-    def full_run(self, pod: PodId, prefix: PromptPrefix) -> int:
-        return self._masks.full_run(pod, prefix.hashes)
+    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
+        return self._masks.full_and_hit(pod, prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
+        if change.layer and change.held:
+            self.predicted.checkpoints.announced(pod, change.blocks)
         if not change.held and not change.layer:
             self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
 

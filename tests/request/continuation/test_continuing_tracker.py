@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,9 +58,8 @@ class Fleet:
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
         rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
-        options = ContinuationRules(
-            words_of=lambda _model: words(), memory=self.memory, silence_s=5.0, steps=steps or StepTimes()
-        )
+        rules = replace(rules, memory=self.memory)
+        options = ContinuationRules(words_of=lambda _model: words(), silence_s=5.0, steps=steps or StepTimes())
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
