@@ -37,6 +37,7 @@ from helm.monitoring.alerts import ALERTS
 from loadtest.gameday_findings import WATCHED_S, Finding, p99_doubled_s, table, ttft_p99_s
 from loadtest.gameday_incidents import INCIDENTS, LINK_GB_PER_S, MOCK_LINK_FACTOR, PLAN, PODS, Incident, Rig
 from loadtest.gameday_watch import Screen, Sightings, follow_page, prometheus, screen, seconds_of
+from loadtest.steady_streams import SHOWN
 from router.cli.child_processes import (
     ChildError,
     all_pods_trusted,
@@ -208,7 +209,9 @@ async def run_incident(
         p99_before_ms=p99_s * 1000,
         p99_after_ms=ttft_p99_s(served, begun_s, end_s) * 1000,
         requests=len(served),
-        errors=sum(bool(one.error) for one in served),
+        failed=sum(bool(one.error) and one.ttft_s is None for one in served),
+        cut=sum(bool(one.error) and one.ttft_s is not None for one in served),
+        error_texts=[f"{one.id} {one.pod} {one.due_s:.1f} s: {one.error}" for one in served if one.error][:SHOWN],
         others=[one for one in alerts.firing.first_s if one != incident.alert],
         before=before,
     )

@@ -33,7 +33,12 @@ class Finding:
     p99_before_ms: float
     p99_after_ms: float
     requests: int
-    errors: int
+    failed: int
+    """Answers without a token."""
+    cut: int
+    """Answers that ended after their first token."""
+    error_texts: Sequence[str]
+    """Of the first ones."""
     others: Sequence[str]
     """Other alerts that fired."""
     before: Sequence[str]
@@ -73,11 +78,13 @@ def table(found: Sequence[Finding], factor: float) -> list[str]:
     visible = sum(one.page_s is not None and one.page_s < PAGE_AIM_S for one in found)
     scaled = sum(one.alerted_first() for one in found)
     whole = sum(one.alerted_first(one.lasts_s * (1 - 1 / factor)) for one in found)
+    requests, failed, cut = (sum(getattr(one, name) for one in found) for name in ("requests", "failed", "cut"))
     return [
         *lines,
         "",
         f"{visible} of {len(found)} on the page within {PAGE_AIM_S:g} s. Alerted before the p99 had doubled:"
         f" {scaled} with `for` divided by {factor:g}, {whole} with the whole `for`.",
+        f"Of {requests} requests {failed} failed and {cut} were cut.",
     ]
 
 

@@ -6,14 +6,22 @@ FOLDER contains `conversation_trace.jsonl` (Mooncake, the first 3,000 requests) 
 `full`: the router assumes full attention. `kept`: it follows the rule of the pods, and what a pod will keep of a prompt
 counts from its dispatch on. `true`: only what the pods have announced counts. All times are virtual. Rows are appended
 as runs end.
+
+    python loadtest/layer_hits.py --data FOLDER --out draws.csv --seeds 9 --draws 3 --only gemma-3/agents/2
+
+repeats `full` and `kept` with the same requests under other names: which of equally good pods a session begins on is
+drawn again. What a seed loses in one draw and not in the mean of several is chance.
 """
 
 from __future__ import annotations
 
 import csv
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -30,7 +38,7 @@ from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import Experiment, Setting
 from router.sim.virtual.router_view import HashStore
 from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import Traffic, mooncake_traffic, read_mooncake
+from router.sim.virtual.traffic import Session, Traffic, mooncake_traffic, read_mooncake
 from router.types import BlockHash, PodId, PromptPrefix
 
 PODS = 8
@@ -64,28 +72,42 @@ class Run(NamedTuple):
     load: float
     policy: str
     belief: str
+    draw: int = 0
 
 
 FIGURES = ("requests", "cached_share", "ttft_mean_ms", "ttft_p99_ms", "slo_share", "predictions_exact_share")
 
 
-def runs(seeds: int) -> Iterator[Run]:
-    """llm-d's and Dynamo's rules at all loads, the other peers at the middle one."""
-    for seed in range(seeds):
+def runs(seeds: int, draws: int, only: str) -> Iterator[Run]:
+    """All of these settings. llm-d's and Dynamo's rules at all loads, the other peers at the middle one."""
+    for seed, draw in product(range(seeds), range(draws)):
         for (model, traffic), loads in LOADS.items():
             for at, load in enumerate(loads):
-                for belief in ("full", "true", "kept"):
-                    yield Run(seed, model, traffic, load, OURS, belief)
-                for peer in PEERS if at == 1 else PEERS[:2]:
+                if only not in ("", f"{model}/{traffic}/{load:g}"):
+                    continue
+                for belief in ("full", "kept") if draws > 1 else ("full", "true", "kept"):
+                    yield Run(seed, model, traffic, load, OURS, belief, draw)
+                for peer in () if draws > 1 else PEERS if at == 1 else PEERS[:2]:
                     yield Run(seed, model, traffic, load, peer, "true" if peer in AWARE else "full")
 
 
-def traffic_at(data: Path, name: str, load: float, seed: int) -> Traffic:
-    if name == "agents":
+def traffic_at(data: Path, run: Run, load: float, seed: int) -> Traffic:
+    if run.traffic == "agents":
         recorded = read_agent_sessions(data / "agent_sessions.jsonl")
-        return agent_traffic(recorded, speedup=load, seed=seed, duration_s=2400.0)
-    trace = read_mooncake(data / "conversation_trace.jsonl")[:3000]
-    return mooncake_traffic(trace, speedup=load, jitter_s=3.0, seed=seed)
+        traffic = agent_traffic(recorded, speedup=load, seed=seed, duration_s=2400.0)
+    else:
+        trace = read_mooncake(data / "conversation_trace.jsonl")[:3000]
+        traffic = mooncake_traffic(trace, speedup=load, jitter_s=3.0, seed=seed)
+    return replace(traffic, sessions=(renamed(session, run.draw) for session in traffic.sessions))
+
+
+def renamed(session: Session, draw: int) -> Session:
+    """The same session with other names for its blocks; draw 0 leaves them."""
+    requests = (
+        replace(request, blocks=array("Q", (block ^ draw << 52 for block in request.blocks)))
+        for request in session.requests
+    )
+    return replace(session, requests=tuple(requests)) if draw else session
 
 
 def simulate(data: Path, run: Run) -> list[object]:
@@ -101,7 +123,7 @@ def simulate(data: Path, run: Run) -> list[object]:
         }
     )
     views.HashStore = Announced if run.belief == "true" else HashStore  # type: ignore[misc]
-    experiment = Experiment(fleet, shipped_prior, policies_with_peers(), partial(traffic_at, data, run.traffic))
+    experiment = Experiment(fleet, shipped_prior, policies_with_peers(), partial(traffic_at, data, run))
     figures = experiment.run(Setting(run.policy, run.load, PODS, run.seed)).figures
     return [*run, *(getattr(figures, name) for name in FIGURES)]
 
@@ -110,13 +132,15 @@ def main(
     data: Annotated[Path, typer.Option(help="Folder of the recorded traffic.")],
     out: Annotated[Path, typer.Option(help="CSV file; rows are appended.")] = Path("hits.csv"),
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = 3,
+    draws: Annotated[int, typer.Option(min=1, max=100, help="Runs of each seed.")] = 1,
+    only: Annotated[str, typer.Option(help="The only setting, such as gemma-3/agents/2.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
 ) -> None:
     """Run all settings."""
     with out.open("a", newline="", encoding="utf-8") as file, get_context("fork").Pool(jobs) as pool:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow([*Run._fields, *FIGURES])
-        for row in pool.imap(partial(simulate, data), runs(seeds)):
+        for row in pool.imap(partial(simulate, data), runs(seeds, draws, only)):
             rows.writerow(row)
             file.flush()
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.steady_streams import Answers, continuations, counted, send_steadily
 from router.cli.child_processes import (
     Child,
     FleetPlan,
@@ -36,7 +36,7 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver, RequestResult
+from router.cli.load_driver import LoadDriver
 from router.cli.options import writable
 from router.types import Endpoint
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
@@ -51,17 +51,12 @@ LATEST_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """`failed`: before the first token; `cut`: after it; `changed`: whole, but not as others to the same prompt."""
+    """`replaced_s`: until all engines were replaced. `continued`: what the router counted."""
 
     continues: bool
     replaced_s: float
-    answers: int
-    failed: int
-    cut: int
-    changed: int
-    e2e_max_s: float
-    continued: dict[str, float]
-    errors: list[str]
+    answers: Answers
+    continued: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ def main(
         typer.echo(json.dumps(asdict(found[-1])))
     if out is not None:
         out.write_text(json.dumps([asdict(one) for one in found], indent=1))
-    raise SystemExit(any(one.failed + one.cut + one.changed for one in found))
+    raise SystemExit(not all(one.answers.all_whole for one in found))
 
 
 async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues: bool) -> Rollout:
@@ -99,12 +94,11 @@ async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues
         old, new = engines[:pods], engines[pods:]
         for one in old:
             _put(cluster, one)
-        url, admin = await _router(stack, await stack.enter_async_context(served(cluster)), continues, folder)
+        router, url, admin = await _router(stack, await stack.enter_async_context(served(cluster)), continues, folder)
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=admin, trust_env=False))
         await _until_ready(client, old, continues=continues)
         driver = stack.enter_context(closing(LoadDriver([url], lambda _: None)))
-        asked: list[asyncio.Task[RequestResult]] = []
-        asking = asyncio.create_task(_load(driver, per_s, tokens, asked))
+        asking = asyncio.create_task(send_steadily(driver, per_s, lambda number: _asked(number, tokens)))
         await asyncio.sleep(warm_s)
         begin_s = time.monotonic()
         for before, after in zip(old, new, strict=True):
@@ -119,10 +113,10 @@ async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues
             print(f"{before.name} after {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
         replaced_s = time.monotonic() - begin_s
         asking.cancel()
-        await asyncio.gather(*asked)
-        metrics = (await client.get("/metrics")).text.splitlines()
-    counted = [line.rsplit(" ", 1) for line in metrics if line.startswith("warmroute_continuations_total{")]
-    return _summary(driver.served, tokens, replaced_s, {name: float(value) for name, value in counted}, continues)
+        await asking
+        metrics = (await client.get("/metrics")).text
+        answers = counted(driver.served, tokens, {}, [router.log])
+    return Rollout(continues, round(replaced_s, 1), answers, dict(continuations(metrics)))
 
 
 async def _engine(stack: AsyncExitStack, number: int, folder: Path) -> Engine:
@@ -145,14 +139,14 @@ def _put(cluster: FakeKubernetes, engine: Engine) -> None:
     cluster.put_pod(engine.name, ip="127.0.0.1", annotations={"warmroute.dev/ports": str(engine.port)})
 
 
-async def _router(stack: AsyncExitStack, api: str, continues: bool, folder: Path) -> tuple[str, str]:
+async def _router(stack: AsyncExitStack, api: str, continues: bool, folder: Path) -> tuple[Child, str, str]:
     path, port, admin_port = folder / "router.yaml", free_port(), free_port()
     source = {"selector": "app=vllm", "namespaces": ["ns"], "node_labels": False, "api": {"url": api}}
     config = router_config([], replace(PLAN, continues=continues)) | {"discovery": {"kubernetes": source}}
-    path.write_text(json.dumps(config | {"log": {"requests": False}}))
+    path.write_text(json.dumps(config))
     arguments = ["serve", "--config", str(path), "--port", str(port), "--admin-port", str(admin_port)]
-    stack.enter_context(child("router", arguments, folder))
-    return f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
+    router = stack.enter_context(child("router", arguments, folder))
+    return router, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"
 
 
 async def _pods(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
@@ -182,37 +176,16 @@ async def _until_idle(client: httpx.AsyncClient, engine: Engine) -> None:
             await asyncio.sleep(0.2)
 
 
-async def _load(driver: LoadDriver, per_s: float, tokens: int, asked: list[asyncio.Task[RequestResult]]) -> None:
-    """Ask until cancelled."""
-    for number in count():
-        body = {
-            "model": PLAN.model,
-            "messages": [{"role": "user", "content": f"Question {number % PROMPTS}"}],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-        }
-        await driver.until(number / per_s)
-        asked.append(asyncio.create_task(driver.send(Endpoint.CHAT, body, f"{number % PROMPTS}")))
-
-
-def _summary(
-    served_: Sequence[RequestResult], tokens: int, replaced_s: float, continued: dict[str, float], continues: bool
-) -> Rollout:
-    whole = [one for one in served_ if not one.error]
-    first = {one.kind: one.text for one in reversed(whole)}
-    errors = [one.error for one in served_ if one.error]
-    return Rollout(
-        continues=continues,
-        replaced_s=round(replaced_s, 1),
-        answers=len(served_),
-        failed=sum(one.ttft_s is None for one in served_ if one.error),
-        cut=sum(one.ttft_s is not None for one in served_ if one.error),
-        changed=sum(one.text != first[one.kind] or one.output_tokens != tokens for one in whole),
-        e2e_max_s=round(max(one.e2e_s for one in served_), 1),
-        continued=continued,
-        errors=errors[:5],
-    )
+def _asked(number: int, tokens: int) -> tuple[Endpoint, dict[str, Any], str]:
+    question = f"Question {number % PROMPTS}"
+    body = {
+        "model": PLAN.model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    return Endpoint.CHAT, body, question
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ _TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
 
 
 MAX_STREAMS = 4096
-"""Of all backends. Each is a holder, with a task and metrics of its own."""
+"""Backends together count to so many. Each is a holder, with a task and metrics of its own."""
 
 
 class MalformedEvent(ValueError):

@@ -160,9 +160,9 @@ if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-idef
     --outfile "$home/model/tiny-qwen3.gguf" --outtype f16 > "$home/download/gguf.log" 2>&1 || die "GGUF conversion failed: $home/download/gguf.log"
   cp "$template" "$home/model/.complete"
 fi
-if [ ! -e "$home/agents/.complete" ]; then
-  say "Claude Code and Codex (npm packages); without them their tests are skipped"
+if [ ! -e "$home/agents/node_modules/.bin/qwen" ]; then
+  say "Claude Code, Codex and Qwen Code (npm packages); without them their tests are skipped"
   npm install -s --no-audit --no-fund --prefix "$home/agents" @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 \
-    && touch "$home/agents/.complete" || say "Claude Code and Codex could not be installed"
+    @qwen-code/qwen-code@0.12.0 || say "Claude Code, Codex and Qwen Code could not be installed"
 fi
 say "ready under $home"

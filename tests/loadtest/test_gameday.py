@@ -26,7 +26,9 @@ FOUND = Finding(
     p99_before_ms=100.0,
     p99_after_ms=300.0,
     requests=1,
-    errors=0,
+    failed=0,
+    cut=0,
+    error_texts=(),
     others=(),
     before=(),
 )
@@ -89,6 +91,11 @@ def test_the_first_sight_counts() -> None:
 def test_an_alert_that_fires_later_than_the_p99_doubles_is_not_counted() -> None:
     """With the whole `for`, 54 s more than a tenth of it, nobody has watched for long enough."""
     never = replace(FOUND, page_s=None, fires_s=None, doubled_s=None)
-    *_, last = table([FOUND, replace(FOUND, fires_s=9.0, page_s=11.0), replace(FOUND, doubled_s=None), never], 10.0)
+    *_, last, _ = table([FOUND, replace(FOUND, fires_s=9.0, page_s=11.0), replace(FOUND, doubled_s=None), never], 10.0)
     assert last.startswith("2 of 4 on the page within 10 s.")
     assert last.endswith("2 with `for` divided by 10, 0 with the whole `for`.")
+
+
+def test_answers_that_failed_or_were_cut_are_counted_over_all_incidents() -> None:
+    *_, last = table([FOUND, replace(FOUND, requests=99, failed=1, cut=2)], 10.0)
+    assert last == "Of 100 requests 1 failed and 2 were cut."

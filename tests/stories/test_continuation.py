@@ -12,7 +12,7 @@ import pytest
 
 from router.config.load import shipped
 from router.config.schema import ContinuationConfig
-from router.sim.mock.faults import Fault, FaultKind
+from router.sim.mock.faults import STREAM_FAULTS, Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening
@@ -53,7 +53,7 @@ async def test_pods_show_at_join_that_they_continue_streams(deploy: Deploy) -> N
         assert [pod["continues"] for pod in await deployment.pods()] == [[], []]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.DIE, FaultKind.TERMINATE, FaultKind.CORE_DIES, FaultKind.ABORT])
+@pytest.mark.parametrize("kind", [kind for kind in STREAM_FAULTS if kind is not FaultKind.SILENCE])
 async def test_stream_of_a_pod_that_fails_is_read_to_its_end(deploy: Deploy, kind: FaultKind) -> None:
     async with deploy(continuation=ON, engine=SLOW) as deployment:
         await proven(deployment)

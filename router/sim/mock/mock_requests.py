@@ -24,6 +24,7 @@ from router.prompt.apis.vllm_responses import VllmResponses
 from router.prompt.conversation import Unrenderable
 from router.sim.mock.answers import Answers, Prompt
 from router.sim.mock.mock_config import MockEngineConfig
+from router.sim.mock.output_parser import END_THINK, THINK
 from router.sim.mock.request_bodies import (
     AskedChat,
     AskedCompletion,
@@ -193,7 +194,9 @@ class RequestParser:
         if listed is None:
             return prompt
         text, whole = self._render(chat), self._render(with_answer(chat, listed))
-        written = whole[len(commonprefix([text, whole])) :]  # the prompt may end with words that only thinking needs
+        thinks = text.endswith(THINK) and not whole.startswith(text)  # the prompt begins reasoning: the answer has none
+        shared = len(commonprefix([text.removesuffix(THINK) if thinks else text, whole]))
+        written = END_THINK * thinks + whole[shared:]
         return prompt._replace(answer=self._encode(written, False))
 
     def _completion_prompt(self, tokens: array[int], given: AskedPrompts) -> Prompt:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from router.sim.mock.mock_config import TextCodec
 from router.sim.mock.vocabulary import MARKUP, Piece
 
+THINK, END_THINK = "<think>", "</think>"
 _TRANSITIONS = (
-    ("content", "<think>", "reasoning"),
-    ("reasoning", "</think>", "content"),
+    ("content", THINK, "reasoning"),
+    ("reasoning", END_THINK, "content"),
     ("content", "<｜tool▁calls▁begin｜>", "markup"),
     ("markup", "<｜tool▁call▁begin｜>", "name"),
     ("name", "<｜tool▁sep｜>", "arguments"),
@@ -28,7 +29,7 @@ class OutputParser:
         self._codec = codec
         self._end = end_token
         self._next = {(state, self._token(mark)): after for state, mark, after in _TRANSITIONS}
-        self.think, self.end_think = self._token("<think>"), self._token("</think>")
+        self.think, self.end_think = self._token(THINK), self._token(END_THINK)
 
     def ends_reasoning(self, prompt: Sequence[int]) -> bool | None:
         """Whether the last mark of reasoning in a prompt ends it; None without any."""

@@ -162,6 +162,15 @@ def test_a_seam_inside_a_call_brings_it_as_content(parsers: tuple[RequestParser,
     assert rest.output.finish_reason == "stop"
 
 
+def test_a_listed_call_without_reasoning_ends_the_reasoning_that_its_prompt_begins(
+    parsers: tuple[RequestParser, RequestParser],
+) -> None:
+    """As agents ask that want the model to think."""
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    asked = ask(parsers[0], 'tool_call: read {"city": "Paris"}', tools=TOOLS[:1], **thinks)
+    assert (said(asked.output)["name"], asked.output.finish_reason) == ("read", "tool_calls")
+
+
 def test_content_behind_reasoning_in_the_prompt_counts_as_reasoning(
     parsers: tuple[RequestParser, RequestParser],
 ) -> None:
