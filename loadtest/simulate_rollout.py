@@ -1,6 +1,6 @@
 """What does a rolling update cost whose pods hand their streams over, and one whose pods wait for them?
 
-    python loadtest/simulate_rollout.py [--per-s 100] [--tokens 2000] [--pods 20]
+    python loadtest/simulate_rollout.py [--per-s 100] [--tokens 2000] [--pods 32]
 
 In virtual time. Each pod is drained, ends once it is idle, and is replaced by one with an empty cache that has started
 already. Handed over, a stream leaves by the rules of the router (`continuation/later_pods.py`), for the pod that its
@@ -245,7 +245,7 @@ def main(
     per_s: Annotated[float, typer.Option(help="Streams a second.")] = 100.0,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 2000,
     prompts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest prompt, in tokens.")] = (500, 2000),
-    pods: Annotated[int, typer.Option(min=2, help="Number of pods, of one H100 with an 8B model each.")] = 20,
+    pods: Annotated[int, typer.Option(min=2, help="Number of pods, of one H100 with an 8B model each.")] = 32,
     duration_s: Annotated[float, typer.Option(help="Longest time of the load.")] = 3600.0,
     start_s: Annotated[float, typer.Option(min=0, help="What a new pod takes to start.")] = 0.0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
