@@ -38,7 +38,7 @@ class Finding:
     cut: int
     """Answers that ended after their first token."""
     error_texts: Sequence[str]
-    """Of the first ones."""
+    """What went wrong for the first of them."""
     others: Sequence[str]
     """Other alerts that fired."""
     before: Sequence[str]

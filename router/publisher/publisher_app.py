@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, generate_latest
-from pydantic import BaseModel, ConfigDict
 
 from router.errors import shortened
 from router.feeds.supervise import in_turns
@@ -31,11 +29,12 @@ _LIST, _ANY = msgspec.json.Decoder(list[Any]), msgspec.json.Decoder(Any)
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
-class NewRevision(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class NewRevision(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     revision: str
+
+
+_REVISION = msgspec.json.Decoder(NewRevision)
 
 
 class PublisherMetrics:
@@ -72,13 +71,6 @@ def publisher_app(
 ) -> FastAPI:
     app = FastAPI(title="warmroute publish", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        field = shortened(".".join(str(part) for part in first["loc"] if part != "body"), MAX_ECHOED_CHARACTERS)
-        return JSONResponse({"error": shortened(first["msg"], MAX_ECHOED_CHARACTERS), "field": field}, 422)
-
     @app.get("/livez")
     async def livez() -> dict[str, str]:
         return {"status": "alive"}
@@ -101,9 +93,13 @@ def publisher_app(
             return JSONResponse({"error": str(error), "field": error.field}, 422)
 
     @app.post("/revision")
-    async def revision(new: NewRevision) -> JSONResponse:
+    async def revision(request: Request) -> JSONResponse:
         try:
+            new = EVENTS.json(await request.body(), _REVISION)
             publisher.replace_revision(new.model, new.revision)
+        except ValueError as error:
+            message, _, field = str(error).partition(" - at `$.")
+            return JSONResponse({"error": shortened(message, MAX_ECHOED_CHARACTERS), "field": field.rstrip("`")}, 422)
         except KeyError:
             known = ", ".join(sorted(publisher.generations))
             model = shortened(new.model, MAX_ECHOED_CHARACTERS)

@@ -20,7 +20,7 @@ _TIERS = {"gpu": Tier.GPU, "cpu": Tier.CPU, "disk": Tier.DISK}
 
 
 MAX_STREAMS = 4096
-"""Backends together count to so many. Each is a holder, with a task and metrics of its own."""
+"""The bound over all backends. Each stream is a holder, with a task and metrics of its own."""
 
 
 class MalformedEvent(ValueError):

@@ -211,7 +211,8 @@ class Tracker:
             held.append(piece)
             self._held_bytes += len(piece)
             self._begun |= has_token
-            if (self._holds_all or self.context.reader.in_preamble) and self._may_hold(self._held_bytes):
+            may_hold = self._held_bytes < MAX_HELD_BYTES and (self._holds_all or self.context.reader.in_preamble)
+            if may_hold and (self._held_bytes < UNCOUNTED_BYTES or self._has_memory(self._held_bytes)):
                 return b""
             return self._release_held(now_s)
         if has_token:
@@ -262,9 +263,6 @@ class Tracker:
             self._state.breaker.doubt(pod, self.context.client, now_s)
 
     # --- what the events change ---
-
-    def _may_hold(self, size_bytes: int) -> bool:
-        return size_bytes < UNCOUNTED_BYTES or (size_bytes < MAX_HELD_BYTES and self._has_memory(size_bytes))
 
     def _has_memory(self, size_bytes: int) -> bool:
         """Count a size among the buffered bodies, until the client has been sent all. Whether there is room for it."""

@@ -40,11 +40,11 @@ class PickerServer:
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
         self._terms = GatewayTerms(app, names, priority, config.picker.test_header)
-        answers = config.picker.requests == "picker"
-        self._exchange = AnsweringExchange if answers else GatewayExchange
+        self._exchange = AnsweringExchange if config.picker.requests == "picker" else GatewayExchange
+        whole_bytes = 0 if self._exchange.answers else config.limits.max_body_bytes
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [
-            ("grpc.max_receive_message_length", _MESSAGE_BYTES + (0 if answers else config.limits.max_body_bytes)),
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES + whole_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
             ("grpc.http2.max_ping_strikes", 0),  # a gateway may check its connection as often as it wants
