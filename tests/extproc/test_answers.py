@@ -114,7 +114,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing(picker: Pick, capl
         for _ in range(10):
             await asyncio.gather(*map(leave, range(10)))
         await picking.until(lambda: picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0)
-        assert picking.results()["client_gone"] > 50
+        assert picking.results()["client_gone"] > 10  # on a busy machine most leave before their heads are read
         gc.collect()  # which reports tasks whose errors nobody has seen
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
