@@ -289,11 +289,13 @@ def _reconfigured(known: Pod, configured: Pod) -> Pod:
 
 def _served_names(pods: Sequence[Pod]) -> dict[str, ServedName]:
     """A base model's name wins over an adapter's, the first pod's over those of others."""
-    models = {name: (name, "") for pod in pods for name in pod.models}
-    adapters = {name: (pod.base_model or name, name) for pod in reversed(pods) for name in pod.adapters}
+    names = {name: (name, "") for pod in pods for name in pod.models}
+    for pod in pods:
+        for adapter in pod.adapters:
+            names.setdefault(adapter, (pod.base_model or adapter, adapter))
     by_length = sorted(pods, key=lambda pod: pod.max_model_len_tokens or inf, reverse=True)
     shortest = {name: pod.max_model_len_tokens for pod in by_length for name in pod.models + pod.adapters}
-    return {name: (found, shortest[name]) for name, found in (adapters | models).items()}
+    return {name: (found, shortest[name]) for name, found in names.items()}
 
 
 def _alike(one: PodSpeed, other: PodSpeed) -> bool:
