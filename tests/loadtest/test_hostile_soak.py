@@ -132,6 +132,12 @@ def test_memory_is_compared_between_quiet_phases_after_the_first_quarter() -> No
     assert grown.verdict == ["memory grew by 3.0%"]
 
 
+def test_memory_is_not_judged_where_the_caches_still_fill() -> None:
+    grown = result(fills=False)
+    grown.phases[14].rss_mib = 103.0
+    assert grown.verdict == []
+
+
 def test_percentiles_are_in_milliseconds() -> None:
     values = array("d", [each / 1000 for each in range(1, 1001)])
     assert Percentiles.of(values).p50_ms == pytest.approx(500, abs=1)
