@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from router.hashing import hashes_ahead
+from router.hashing import generation_seed, hash_blocks, hashes_ahead, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
@@ -61,6 +61,7 @@ class LocalStore:
         self._measured = MeasuredHits()
         self._classes: dict[PodId, tuple[str, ...]] = {}
         """By pod, which others measure the same."""
+        self._generations: dict[PodId, Generation] = {}
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
@@ -87,6 +88,15 @@ class LocalStore:
         """Leading blocks of `prefix` that full attention of `pod` has announced, and those that hit."""
         return self._announced.full_and_hit(pod, prefix)
 
+    def full_and_hit_tokens(self, pod: PodId, tokens: Sequence[int]) -> tuple[int, int]:
+        """The same in tokens, of a prompt for the model's own weights. Nothing of an unknown pod."""
+        if (generation := self._generations.get(pod)) is None:
+            return 0, 0
+        array, block = token_array(tokens), generation.block_size_tokens
+        hashes = hash_blocks(array, block, generation_seed(generation))
+        full, hit = self.full_and_hit(pod, PromptPrefix(generation, array, hashes))
+        return full * block, hit * block
+
     @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
@@ -95,11 +105,13 @@ class LocalStore:
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
         self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
+        self._generations[pod.id] = generation
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
         self._classes.pop(pod, None)
+        self._generations.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
             self.evicted.of(model).holds(pod, 0)
@@ -107,8 +119,7 @@ class LocalStore:
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
             for change in self._announced.apply(pod, event):
-                if change.layer and change.held:
-                    self.predicted.checkpoints.announced(pod, change.blocks)
+                self.predicted.apply(pod, change)
 
     def size_blocks(self, pod: PodId) -> int:
         return self._announced.size_blocks(pod)
@@ -210,7 +221,7 @@ class ReplicaStore(LocalStore):
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
         super().__init__(index.evicted)
         self.index = index
-        index.on_kept = self.predicted.checkpoints.announced
+        index.on_change = self.predicted.apply
         self._max_age_s = max_age_s
         self._current_s: float | None = None
         self._stale = False
