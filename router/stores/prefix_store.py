@@ -8,7 +8,7 @@ stale, it sets `degraded`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from router.hashing import generation_seed, hash_blocks, hashes_ahead, token_array
@@ -130,20 +130,30 @@ class LocalStore:
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
         self._models[pod] = prefix.generation.model
-        ends = self._kept_ends(pod, prefix) if pod in self.ruled else ()
-        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
+        ahead_tokens = self._ahead_tokens(pod)
+        hashes = hashes_ahead(prefix, prefix.hashes, ahead_tokens) if ahead_tokens else prefix.hashes
+        ends = self._kept_ends(pod, prefix, hashes) if pod in self.ruled else ()
+        return self.predicted.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
 
-    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+    def _ahead_tokens(self, pod: PodId) -> int:
+        """How many tokens behind a block the hashes of `pod` include."""
+        return self._announced.ahead_tokens.get(pod, 0)
+
+    @property
+    def _aheads(self) -> Set[int]:
+        return self._announced.aheads
+
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
         """The blocks after which hits can end on a pod with windows or states once it has computed the prompt, but for
         those that it has announced. Its full attention has what it announces, and what it is computing."""
         rule, block_tokens = self.rule(pod), prefix.block_size_tokens
         if rule is None or not rule.keeps_checkpoints:
             return ()
         full, hit = self.full_and_hit(pod, prefix)
-        full = max(full, self.predicted.computing(pod, prefix.hashes))
+        full = max(full, self.predicted.computing(pod, hashes))
         ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
         first = 0 if pod in self.estimated else hit
-        return [prefix.hashes[end - 1] for end in ends if first < end <= len(prefix.hashes)]
+        return [hashes[end - 1] for end in ends if first < end <= len(hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
@@ -178,10 +188,15 @@ class LocalStore:
     def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks of prompts that pods are computing: one with windows or states keeps only checkpoints."""
         predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
+        aheads = [hashes_ahead(prefix, prefix.hashes, ahead) for ahead in self._aheads]
+        for hashes in aheads:
+            predicted |= self.predicted.match(hashes, now_s)
         if not ruled:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
         kept = self.predicted.checkpoints.match(usable, now_s)
+        for hashes in aheads:  # none of them ends with the prompt
+            kept |= self.predicted.checkpoints.match(hashes, now_s)
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
@@ -254,6 +269,14 @@ class ReplicaStore(LocalStore):
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
         return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
+
+    def _ahead_tokens(self, pod: PodId) -> int:
+        known = self.index.holders.publisher_of(pod)
+        return super()._ahead_tokens(pod) or (known.facts.ahead_tokens if known else 0)
+
+    @property
+    def _aheads(self) -> Set[int]:
+        return super()._aheads | self.index.holders.aheads
 
     @property
     def ruled(self) -> Collection[PodId]:
