@@ -84,15 +84,14 @@ class _Dispatch(msgspec.Struct, gc=False):
 
 
 class _PodDispatches(msgspec.Struct, gc=False):
-    """One pod's confirmed dispatches, oldest first, their number of runs and blocks, and its pending predictions."""
+    """One pod's confirmed dispatches, oldest first, their number of runs and blocks, and its open predictions."""
 
     ttl_s: float = 0.0
     runs: int = 0
     blocks: int = 0
     queue: deque[_Dispatch] = msgspec.field(default_factory=deque)
-    pending: set[Prediction] = msgspec.field(default_factory=set)
-    unannounced: dict[BlockHash, list[Prediction]] = msgspec.field(default_factory=dict)
-    """By last block of the prompt, those that the pod shall announce, pending or confirmed."""
+    open: dict[BlockHash, list[Prediction]] = msgspec.field(default_factory=dict)
+    """By last block of the prompt, those that are pending, or that the pod shall announce."""
 
 
 class PredictedIndex:
@@ -145,31 +144,26 @@ class PredictedIndex:
             dispatched = self._pods[pod] = _PodDispatches()
         self._predictions += 1
         prediction = Prediction(self._predictions, pod, hashes, ends, ttl_s, capacity_blocks, run, dispatched)
-        dispatched.pending.add(prediction)
-        if capacity_blocks is None and end:
-            dispatched.unannounced.setdefault(hashes[-1], []).append(prediction)
-        self.checkpoints.begin(pod, ends)
+        if end:
+            dispatched.open.setdefault(hashes[-1], []).append(prediction)
+            self.checkpoints.begin(pod, ends)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> bool:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. False, and no effect, if the pod has been forgotten since. O(runs)."""
-        dispatched = prediction._dispatched
-        if prediction not in dispatched.pending:
+        to live applies to all blocks of the pod. False, and no effect, if it has ended or been confirmed. O(runs)."""
+        dispatched, run = prediction._dispatched, prediction._run
+        if run is None or prediction.until_s < math.inf:
             return False
-        dispatched.pending.remove(prediction)
-        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
-        queue, run = dispatched.queue, prediction._run
+        queue, number = dispatched.queue, prediction.number
         if (ttl_s != dispatched.ttl_s and queue) or (capacity_blocks is not None and not queue):
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
         dispatched.ttl_s = ttl_s
         if capacity_blocks is None:
-            if run is not None:
-                prediction.until_s = now_s + ttl_s
-                heappush(self._deadlines, (prediction.until_s, pod, prediction.hashes[-1]))
+            prediction.until_s = now_s + ttl_s
+            heappush(self._deadlines, (prediction.until_s, pod, prediction.hashes[-1]))
             return True
-        number = prediction.number
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:
             held, length = run.held[pod], len(run.blocks)
@@ -178,8 +172,8 @@ class PredictedIndex:
                 dispatched.blocks += length - held.blocks
                 held.blocks = length
             held.number = number
-            held.pending -= 1
             run = run.parent
+        self._end(prediction)
         evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
         if evicted and self.on_evict is not None:
             self.on_evict(pod, evicted, dispatched.blocks)
@@ -190,11 +184,8 @@ class PredictedIndex:
         return True
 
     def withdraw(self, prediction: Prediction) -> None:
-        """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
-        pending = prediction._dispatched.pending
-        if prediction in pending:
-            pending.remove(prediction)
-            self.checkpoints.withdraw(prediction.pod, prediction.ends)
+        """The pod has not computed the prompt. No effect after `confirm`, or if it has ended."""
+        if prediction.until_s == math.inf:
             self._end(prediction)
 
     def apply(self, pod: PodId, change: BlockChange) -> None:
@@ -241,14 +232,11 @@ class PredictedIndex:
     def forget(self, pod: PodId) -> None:
         dispatched = self._pods.get(pod)
         if dispatched is not None:
-            for prediction in tuple(dispatched.pending):
-                self.withdraw(prediction)
-            self._end_those(pod, dispatched.unannounced, math.inf)
+            self._end_those(pod, dispatched.open, math.inf)
             self._drop_oldest(pod, dispatched, dispatched.blocks)
             while dispatched.queue:
                 self._drop_tail(pod, dispatched, 0)
             del self._pods[pod]
-            self.checkpoints.forget(pod)
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
@@ -266,20 +254,22 @@ class PredictedIndex:
     def _end_those(self, pod: PodId, blocks: Iterable[BlockHash], until_s: float) -> None:
         """End the predictions of prompts that end with one of `blocks`, of those that count until then at most."""
         dispatched = self._pods.get(pod)
-        if dispatched is not None and dispatched.unannounced:
-            for last in dispatched.unannounced.keys() & blocks:
-                for prediction in [one for one in dispatched.unannounced[last] if one.until_s <= until_s]:
+        if dispatched is not None and dispatched.open:
+            for last in dispatched.open.keys() & blocks:
+                for prediction in [one for one in dispatched.open[last] if one.until_s <= until_s]:
                     self._end(prediction)
 
     def _end(self, prediction: Prediction) -> None:
-        """Its blocks do not count any more. Idempotent."""
+        """It does not count any more. Idempotent."""
         pod, run = prediction.pod, prediction._run
-        if run is not None and prediction.capacity_blocks is None:
-            unannounced, last = prediction._dispatched.unannounced, prediction.hashes[-1]
-            unannounced[last].remove(prediction)
-            if not unannounced[last]:
-                del unannounced[last]
+        if run is None:
+            return
         prediction._run = None
+        alike, last = prediction._dispatched.open, prediction.hashes[-1]
+        alike[last].remove(prediction)
+        if not alike[last]:
+            del alike[last]
+        self.checkpoints.withdraw(pod, prediction.ends)
         while run is not None:
             held = run.held[pod]
             held.pending -= 1

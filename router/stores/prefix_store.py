@@ -159,7 +159,6 @@ class LocalStore:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
         if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
             self._announced.computed(prediction)
-            self.predicted.checkpoints.announced(prediction.pod, prediction.ends)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
@@ -194,9 +193,9 @@ class LocalStore:
         if not ruled:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
-        kept = self.predicted.checkpoints.match(usable, now_s)
+        kept = self.predicted.checkpoints.match(usable)
         for hashes in aheads:  # none of them ends with the prompt
-            kept |= self.predicted.checkpoints.match(hashes, now_s)
+            kept |= self.predicted.checkpoints.match(hashes)
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
