@@ -117,12 +117,12 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     Windows and states are kept in front of the prompt's last token and where full attention had more than the hit; with
     a drafter that drops a block also where a longer prompt may hit, and states there alone."""
     step, dropped = rule.step_tokens, rule.dropped_tokens
-    last = (prompt_tokens - 1) // step * step - dropped
-    longer = prompt_tokens // step * step - dropped if dropped else last
+    last = (prompt_tokens - 1) // step * step
+    longer = prompt_tokens // step * step if dropped else last
     if any(one.kind is AttentionKind.STATE for one in rule.types):
         last = longer
-    shared = (full_tokens // step - rule.types[0].drops_block) * step * rule.has_full
-    return {end for end in (last, longer, min(shared, last)) if end > 0}
+    shared = min(full_tokens // step * step * rule.has_full, last) - rule.types[0].drops_block * step
+    return {end for end in (last - dropped, longer - dropped, shared) if end > 0}
 
 
 def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_tokens: int) -> Bits:

@@ -172,8 +172,9 @@ class PredictedIndex:
                 dispatched.blocks += length - held.blocks
                 held.blocks = length
             held.number = number
+            held.pending -= 1
             run = run.parent
-        self._end(prediction)
+        self._close(prediction)
         evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
         if evicted and self.on_evict is not None:
             self.on_evict(pod, evicted, dispatched.blocks)
@@ -260,21 +261,23 @@ class PredictedIndex:
                     self._end(prediction)
 
     def _end(self, prediction: Prediction) -> None:
-        """It does not count any more. Idempotent."""
+        """Its blocks do not count any more. Idempotent."""
         pod, run = prediction.pod, prediction._run
-        if run is None:
-            return
-        prediction._run = None
-        alike, last = prediction._dispatched.open, prediction.hashes[-1]
-        alike[last].remove(prediction)
-        if not alike[last]:
-            del alike[last]
-        self.checkpoints.withdraw(pod, prediction.ends)
+        if run is not None:
+            self._close(prediction)
         while run is not None:
             held = run.held[pod]
             held.pending -= 1
             self._remove_if_unused(run, pod, held)
             run = run.parent
+
+    def _close(self, prediction: Prediction) -> None:
+        alike, last = prediction._dispatched.open, prediction.hashes[-1]
+        alike[last].remove(prediction)
+        if not alike[last]:
+            del alike[last]
+        prediction._run = None
+        self.checkpoints.withdraw(prediction.pod, prediction.ends)
 
     # --- eviction ---
 

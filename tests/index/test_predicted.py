@@ -102,10 +102,11 @@ class NaivePod:
     """Computed prompts that it has not announced, and until when they count."""
 
     def record(self, prompt: list[int], now_s: float, ttl_s: float, capacity: int | None) -> None:
+        if any(prompt is one for one in self.announced):
+            return
         self.ttl_s = ttl_s
         if capacity is None:
-            if not any(prompt is one for one in self.announced):
-                self.late.append((prompt, now_s + ttl_s))
+            self.late.append((prompt, now_s + ttl_s))
             return
         self.entries = [entry for entry in self.entries if entry[0] not in prompt]
         self.entries += [(block, now_s) for block in reversed(prompt)]
@@ -231,8 +232,7 @@ def test_any_order_of_predictions_matches_as_plain_lists_do(
         elif what == "event":
             pod, changed, is_held = facts
             index.apply(pod, BlockChange(Tier.GPU, is_held, changed))
-            if capacity is None:
-                naive[pod].apply(changed, held=is_held)
+            naive[pod].apply(changed, held=is_held)
         elif begun:
             prediction, prompt = begun[facts[0] % len(begun)]
             model = naive[prediction.pod]
