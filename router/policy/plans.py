@@ -164,8 +164,8 @@ class Planner:
         return Transfer(sender, link, tokens, concurrent, transfer_ms, prefill_ms)
 
     def most_promising(self, statuses: Sequence[PodStatus], costs: Costs, limit: int) -> Sequence[PodStatus]:
-        """The `limit` pods (0: all) with the least outstanding work and uncached prompt, by a rough estimate that weighs
-        an uncached token as these terms do.
+        """The `limit` pods (0: all) with the least outstanding work and uncached prompt, roughly. An uncached token is
+        weighed as by these terms.
 
         Equal pods, of which an idle fleet has many, are taken in a rotation that starts at the request's key. O(pods).
         """

@@ -79,7 +79,7 @@ assert "Keeps the pods whose name ends in an even digit." in reference_page() an
 
 
 def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -> str:
-    """What `then` prints in a copy of the tree that has one file more, and in the catalog its import and a line more."""
+    """What `then` prints in a copy of the tree that has one file more; the catalog has its import and a line."""
     for folder in ("router", "policies", "config"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "loadtest" / "simulated_peers", tree / "loadtest" / "simulated_peers")
