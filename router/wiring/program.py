@@ -49,8 +49,6 @@ from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.policy.policy_set import PolicySet
-from router.policy.review import Review
 from router.request.attempt_rules import FactsLookup
 from router.request.core import Core, Routing, build_core
 from router.request.inbound import HeaderList
@@ -119,7 +117,8 @@ class Program:
         self._recent = RecentPrompts() if writes_costs else None
         self._classes = Classes(rules, self._recent)
         folder = PolicyFolder(policies, config.policy, rules.names)
-        self.policies = PolicyFeed(folder, self.metrics, self._review)
+        self.records = DecisionRecords(config.receipts, self.metrics)
+        self.policies = PolicyFeed(folder, self.metrics, self.records.review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
         ready = partial(ready_pods, self.fleet)
@@ -127,7 +126,6 @@ class Program:
         self._continuation = continuation_rules(config, self.prompts.readers)
         words_of = self._continuation.words_of if self._continuation else None
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
-        self.records = DecisionRecords(config.receipts, self.metrics)
         self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
         self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -325,9 +323,6 @@ class Program:
         while True:
             await asyncio.sleep(CERTIFICATE_CHECK_S)
             certificate.refresh()
-
-    async def _review(self, old: PolicySet, new: PolicySet) -> Review | None:
-        return await self.records.review(old, new)
 
 
 async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: float, *, self_test: bool) -> None:
