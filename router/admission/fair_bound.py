@@ -18,6 +18,7 @@ RETRY_S = 1.0
 
 
 def body_memory(max_bytes: int = 1 << 62) -> FairBound:
+    """The bound of the bytes that requests, and responses held back, have in memory; by default, none."""
     return FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
 
 

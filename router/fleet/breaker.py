@@ -29,7 +29,6 @@ once is better than requests that wait for a dead pod.
 
 Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
 probe, so its backoff is longer and is reset only by a first token that is on time.
-
 """
 
 from __future__ import annotations

@@ -266,9 +266,5 @@ def _can_pull(pod: Pod, holder: Pod) -> bool:
 @lru_cache(maxsize=SNAPSHOTS)
 def _senders(fleet: FleetSnapshot) -> Mapping[PodId, Pod]:
     """The pods that peers can pull KV from. O(1) except for the first call with a snapshot."""
-    return {status.pod.id: status.pod for status in fleet.pods if _can_send(status)}
-
-
-def _can_send(status: PodStatus) -> bool:
-    pod = status.pod
-    return status.state is PodState.READY and bool(pod.pulls) and pod.trust is PrefixTrust.TRUSTED
+    ready = (status.pod for status in fleet.pods if status.state is PodState.READY)
+    return {pod.id: pod for pod in ready if pod.pulls and pod.trust is PrefixTrust.TRUSTED}

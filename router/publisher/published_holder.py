@@ -70,6 +70,7 @@ class PublishedHolder:
         self.complete = True
         self.written_blocks = 0
         self.reloads = 0
+        self.failures = 0
         self._places = HolderPlaces(self.generation, resolve_hash)
         self._announced = facts
         """Those of the epoch."""
@@ -139,6 +140,7 @@ class PublishedHolder:
         backoff = Backoff(f"blocks of {self.id}", self._writer.nodes)
         while not self._stopping:
             if not await backoff.attempt(self._step):
+                self.failures += 1
                 self.state = PublishState.UNREACHABLE
         await self._retire()
 

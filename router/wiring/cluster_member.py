@@ -10,8 +10,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from router.config.index_schema import RedisIndex
+from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
 from router.feeds.cluster_feeds import SharedResponses, WorkFeed
 from router.feeds.kv_redis import IndexFeed
@@ -23,7 +24,7 @@ from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import ReplicaStore
 from router.stores.quota_book import QuotaBook
-from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls
+from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedWork
 from router.types import Generation
@@ -45,12 +46,22 @@ def redis_address(config: RedisIndex) -> RedisAddress:
         database=url.database,
         username=_secret(config.username_file, config.username_env, url.username),
         password=_secret(config.password_file, config.password_env, url.password),
-        tls=Tls(**config.tls.model_dump() if config.tls else {}) if url.is_tls or config.tls else None,
+        tls=_tls_options(config.tls or RedisTls()) if url.is_tls or config.tls else {},
     )
     for secret in (address.username, address.password):
         if secret is not None:
             secret.read()
     return address
+
+
+def _tls_options(tls: RedisTls) -> dict[str, Any]:
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_check_hostname": tls.verify_host,
+    }
 
 
 def _secret(file: str | None, variable: str | None, value: str) -> Secret | None:

@@ -16,7 +16,6 @@ from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.frontends.response_locator import ResponseLocator
 from router.frontends.step_executor import QueueTasks, StepExecutor
 from router.observe.metrics import Metrics
-from router.request.attempt_rules import FactsLookup
 from router.request.core import Core
 
 
@@ -40,11 +39,9 @@ def build_steps(
     )
 
 
-def build_forwarder(
-    core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, facts: FactsLookup, metrics: Metrics
-) -> Forwarder:
+def build_forwarder(core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, metrics: Metrics) -> Forwarder:
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
-    sender = UpstreamSender(pools.of, rules)
+    sender, facts = UpstreamSender(pools.of, rules), core.requests.rules.handoff_facts
     splits = SplitExecutor(core.state, facts, sender, metrics)
     pulls = PullExecutor(core.state.fleet, facts, sender)
     attempts = Attempts(sender, splits, pulls)

@@ -49,7 +49,6 @@ from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.request.attempt_rules import FactsLookup
 from router.request.core import Core, Routing, build_core
 from router.request.inbound import HeaderList
 from router.request.quota_charges import QuotaCharges
@@ -57,7 +56,6 @@ from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
-    PodLookups,
     continuation_rules,
     core_settings,
     observers,
@@ -86,7 +84,7 @@ log = structlog.get_logger()
 class Front(NamedTuple):
     """How requests come in. `hands_over`: see `AttemptRules`. `has_objectives`: of gateways."""
 
-    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, FactsLookup, Metrics], Forwarder]
+    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, Metrics], Forwarder]
     hands_over: bool = False
     has_objectives: bool = False
 
@@ -141,7 +139,8 @@ class Program:
         jwts = JwtVerifier()
         grants = self._tenants.current if self._tenants else None
         self._gate = AdmissionGate(grants, config.edge.control_paths, jwts)
-        self._signing_keys = self._build_signing_keys(jwts)
+        failing = self.metrics.identity_providers_failing.set
+        self._signing_keys = SigningKeyFeed(grants, jwts, self._pools.get_url, failing) if grants else None
         self._metrics_page = self._build_metrics_page()
         self._snapshots = SnapshotStream(self._build_page().snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
@@ -153,24 +152,25 @@ class Program:
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
         recording = observers(self.metrics, self.records.recent, self._request_log, self._usage)
-        lookups = PodLookups(
-            handoff_facts=pods.handoff_facts.of,
-            publishes_events=pods.publishes_events,
-            senders=pods.senders,
-            continuation=self._continuation,
-        )
         charges = None
         if config.tenants is not None:
             on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
             charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
-        settings = core_settings(config, lookups, charges, hands_over=self._front.hands_over)
+        settings = core_settings(
+            config,
+            charges,
+            handoff_facts=pods.handoff_facts.of,
+            publishes_events=pods.publishes_events,
+            senders=pods.senders,
+            continuation=self._continuation,
+            hands_over=self._front.hands_over,
+        )
         routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
-        facts = self.pods.handoff_facts.of
-        forwarder = self._front.build(core, self._steps, self._pools, config.edge, facts, self.metrics)
+        forwarder = self._front.build(core, self._steps, self._pools, config.edge, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
         endings = core.requests.endings
@@ -178,12 +178,6 @@ class Program:
         edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
         edge.body_memory.bound = core.requests.rules.memory
         return edge
-
-    def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:
-        if self._tenants is None:
-            return None
-        on_fetched = self.metrics.identity_providers_failing.set
-        return SigningKeyFeed(self._tenants.current, jwts, self._pools.get_url, on_fetched)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
