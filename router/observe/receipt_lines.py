@@ -24,9 +24,9 @@ from router.policy.recording import (
     FleetLine,
     RecordedScene,
     SceneLine,
+    digest_of,
     fleet_digest,
     fleet_line,
-    scene_digest,
     scene_line,
 )
 from router.types import FleetSnapshot, PromptPrefix
@@ -60,7 +60,7 @@ class ReceiptWriter:
         found = decision_receipt(kept, prompt=prompt)
         if self._scenes:
             scene = self._scene(kept.scene, kept.at_s)
-            found = msgspec.structs.replace(found, scene=scene, scene_digest=scene_digest(scene))
+            found = msgspec.structs.replace(found, scene=scene, scene_digest=digest_of(scene))
         return self._put(found)
 
     def repeat_fleet(self) -> None:

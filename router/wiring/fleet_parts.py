@@ -116,14 +116,8 @@ class FleetParts:
         }
         if config.self_test:
             timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
-            parity = ParityFeed(
-                self.fleet,
-                self.store,
-                self._pools.post,
-                ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures),
-                self.publishes_events,
-                timing,
-            )
+            reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
+            parity = ParityFeed(self.fleet, self.store, self._pools.post, reader, self.publishes_events, timing)
             feeds["self-test"] = parity.run
             hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
             feeds["hit test"] = hits.run
@@ -193,10 +187,9 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-            self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
-            self.fleet.trust_pictures(pod.id)
+            self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)
             if ENGINES[pod.engine].continues(described.pod if described else pod):
-                self.fleet.trust_continuation(pod.id, WITH_IDS)
+                self.fleet.learn(pod.id, continues=WITH_IDS)
 
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
         """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""

@@ -196,20 +196,9 @@ class Program:
         )
 
     def _build_page(self) -> PageSource:
-        config = self._config
-        return PageSource(
-            self._metrics_page,
-            self.pods.kv_streams,
-            self.records.recent,
-            self.policies,
-            PageFacts(
-                config.admin.gpu_hour_price,
-                config.admin.currency,
-                config.receipts.prompts,
-                config.receipts.keep,
-                self._stale_files,
-            ),
-        )
+        admin, kept = self._config.admin, self._config.receipts
+        facts = PageFacts(admin.gpu_hour_price, admin.currency, kept.prompts, kept.keep, self._stale_files)
+        return PageSource(self._metrics_page, self.pods.kv_streams, self.records.recent, self.policies, facts)
 
     def _stale_files(self) -> list[StaleFile]:
         found = self._files.changed()
@@ -229,7 +218,7 @@ class Program:
             self._readiness,
             self._metrics_page.render,
             self._snapshots,
-            LoraAdapters(self.fleet, self._pools.of, self.fleet.learn_adapters),
+            LoraAdapters(self.fleet, self._pools.of),
             has_tokens=tokens is not None,
         )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)

@@ -79,7 +79,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
-            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of, self.fleet.learn_adapters),
+            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of),
         )
         self.app = admin_app(routes)
 
