@@ -159,7 +159,7 @@ class RequestContext(msgspec.Struct, eq=False):
     def split_refusal(self) -> str:
         """Why this request cannot be split; "" where it can. The body is parsed once."""
         if self._split_refusal is None:
-            self._split_refusal = split_refusal(self.request.endpoint, self.request.body)
+            self._split_refusal = split_refusal(self.request.endpoint, self.request.body, self.request.prompts)
         return self._split_refusal
 
 
