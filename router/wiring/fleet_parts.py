@@ -39,7 +39,7 @@ from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.terms import WITH_IDS
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
+from router.types import Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 
@@ -130,11 +130,8 @@ class FleetParts:
 
     def deletion_costs(self, recent: RecentPrompts) -> Feeds:
         """The tasks that write the deletion costs of discovered pods. `recent`: the prompts that may come back."""
-
-        def generation_of(pod: Pod) -> Generation | None:
-            return self._prompts.generation_of(pod.models)
-
-        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, generation_of)
+        prompts = self._prompts
+        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, lambda pod: prompts.generation_of(pod.models))
         return self.sources.deletion_costs(costs.read)
 
     async def close(self) -> None:
@@ -170,7 +167,7 @@ class FleetParts:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)
-        self._prompts.add_served(facts.models, self._served)
+        self._prompts.add_served(facts.models, lambda: self.fleet.served)
         generation = self._prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
         self.membership.refresh_prior(pod)
@@ -200,9 +197,6 @@ class FleetParts:
                 hint = "limit what it may serve by `models` of the pod"
                 log.warning("pod lists models of others", pod=pod.id, models=sorted(taken)[:8], of=other.id, hint=hint)
                 return
-
-    def _served(self) -> frozenset[str]:
-        return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:
