@@ -82,6 +82,10 @@ class FleetParts:
         self.state = FleetState(
             fleet=fleet, ledger=self.ledger, breaker=self.breaker, store=self.store, calibrator=self.calibrator
         )
+        if self.cluster:
+            from router.wiring.shared_facts import shared_facts  # imports redis
+
+            self.cluster.share(shared_facts(self.state))
         self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
         if shared:
             self.state.stored.on_learn.append(shared.add)
@@ -101,7 +105,7 @@ class FleetParts:
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
         readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, readable, self.ledger)
+        return ClusterMember(self._config.index.redis, readable)
 
     @property
     def feeds(self) -> Feeds:
