@@ -22,13 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
-from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, status_of
 from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
-from router.request.error_responses import error_body, error_headers, error_object, response_for
+from router.request.error_responses import error_body, error_headers, error_object
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -147,7 +147,7 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
         on_refused(error)
         body = error_body(error, request.url.path)
         headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
-        return Response(body, status_code=response_for(error).status, headers=headers)
+        return Response(body, status_code=status_of(error), headers=headers)
 
     @app.exception_handler(RouterError)
     async def router_error(request: Request, error: Exception) -> Response:
