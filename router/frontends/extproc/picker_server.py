@@ -18,8 +18,8 @@ from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.frontends.extproc.answering_exchange import AnsweringExchange
 from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
-from router.frontends.extproc.llm_d import aliases
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
+from router.frontends.extproc.metadata import aliases
 from router.frontends.http.app import App
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
