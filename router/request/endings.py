@@ -206,7 +206,8 @@ def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) ->
     never less than what the client has received. `unseen_tokens`: what the pod has probably generated and not sent."""
     request, reader, estimated = context.request, context.reader, []
     prompt = cached = output = 0
-    if ended.served is not None and context.status < 400 and _was_received(context):
+    failed_before = context.status == 0 and bool(context.failures) and len(context.failures) >= context.tries
+    if ended.served is not None and context.status < 400 and not failed_before:
         reported, cached_tokens, counted = counted_prompt_tokens(context), ended.cached_tokens, ended.output_tokens
         prompt = context.prompt_tokens if reported is None else reported
         if reported is None:
@@ -253,8 +254,3 @@ def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
         computed_tokens=0,
         output_tokens=0,
     )
-
-
-def _was_received(context: RequestContext) -> bool:
-    """Whether the last pod may have computed the request: not if the attempt failed before its response began."""
-    return context.status > 0 or not context.failures or len(context.failures) < context.tries

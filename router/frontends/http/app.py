@@ -67,12 +67,9 @@ class App:
         """Answer a request that the edge does not take, unless it was refused meanwhile."""
         await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
-        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner. `is_next`: see
-        `HttpEdge.refusal`."""
-        refused = self.edge.refusal(received, methods, is_next=is_next)
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner."""
+        refused = self.edge.refusal(received, methods)
         if refused is not None or not needs_key(received, methods):
             return refused
         admitted = self.gate.admit(received.path, received.named, time.time())

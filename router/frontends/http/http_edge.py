@@ -56,11 +56,8 @@ class HttpEdge:
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
-        """Why a request is refused before its key is checked; None if it is not. `is_next`: whether no earlier request
-        of its connection is being served."""
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+        """Why a request is refused before its key is checked; None if it is not."""
         declared = received.named.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
             limit = f"{self.limits.max_body_bytes} bytes (limits.max_body_bytes)"

@@ -21,13 +21,7 @@ from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import (
-    MalformedRequest,
-    MethodNotAllowed,
-    RouterError,
-    Stopping,
-    UpstreamError,
-)
+from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
@@ -89,13 +83,11 @@ class OpenAiEdge(HttpEdge):
         self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         headers, named, limits = received.headers, received.named, self.limits
         if not methods:
             return None  # the listener's own application reads no body
-        if is_next and self.in_flight.is_full:
+        if received.is_next and self.in_flight.is_full:
             return self.in_flight.refusal("", 1.0)
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")

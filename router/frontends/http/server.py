@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import FrameType
@@ -40,26 +41,23 @@ RETRY_S = 0.1
 """Pause after a connection could not be accepted, because no file is left."""
 
 
+@dataclass(slots=True, eq=False)
 class TlsListener:
     """Serves `protocol` on a listening socket, like an `asyncio.Server`, which bounds no handshakes: clients that never
     finish one would take all open files. If more handshakes than `free_connections` are
     in progress, the client with the most of them loses its first one."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        protocol: Callable[[], asyncio.Protocol],
-        free_connections: Callable[[], int],
-    ) -> None:
-        self.sockets = (sock,)
-        self._sock = sock
-        self._context = context
-        self._protocol = protocol
-        self._free_connections = free_connections
-        self._handshakes: dict[asyncio.Task[None], str] = {}
-        self._loop = asyncio.get_running_loop()
-        self._retry: asyncio.TimerHandle | None = None
+    _sock: socket.socket
+    _context: ssl.SSLContext
+    _protocol: Callable[[], asyncio.Protocol]
+    _free_connections: Callable[[], int]
+    _handshakes: dict[asyncio.Task[None], str] = field(default_factory=dict)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _retry: asyncio.TimerHandle | None = None
+
+    @property
+    def sockets(self) -> tuple[socket.socket]:
+        return (self._sock,)
 
     def open(self, backlog: int) -> None:
         self._sock.setblocking(False)
