@@ -27,7 +27,7 @@ from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
-from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader
+from router.prompt.pictures.picture_reader import PictureIdentities
 from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, OpenedPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
@@ -109,7 +109,7 @@ class NoPromptReader:
 class LocalPromptReader:
     """Tokenizes in this process, exactly as the engine does."""
 
-    _fingerprinter: Fingerprinter
+    fingerprinter: Fingerprinter
     tokenizer: Tokenizer
     _unread: Unread
     threads: ReadThreads = field(default_factory=ReadThreads)
@@ -118,24 +118,7 @@ class LocalPromptReader:
     check: PromptCheck = field(init=False)
 
     def __post_init__(self) -> None:
-        self.check = PromptCheck(self._fingerprinter, self.tokenizer, self.on_mismatch)
-
-    @property
-    def pictures(self) -> PictureReader | None:
-        return self._fingerprinter.pictures
-
-    def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
-        """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
-        return self._fingerprinter.advice(ours, engine)
-
-    @property
-    def renders_chats(self) -> bool:
-        return self._fingerprinter.renders_chats
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the caches of texts and chats, estimated."""
-        return self._fingerprinter.cache_bytes
+        self.check = PromptCheck(self.fingerprinter, self.tokenizer, self.on_mismatch)
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
@@ -143,10 +126,10 @@ class LocalPromptReader:
             return await self._read_tokenized(request)
         if kind is PromptKind.TEXTS:
             return await self._read_texts(request)
-        fingerprinter = self._fingerprinter
+        fingerprinter = self.fingerprinter
         try:
             conversion = self.lookups.conversion(request) if request.endpoint.api.is_chat else None
-            identities = self.lookups.identities(request) if self.pictures is not None else None
+            identities = self.lookups.identities(request) if self.fingerprinter.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
             pending: AnyPendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
@@ -198,7 +181,7 @@ class LocalPromptReader:
                 count = await self.threads.run(size, count_tokens, request.prompt, self._token_counts)
         except Unrenderable:
             return None
-        return PromptPrefix(self._fingerprinter.generation, token_array(()), hash_array(()), count)
+        return PromptPrefix(self.fingerprinter.generation, token_array(()), hash_array(()), count)
 
     def _token_counts(self, texts: Sequence[str]) -> Sequence[int]:
         """The number of tokens of each text, with those that the engine puts around it."""
@@ -219,7 +202,7 @@ class LocalPromptReader:
         context_tokens = self.lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
-        return await self.threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
+        return await self.threads.run(new_bytes, self.fingerprinter.render, opened, context_tokens)
 
 
 def generating_request(request: InferenceRequest) -> InferenceRequest | None:

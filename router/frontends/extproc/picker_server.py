@@ -76,7 +76,7 @@ class PickerServer:
 
     async def close(self, delay_s: float, timeout_s: float) -> None:
         """Stop without losing a response."""
-        self._app.begin_stopping()
+        self._app.is_stopping = True
         await asyncio.sleep(delay_s)
         stopping = asyncio.ensure_future(self._server.stop(timeout_s + 1.0))
         if self._exchanges:

@@ -55,7 +55,7 @@ class App:
         self.edge = edge
         self.gate = gate
         self.is_stopping = False
-        """Each response closes its connection, so that the client reconnects to another router."""
+        """Each response closes its connection, so that the client reconnects to another router; `/readyz` fails."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,10 +79,6 @@ class App:
         if admitted is not OPEN_TENANT:
             received.owner = admitted.name
         return None
-
-    def begin_stopping(self) -> None:
-        """Make each response close its connection, and `/readyz` fail."""
-        self.is_stopping = True
 
 
 def needs_key(received: ReceivedRequest, methods: frozenset[str]) -> bool:

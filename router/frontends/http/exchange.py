@@ -96,15 +96,12 @@ class BodyMemory:
     def take(self, holder: BodyHolder, size_bytes: int, max_bytes: int, now_s: float) -> bool:
         """Count a piece of a body, and drop slow ones if necessary. Where there is no room for it, or the body has more
         than `max_bytes`, free the body, refuse the request and return False."""
-        holder.arrived_s, received = now_s, holder.received
-        error: RouterError | None = None
-        if holder.buffered_bytes + size_bytes > max_bytes:
-            error = BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes).")
-        elif not self._has_taken(holder, size_bytes):
-            error = self.bound.refusal(received.owner, received.tenant.weight)
-        if error is not None:
+        holder.arrived_s, owner, weight = now_s, holder.received.owner, holder.received.tenant.weight
+        is_long = holder.buffered_bytes + size_bytes > max_bytes
+        if is_long or not (self.bound.take(owner, weight, size_bytes) or self._takes_from_slow(holder, size_bytes)):
+            why = f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."
             self.release(holder)
-            holder.refuse(error)
+            holder.refuse(BodyTooLarge(why) if is_long else self.bound.refusal(owner, weight))
             return False
         if not holder.buffered_bytes:
             self.arriving[holder] = now_s
@@ -119,13 +116,13 @@ class BodyMemory:
             self.freed_bytes += holder.buffered_bytes
             holder.buffered_bytes, holder.pieces = 0, []
 
-    def _has_taken(self, holder: BodyHolder, size_bytes: int) -> bool:
+    def _takes_from_slow(self, holder: BodyHolder, size_bytes: int) -> bool:
         received = holder.received
         for _ in range(MAX_DROPPED):
-            if self.bound.take(received.owner, received.tenant.weight, size_bytes):
-                return True
             if not self._drop_slowest(holder, holder.arrived_s):
                 return False
+            if self.bound.take(received.owner, received.tenant.weight, size_bytes):
+                return True
         return False
 
     def _drop_slowest(self, holder: BodyHolder, now_s: float) -> bool:

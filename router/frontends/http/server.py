@@ -183,7 +183,7 @@ class DrainingServer(_TlsCapableServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
-            cast(App, self.config.app).begin_stopping()
+            cast(App, self.config.app).is_stopping = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -199,7 +199,7 @@ class DrainingServer(_TlsCapableServer):
         began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0
         log.info("draining", delay_s=delay_s, timeout_s=self.config.timeout_graceful_shutdown, **self._figures())
         await asyncio.sleep(delay_s)
-        cast(App, self.config.app).begin_stopping()
+        cast(App, self.config.app).is_stopping = True
         await self._accept_pending()
         await super().shutdown(sockets)
         await self.admin.close()
