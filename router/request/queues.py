@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
     AdmissionQueue,
@@ -179,9 +181,12 @@ class ModelQueue:
                 self._queue.leave(one)
                 self._tickets.pop(one.number).settle(error)
                 return 0.0
-            sent_or_closed = self._queue.try_send(one, self._candidates(context, decision.candidates, now_s), now_s)
+            candidates = self._candidates(context, decision.candidates, now_s)
+            sent_or_closed = self._queue.try_send(one, candidates, now_s)
             if isinstance(sent_or_closed, QueueCandidate):
-                self._decisions.redecided(context, scene, sent_or_closed.first_in(decision))
+                others = list(decision.candidates)
+                first = others.pop(candidates.index(sent_or_closed))
+                self._decisions.redecided(context, scene, replace(decision, candidates=(first, *others)))
                 self._tickets.pop(one.number).settle(None)
                 return 0.0
             soonest_ms = min(soonest_ms, sent_or_closed.wait_ms)

@@ -127,9 +127,8 @@ class OpenAiEdge(HttpEdge):
     def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
         if counted:
             self.in_flight.give_back(received.owner, 1)
-        if received.arriving is not None:
-            self._endings.has_arrived(received.arriving)
-            received.arriving = None
+        self._endings.has_arrived(received.arriving)
+        received.arriving = None
         received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def serve(self, client: AnyExchange) -> None:
@@ -172,8 +171,7 @@ class OpenAiEdge(HttpEdge):
         try:
             model = model_in_query(received.target)
             context = self.admit(received, request_id, model=model)
-            if received.arriving is not None:
-                self._endings.has_arrived(received.arriving)
+            self._endings.has_arrived(received.arriving)
             await self._forwarder.forward_websocket(context, client)
         except Exception as error:
             if not isinstance(error, RouterError):
