@@ -73,13 +73,6 @@ class GatewayTerms(NamedTuple):
     trusts_test_header: bool = False
 
 
-def modes_of(message: Any) -> Modes:
-    """The modes of a stream, from its first message. Envoy below 1.32 does not send them."""
-    if not message.HasField("protocol_config"):
-        return Modes()
-    return Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
-
-
 def unsupported(modes: Modes, *, answers: bool) -> str:
     """Why the picker cannot serve a filter with these modes; "" if it can. `answers`: by itself."""
     if answers and modes.request != FULL_DUPLEX_STREAMED:
@@ -157,7 +150,8 @@ class GatewayExchange:
         first = await self.read()
         if first is None:
             return
-        self.modes = modes_of(first)
+        if first.HasField("protocol_config"):  # Envoy below 1.32 does not send it
+            self.modes = Modes(first.protocol_config.request_body_mode, first.protocol_config.response_body_mode)
         if why := unsupported(self.modes, answers=self.answers):
             log.warning("refused a gateway", why=why)
             await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
