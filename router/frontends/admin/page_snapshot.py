@@ -83,24 +83,6 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """None: its load was never scraped."""
 
 
-class DecisionRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One recent decision. A row without a result is still being served."""
-
-    id: str
-    at_s: float
-    model: str
-    pod: str
-    policy: str
-    workload: str = ""
-    reason: str = ""
-    result: str = ""
-    expected_ms: float = 0.0
-    ttft_ms: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    failures: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class PageFacts:
     """What the page shows of the configuration. `price`: of one GPU for one hour; `stale_files` may block."""
@@ -289,25 +271,27 @@ class PageSource:
                 }
 
 
-def decision_row(kept: RecordedDecision) -> DecisionRow:
-    """A decision in a line: the candidate that served, or the best one while nothing has."""
+def decision_row(kept: RecordedDecision) -> dict[str, Any]:
+    """A decision in a line: the candidate that served, or the best one while nothing has. A row without a result is
+    still being served."""
     ended, facts = kept.outcome, kept.scene
     chosen = (ended.served if ended else None) or kept.candidates[0]
-    return DecisionRow(
-        id=facts.request_id,
-        at_s=kept.at_s,
-        model=_short(facts.model),
-        pod=_short(str(choice_of(chosen.plan))),
-        policy=_short(kept.policy.name),
-        workload=_short(facts.workload),
-        reason=_short(kept.reason),
-        result=_short(ended.result) if ended else "",
-        expected_ms=expected_ttft_ms(chosen.cost),
-        ttft_ms=ended.ttft_ms if ended else None,
-        prompt_tokens=facts.prompt_tokens or 0,
-        cached_tokens=ended.cached_tokens if ended else None,
-        failures=len(ended.failures) if ended else 0,
-    )
+    row = {
+        "id": facts.request_id,
+        "at_s": kept.at_s,
+        "model": _short(facts.model),
+        "pod": _short(str(choice_of(chosen.plan))),
+        "policy": _short(kept.policy.name),
+        "workload": _short(facts.workload),
+        "reason": _short(kept.reason),
+        "result": _short(ended.result) if ended else "",
+        "expected_ms": expected_ttft_ms(chosen.cost),
+        "ttft_ms": ended.ttft_ms if ended else None,
+        "prompt_tokens": facts.prompt_tokens or 0,
+        "cached_tokens": ended.cached_tokens if ended else None,
+        "failures": len(ended.failures) if ended else 0,
+    }
+    return {name: value for name, value in row.items() if value not in (None, "")}
 
 
 def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> MetricRows:

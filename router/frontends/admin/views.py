@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
@@ -21,10 +19,8 @@ from router.observe.exposition import TextFormat
 from router.observe.fast_metrics import Labels
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
-from router.observe.receipts import RecordedDecision, explained
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
-from router.policy.term import Picker
 from router.stores.prefix_store import LocalStore
 from router.types import Matching, Pod, PodId, PodState
 
@@ -83,15 +79,13 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
             "percent": policy.percent,
             "filters": {name: one.model_dump() for name, one in policy.filters},
             "costs": {name: term.model_dump() for name, term in policy.costs},
-            "picker": _named(policy.picker),
+            "picker": {
+                name: policy.picker.model_dump() for name, kind in PICKERS.items() if isinstance(policy.picker, kind)
+            },
         }
         for policy in current.active
     ]
     return {"version": current.version, "error": feed.error or None, "active": active}
-
-
-def _named(picker: Picker) -> dict[str, Any]:
-    return {name: picker.model_dump() for name, kind in PICKERS.items() if isinstance(picker, kind)}
 
 
 def describe_readiness(
@@ -106,10 +100,6 @@ def describe_readiness(
         "pods": {state: states.count(state) for state in set(states)},
         "policies": {"version": version} | ({"error": error} if error else {}),
     } | ({"tenants": {"error": tenants.error}} if tenants and tenants.error else {})
-
-
-def explained_json(kept: RecordedDecision) -> bytes:
-    return msgspec.json.encode(explained(kept))
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,8 @@ class SplitExecutor:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
         attempt = self._begin(tracker, plan)
         prefill = asyncio.ensure_future(self._prefill(attempt))
-        prefill.add_done_callback(_retrieve)
+        # Retrieve its error in any case: after the decode response has begun it does not matter.
+        prefill.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             together = attempt.dialect.order is Order.TOGETHER
             reply = await (self._together if together else self._in_turn)(attempt, prefill)
@@ -333,12 +334,6 @@ def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:
     if not attempt.last:
         raise HandoffFailed(f"pod {response.pod}: status {response.status} to a prefill request")
     return response
-
-
-def _retrieve(prefill: asyncio.Task[WholeReply]) -> None:
-    """Mark the task's exception as retrieved: after the decode response has begun it does not matter."""
-    if not prefill.cancelled():
-        prefill.exception()
 
 
 # --- pulls ---
