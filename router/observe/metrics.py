@@ -231,7 +231,6 @@ class Metrics(Counters):
                 self.by_class.settle(outcome, recorded.scene, recorded.policy)
             if is_read and used is not None:
                 self.by_class.observe_usage(used)
-        self.by_class.tokens.count()
 
     def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
         """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""

@@ -6,16 +6,11 @@
 
 The gaps explain a low hit rate. Available over captured: other costs, such as queues, outweighed the prefix. Captured
 over delivered: evicted meanwhile. Delivered over captured: the index is late.
-
-Prompts are added by `add` and counted together by `count`: at a third of the cost.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from operator import sub
-from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 
@@ -30,12 +25,6 @@ _TIERS = (*(tier.name.lower() for tier in Tier), "peer")
 """The last is for tokens that are pulled from another pod."""
 _STAGES = ("all", "available", "captured", "delivered")
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
-_Group: TypeAlias = tuple[Labels, str, str, str, int, bool]
-"""What prompts that are counted together have in common: labels, tenant, kind of plan, reason of the decision, tokens
-of a block, and whether the engine reported cached tokens."""
-_Row: TypeAlias = tuple[int, BlocksByTier, int, BlocksByTier, int, int]
-"""What is counted of a prompt: its tokens; the longest prefix by tier, and its tokens; the prefix by tier on the chosen
-pod; captured and delivered tokens."""
 
 
 class TokenMetrics:
@@ -53,52 +42,36 @@ class TokenMetrics:
         self._decisions = Counter(r, of_decisions.DECISIONS)
         self._series: dict[Labels, _Series] = {}
         self._tenant_series: dict[str, tuple[Count, ...]] = {}
-        self._waiting: defaultdict[_Group, list[_Row]] = defaultdict(list)
 
     def remove_tenants(self, tenants: Sequence[str]) -> None:
-        self.count()
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
         for tenant in tenants:
             self._tenant_series.pop(tenant, None)
 
     def add(self, ended: Outcome, labels: Labels, tenant: str, scene: RecordedScene) -> None:
         """Add one served prompt; `scene` has its holders. `labels`: model, class and policy. O(holders)."""
-        served, delivered, match = ended.served, ended.cached_tokens, scene.match
+        served, delivered, match, block = ended.served, ended.cached_tokens, scene.match, scene.block_size_tokens
         assert served is not None
         plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING
         if isinstance(plan, Split):
             kind, own = "split", match.get(plan.prefill.id, _NOTHING)
         else:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
-        blocks, block = sum(longest), scene.block_size_tokens
+        blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
-        self._waiting[labels, tenant, kind, reason, block, delivered is not None].append(
-            (ended.prompt_tokens, longest, blocks * block, own, served.cached_tokens, delivered or 0)
-        )
-
-    def count(self) -> None:
-        for group, rows in self._waiting.items():
-            self._count_group(group, rows)
-        self._waiting.clear()
-
-    def _count_group(self, group: _Group, rows: Sequence[_Row]) -> None:
-        labels, tenant, kind, reason, block, is_reported = group
-        tokens, longest, available, own, captured, delivered = zip(*rows, strict=True)
-        series = self._series.get(labels) or self._new_series(labels)
-        stages = sum(tokens), sum(available), sum(captured), sum(delivered)
+        stages = ended.prompt_tokens, blocks * block, served.cached_tokens, delivered or 0
         for count, more in zip(self._tenant_series.get(tenant) or self._new_tenant(tenant), stages, strict=True):
             count.value += more
-        series.prompt.value += stages[0]
-        for tier, blocks in enumerate(map(sum, zip(*longest, strict=True))):
-            series.available[tier].value += blocks * block
-        for held, captured_tokens in zip(own, captured, strict=True):
-            _add(series.captured, held, captured_tokens, block)
-        if is_reported:
-            series.reported.value += stages[0]
-            series.delivered.value += stages[3]
-            series.error.observe_all([*map(abs, map(sub, delivered, captured))])
-        series.depth.observe_all(available)
-        self._decisions.labels(labels[2], kind, reason).value += len(rows)
+        series.prompt.value += ended.prompt_tokens
+        for tier, held in enumerate(longest):
+            series.available[tier].value += held * block
+        _add(series.captured, own, served.cached_tokens, block)
+        if delivered is not None:
+            series.reported.value += ended.prompt_tokens
+            series.delivered.value += delivered
+            series.error.observe(abs(delivered - served.cached_tokens))
+        series.depth.observe(blocks * block)
+        self._decisions.labels(labels[2], kind, reason).value += 1
 
     def _new_series(self, labels: Labels) -> _Series:
         if len(self._series) >= MAX_SERIES:

@@ -47,7 +47,6 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
         ended(prompt_tokens=100, result="client_gone"),
     ):
         metrics.settle(outcome, decided("chat", "acme", prompt_tokens=100), MINE)
-    metrics.tokens.count()
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
     assert value(registry, "warmroute_tenant_prompt_tokens_total", tenant="acme", stage="all") == 200

@@ -42,7 +42,6 @@ class Seen:
         self.metrics.add(ended, (model, *LABELS[1:]), "acme", seen)
 
     def sum(self, name: str, **labels: str) -> float:
-        self.metrics.count()
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         return sum(
             one.value for one in samples if one.name == f"warmroute_{name}" and one.labels.items() >= labels.items()
