@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry
-
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
-from router.observe.fast_metrics import MAX_SERIES, Count, Counter, Histogram, Labels
+from router.observe.exposition import Registry
+from router.observe.fast_metrics import MAX_SERIES, Count, Labels
 from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene
 from router.types import BlocksByTier, Tier
@@ -30,23 +29,20 @@ _NOTHING: BlocksByTier = (0, 0, 0, 0)
 class TokenMetrics:
     """Prompt tokens of served requests, by model, class and policy, and by tenant."""
 
-    def __init__(self, r: CollectorRegistry) -> None:
-        self.prompt = Counter(r, of_requests.PROMPT_TOKENS)
-        self._reported = Counter(r, of_requests.REPORTED_PROMPT_TOKENS)
-        self._available = Counter(r, of_requests.AVAILABLE_TOKENS)
-        self._captured = Counter(r, of_requests.CAPTURED_TOKENS)
-        self._delivered = Counter(r, of_requests.DELIVERED_TOKENS)
-        self._tenants = Counter(r, of_requests.TENANT_TOKENS)
-        self._error = Histogram(r, of_requests.CACHED_ERROR)
-        self._depth = Histogram(r, of_requests.PREFIX_DEPTH)
-        self._decisions = Counter(r, of_decisions.DECISIONS)
+    def __init__(self, r: Registry) -> None:
+        self.prompt = r[of_requests.PROMPT_TOKENS]
+        self._reported = r[of_requests.REPORTED_PROMPT_TOKENS]
+        self._available = r[of_requests.AVAILABLE_TOKENS]
+        self._captured = r[of_requests.CAPTURED_TOKENS]
+        self._delivered = r[of_requests.DELIVERED_TOKENS]
+        self._tenants = r[of_requests.TENANT_TOKENS]
+        self._error = r[of_requests.CACHED_ERROR]
+        self._depth = r[of_requests.PREFIX_DEPTH]
+        self._decisions = r[of_decisions.DECISIONS]
         self._series: dict[Labels, _Series] = {}
-        self._tenant_series: dict[str, tuple[Count, ...]] = {}
 
     def remove_tenants(self, tenants: Sequence[str]) -> None:
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
-        for tenant in tenants:
-            self._tenant_series.pop(tenant, None)
 
     def add(self, ended: Outcome, labels: Labels, tenant: str, scene: RecordedScene) -> None:
         """Add one served prompt; `scene` has its holders. `labels`: model, class and policy. O(holders)."""
@@ -60,8 +56,8 @@ class TokenMetrics:
         blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
         stages = ended.prompt_tokens, blocks * block, served.cached_tokens, delivered or 0
-        for count, more in zip(self._tenant_series.get(tenant) or self._new_tenant(tenant), stages, strict=True):
-            count.value += more
+        for stage, more in zip(_STAGES, stages, strict=True):
+            self._tenants.labels(tenant, stage).value += more
         series.prompt.value += ended.prompt_tokens
         for tier, held in enumerate(longest):
             series.available[tier].value += held * block
@@ -77,10 +73,6 @@ class TokenMetrics:
         if len(self._series) >= MAX_SERIES:
             self._series.clear()
         found = self._series[labels] = _Series(self, labels)
-        return found
-
-    def _new_tenant(self, tenant: str) -> tuple[Count, ...]:
-        found = self._tenant_series[tenant] = tuple(self._tenants.labels(tenant, stage) for stage in _STAGES)
         return found
 
 

@@ -43,6 +43,7 @@ from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_process
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
@@ -184,7 +185,7 @@ class Program:
     def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:
         if self._tenants is None:
             return None
-        on_fetched = self.metrics.identity_providers_failing.set
+        on_fetched = self.metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
         return SigningKeyFeed(self._tenants.current, jwts, self._pools.get_url, on_fetched)
 
     def _build_metrics_page(self) -> MetricsPage:
@@ -303,7 +304,7 @@ class Program:
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
-            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
+            "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }

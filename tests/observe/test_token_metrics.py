@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
+from router.observe.exposition import Registry
 from router.observe.receipts import Outcome
 from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import record
@@ -24,7 +24,7 @@ class Seen:
     """Metrics and their sums."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.metrics = TokenMetrics(self.registry)
 
     def add(
