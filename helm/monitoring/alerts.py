@@ -10,6 +10,7 @@ from typing import Literal
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import FoldedScalarString
 
+from helm.monitoring import process_families as process
 from helm.monitoring.promql import ALERT, EACH_ROUTER, SOON, Expr
 from router import errors
 from router.errors import Overloaded, RouterError
@@ -386,7 +387,7 @@ ALERTS = (
     ),
     Alert(
         name="WarmrouteOpenFiles",
-        expr=EACH_ROUTER.total("max", of_process.OPEN_FDS) / EACH_ROUTER.total("max", of_process.MAX_FDS) > 0.9,
+        expr=EACH_ROUTER.total("max", process.OPEN_FDS) / EACH_ROUTER.total("max", process.MAX_FDS) > 0.9,
         lasts="5m",
         severity="warning",
         summary="Router {{ $labels.pod }} has opened 90 % of the files that it may.",

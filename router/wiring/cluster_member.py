@@ -18,6 +18,7 @@ from router.feeds.cluster_feeds import FactFeed, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.index.cluster import ClusterIndex
+from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
@@ -130,13 +131,14 @@ class ClusterMember:
         }
 
     def observe(self, metrics: Metrics) -> None:
-        metrics.replicas.set(max((feed.replicas for feed in self._facts.values()), default=0))
+        metrics[of_process.REPLICAS].set(max((feed.replicas for feed in self._facts.values()), default=0))
         index = self.store.index
-        metrics.index_age_s.set(self.store.age_s(time.monotonic()))
-        metrics.index_bytes.set(index.masks.bytes)
-        metrics.index_dropped_blocks.set(index.masks.dropped_blocks)
-        metrics.index_reads.set(self._feed.holders_read)
-        metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
+        metrics[of_process.INDEX_AGE_S].set(self.store.age_s(time.monotonic()))
+        metrics[of_process.INDEX_BYTES].set(index.masks.bytes)
+        metrics[of_process.INDEX_DROPPED_BLOCKS].set(index.masks.dropped_blocks)
+        metrics[of_process.INDEX_READS].set(self._feed.holders_read)
+        complete = {(each.generation.model, each.id): each.complete for each in index.holders}
+        metrics[of_process.INDEX_HOLDER_COMPLETE].replace(complete)
 
     async def close(self) -> None:
         await self._connection.close()

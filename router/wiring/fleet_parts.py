@@ -32,6 +32,7 @@ from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -75,7 +76,7 @@ class FleetParts:
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
-        self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
+        self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
         self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from helm.monitoring.metric_catalog import declarations_of
 from router.cli import main
 from router.cli.replay import RecordedChoices
 from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.declared.declaration import MetricKind
-from router.observe.declared.metric_catalog import declarations_of
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review

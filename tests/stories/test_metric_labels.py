@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client.samples import Sample
 
+from helm.monitoring.metric_catalog import DECLARED
 from router import __version__, errors
 from router.admission.meter import Dimension
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
-from router.observe.declared.metric_catalog import DECLARED
 from router.observe.fast_metrics import OTHER
 from router.phases import PHASES
 from router.policy.calibration import class_key

@@ -31,7 +31,7 @@ from router.frontends.admin.page_notices import (
     latest_ratios,
 )
 from router.frontends.admin.views import MetricsPage, kv_events_state
-from router.observe.declared import of_requests
+from router.observe.declared import of_process, of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.receipts import RecordedDecision
@@ -206,7 +206,7 @@ class PageSource:
         self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         reload, statuses = self.policies.last_reload, self.gauges.fleet.snapshot.pods
-        failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
+        failing = sum(child.value for _, child in self.gauges.metrics[of_process.IDENTITY_PROVIDERS_FAILING].items())
         ready = [status.pod for status in statuses if status.state is PodState.READY]
         streams = self.kv_streams
         present = Present(
@@ -241,11 +241,11 @@ class PageSource:
         metrics = self.gauges.metrics
         if self.gauges.observe_cluster:
             self.gauges.observe_cluster(metrics)
-        holders = [child.value for _, child in metrics.index_holder.items()]
+        holders = [child.value for _, child in metrics[of_process.INDEX_HOLDER_COMPLETE].items()]
         return {
             "shared_index": self.gauges.observe_cluster is not None,
-            "index_age_s": sum(child.value for _, child in metrics.index_age_s.items()),
-            "replicas": sum(child.value for _, child in metrics.replicas.items()),
+            "index_age_s": sum(child.value for _, child in metrics[of_process.INDEX_AGE_S].items()),
+            "replicas": sum(child.value for _, child in metrics[of_process.REPLICAS].items()),
             "block_holders": self.gauges.store.block_holders,
             "holders": len(holders),
             "incomplete_holders": holders.count(0.0),
