@@ -77,13 +77,13 @@ class HitTestFeed:
             answers = await self._answers(pod, sent)
         except UpstreamError:
             return is_last
-        if answers is None or self.fleet.same_epoch(pod) is None:
-            return True
         explaining = []
-        for habits in all_habits(rule):
+        for habits in all_habits(rule) if answers is not None else ():
             if expected_hits(rule, habits, prompts) == answers:
                 explaining.append(habits)
             await asyncio.sleep(0)
+        if answers is None or self.fleet.same_epoch(pod) is None:
+            return True
         if explaining:
             self._learn(pod, explaining, sent[0], answers[1])
             log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))

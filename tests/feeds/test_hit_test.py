@@ -29,6 +29,7 @@ from router.types import (
     PromptPrefix,
 )
 from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
+from tests.sim.layered_pool import layered
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -60,7 +61,7 @@ class AnnouncingPod:
     """An engine whose events arrive before its answers, or not at all."""
 
     def __init__(self, store: LocalStore, groups: Sequence[LayerType], habits: CacheHabits, announces: bool) -> None:
-        config = SimPodConfig(speed=LLAMA_8B, kv_groups=groups, habits=habits)
+        config = SimPodConfig(speed=LLAMA_8B, new_pool=layered(groups, habits))
         self.pod, self.store, self.announces = SimPod(config), store, announces
 
     async def post(self, _: Pod, _path: str, body: Mapping[str, Any], _timeout_s: float) -> bytes:
