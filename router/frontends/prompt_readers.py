@@ -28,7 +28,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, OpenedPrompt
+from router.prompt.prompt_stages import FoundPrefix, OpenedPrompt, PendingPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -118,26 +118,12 @@ class LocalPromptReader:
         lookups: FleetLookups | None = None,
         on_mismatch: Callable[[], None] = lambda: None,
     ) -> None:
-        self._fingerprinter = fingerprinter
+        self.fingerprinter = fingerprinter
         self.tokenizer = tokenizer
         self._unread = unread
         self._threads = threads or ReadThreads()
         self._lookups = lookups or FleetLookups()
-        self.pictures = fingerprinter.pictures
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
-
-    def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
-        """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
-        return self._fingerprinter.advice(ours, engine)
-
-    @property
-    def renders_chats(self) -> bool:
-        return self._fingerprinter.renders_chats
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the caches of texts and chats, estimated."""
-        return self._fingerprinter.cache_bytes
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
@@ -145,12 +131,12 @@ class LocalPromptReader:
             return await self._read_tokenized(request)
         if kind is PromptKind.TEXTS:
             return await self._read_texts(request)
-        fingerprinter = self._fingerprinter
+        fingerprinter = self.fingerprinter
         try:
             conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
-            identities = self._lookups.identities(request) if self.pictures is not None else None
+            identities = self._lookups.identities(request) if fingerprinter.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            pending: AnyPendingPrompt | None = None
+            pending: PendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
                 pending = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
@@ -170,7 +156,7 @@ class LocalPromptReader:
         self.check.sample(request, pending, prefix)
         return prefix
 
-    def _is_soon_encoded(self, pending: AnyPendingPrompt) -> bool:
+    def _is_soon_encoded(self, pending: PendingPrompt) -> bool:
         characters, is_fast = pending.cold_characters, self.tokenizer.backend != REFERENCE
         if characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
             return True
@@ -200,7 +186,7 @@ class LocalPromptReader:
                 count = await self._threads.run(size, count_tokens, request.prompt, self._token_counts)
         except Unrenderable:
             return None
-        return PromptPrefix(self._fingerprinter.generation, token_array(()), hash_array(()), count)
+        return PromptPrefix(self.fingerprinter.generation, token_array(()), hash_array(()), count)
 
     def _token_counts(self, texts: Sequence[str]) -> Sequence[int]:
         """The number of tokens of each text, with those that the engine puts around it."""
@@ -214,14 +200,14 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _render_long(self, opened: OpenedPrompt) -> AnyPendingPrompt:
+    async def _render_long(self, opened: OpenedPrompt) -> PendingPrompt:
         request = opened.request
         found = opened.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
         context_tokens = self._lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
-        return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
+        return await self._threads.run(new_bytes, self.fingerprinter.render, opened, context_tokens)
 
 
 def generating_request(request: InferenceRequest) -> InferenceRequest | None:

@@ -195,31 +195,34 @@ class Prompts:
         reader = self.readers.get(model)
         if reader is None:
             return "no tokenizer is configured for the model"
-        if isinstance(reader, LocalPromptReader) and not reader.renders_chats:
+        if isinstance(reader, LocalPromptReader) and not reader.fingerprinter.renders_chats:
             return "its tokenizer has no chat template; set `chat_template` to the engine's"
         return ""
 
     def advice(self, model: str, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why a pod has other tokens of a prompt than the router, and what to do; "" if that is unknown."""
         reader = self.readers.get(model)
-        return reader.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
+        return reader.fingerprinter.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
     def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
         for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
-            pictures = reader.pictures
+            pictures = reader.fingerprinter.pictures
             while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):
                 yield pictures, wanted
 
     def learns_pictures(self, model: str) -> bool:
         """Whether the tokens of this model's pictures may become known later."""
         reader = self.readers.get(model)
-        pictures = reader.pictures if isinstance(reader, LocalPromptReader) else None
+        pictures = reader.fingerprinter.pictures if isinstance(reader, LocalPromptReader) else None
         return pictures is not None and pictures.learnt is not None and not pictures.learnt.gave_up
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
-        readers = self.readers.items()
-        return {model: reader.cache_bytes for model, reader in readers if isinstance(reader, LocalPromptReader)}
+        return {
+            model: reader.fingerprinter.cache_bytes
+            for model, reader in self.readers.items()
+            if isinstance(reader, LocalPromptReader)
+        }
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
