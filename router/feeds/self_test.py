@@ -19,6 +19,7 @@ import structlog
 from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
+from router.feeds.pod_problems import Post
 from router.feeds.probe_bodies import (
     MakeGroups,
     Probe,
@@ -43,10 +44,6 @@ POLL_S = 0.02
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
-
-_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
-"""POST JSON to a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises
-`UpstreamError`."""
 
 Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
 """(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
@@ -172,7 +169,7 @@ class ParityFeed:
 
     fleet: Fleet
     store: LocalStore
-    post: _Post
+    post: Post
     reader: ProbeReader
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming

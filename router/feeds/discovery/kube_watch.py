@@ -92,7 +92,7 @@ class KubeWatch:
         query = {"labelSelector": self.collection.selector, "limit": str(PAGE), "resourceVersion": version}
         pods: list[tuple[KubePod, str]] = []
         for _ in range(MAX_PAGES):
-            page = read_page(await self.api.get(self.collection.path, _given(query)))
+            page = read_page(await self.api.get(self.collection.path, query))
             pods += [self.collection.read(item) async for item in in_turns(page.items)]
             if not page.more:
                 break
@@ -121,7 +121,7 @@ class KubeWatch:
             "timeoutSeconds": f"{length_s:.0f}",
             "resourceVersion": self.table.version,
         }
-        stream = self.api.lines(self.collection.path, _given(query), length_s + LATE_S)
+        stream = self.api.lines(self.collection.path, query, length_s + LATE_S)
         async with aclosing(stream):
             async for lines in stream:
                 seen += len(lines)
@@ -140,7 +140,3 @@ class KubeWatch:
         finally:
             if changed:
                 self.on_change()
-
-
-def _given(query: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in query.items() if value}

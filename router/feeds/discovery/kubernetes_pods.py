@@ -25,7 +25,7 @@ from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.supervise import STEP, cancel_all, supervise
+from router.feeds.supervise import STEP, cancel_all, loop_time_s, supervise
 
 RETRY_S = 30.0
 UNKNOWN = NodePlace()
@@ -169,14 +169,11 @@ class KubernetesSource:
                         await self._changed.wait()
                 self._changed.clear()
                 if any(watch.listed for watch in self._watches):
-                    yield await self._listed()
+                    seen = await self._reader.seen(self._pods())
+                    yield self._presence.update(seen, loop_time_s())
         finally:
             await cancel_all(tasks)
             self._api.close()
-
-    async def _listed(self) -> list[ListedPod]:
-        seen = await self._reader.seen(self._pods())
-        return self._presence.update(seen, asyncio.get_running_loop().time())
 
     def _pods(self) -> list[KubePod]:
         return [pod for watch in self._watches for pod in watch.table.pods.values()]
