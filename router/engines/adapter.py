@@ -24,7 +24,7 @@ from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 MODELS_PATH = "/v1/models"
 MAX_PORT = 65535
 TOKENIZE_PATH = "/tokenize"
-MAX_MODELS = 4096
+MAX_MODELS = 2048
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
 MAX_RANKS = 64
 """Data-parallel ranks of one pod that a pod may report."""
