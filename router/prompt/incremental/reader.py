@@ -66,7 +66,7 @@ class IncrementalReader:
             return None
         if len(messages) > MAX_MESSAGES:
             return None
-        found = short_chats.boundaries(messages[:-1], b"", self._seed ^ salt_seed(salt), short_chats.MAX_NEW_PLAIN)
+        found = short_chats.boundaries(messages[:-1], b"plain", self._seed ^ salt_seed(salt), short_chats.MAX_NEW_PLAIN)
         prefix = self.cache.find(found)
         return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache)
 
