@@ -110,14 +110,9 @@ def _strftime_now(date_format: str) -> str:
     return datetime.now().strftime(date_format)
 
 
-def _chat_environment() -> _ChatEnvironment:
-    environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment
-
-
-_ENVIRONMENT = _chat_environment()
+_ENVIRONMENT = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+_ENVIRONMENT.filters["tojson"] = _tojson
+_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
 
 def parse_template(text: str) -> nodes.Template:

@@ -162,7 +162,8 @@ class SegmentCache:
         kept = self._segments.setdefault(key, segment)
         if kept is segment:
             segment.id = self._next_id
-            segment.size_bytes = _size_bytes(segment)
+            hashes = segment.sealed.hashes if segment.sealed else b""
+            segment.size_bytes = SEGMENT_BYTES + len(segment.tokens) + len(hashes)
             self._next_id += 1
             self.bytes += segment.size_bytes
         return kept.id
@@ -172,11 +173,6 @@ def all_cold(text: str, pieces: list[str]) -> Lookup:
     """A text that was not looked up, or that continues one which ended at a cut and is cached elsewhere: all its pieces
     must be encoded."""
     return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS)
-
-
-def _size_bytes(segment: Segment) -> int:
-    hashes = segment.sealed.hashes if segment.sealed else b""
-    return SEGMENT_BYTES + len(segment.tokens) + len(hashes)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:

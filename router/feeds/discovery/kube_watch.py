@@ -70,7 +70,9 @@ class KubeWatch:
     async def run(self) -> None:
         while True:
             try:
-                pause_s = await self._request()
+                if self._plan.needs_list(loop_time_s(), self.table.version):
+                    await self._list(self._plan.list_version or "")
+                pause_s = await self._watch()
             except KubeApiError as error:
                 verb = "watch" if self._plan.list_version is None else "list"
                 self.status.fail(self.collection.refusal(error, verb))
@@ -81,12 +83,6 @@ class KubeWatch:
                 pause_s = self._plan.failed(0)
             raise_if_cancelled()
             await asyncio.sleep(pause_s)
-
-    async def _request(self) -> float:
-        """List or watch. Returns the pause before the next request, in seconds."""
-        if self._plan.needs_list(loop_time_s(), self.table.version):
-            await self._list(self._plan.list_version or "")
-        return await self._watch()
 
     async def _list(self, version: str) -> None:
         query = {"labelSelector": self.collection.selector, "limit": str(PAGE), "resourceVersion": version}
@@ -112,6 +108,7 @@ class KubeWatch:
         self.status.read()  # the watch that follows may be refused
 
     async def _watch(self) -> float:
+        """Returns the pause before the next request, in seconds."""
         began_s, seen = loop_time_s(), 0
         length_s = random.uniform(*WATCH_S)
         query = {

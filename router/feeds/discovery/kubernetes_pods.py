@@ -66,20 +66,18 @@ class NodePlaces:
                     if error.status in _DENIED:
                         self._explain(error)
                         return
-                    if error.status != 404:
-                        self._asked.set()
-                        await asyncio.sleep(RETRY_S)
-                        break
+                    if error.status == 404:
+                        self._wanted.pop(node, None)
+                        continue
+                    self._asked.set()
+                    await asyncio.sleep(RETRY_S)
+                    break
 
     async def _read(self, node: str) -> None:
         try:
             labels = read_labels(await self._api.get(f"/api/v1/nodes/{quote(node, safe='')}", {}))
         except (msgspec.DecodeError, UnicodeDecodeError):
             labels = {}
-        except KubeApiError as error:
-            if error.status == 404:
-                self._wanted.pop(node, None)
-            raise
         self._places[node] = NodePlace(labels.get(ZONE_LABEL, ""), labels.get(self._entry.rack_label, ""))
         self._wanted.pop(node, None)
         self._on_change()

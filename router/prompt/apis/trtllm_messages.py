@@ -36,7 +36,7 @@ def _variables(fields: anthropic.MessagesFields) -> dict[str, Any]:
 def _messages(fields: anthropic.MessagesFields) -> Iterator[dict[str, Any]]:
     """System messages before the first turn join the system prompt; later ones stay in their places."""
     leading = list(takewhile(lambda message: message.role == "system", fields.messages))
-    system = _system(fields.system) + [text for message in leading for text in _leading(message)]
+    system = _system(fields.system) + [text for message in leading for text in _texts(message.blocks)]
     if system:
         yield {"role": "system", "content": "\n\n".join(system)}
     for message in fields.messages[len(leading) :]:
@@ -53,10 +53,6 @@ def _system(system: str | Sequence[anthropic.Block] | None) -> list[str]:
     if texts and _BILLING.fullmatch(texts[0]):
         texts = texts[1:]
     return [text for text in texts if text]
-
-
-def _leading(message: anthropic.Message) -> list[str]:
-    return [message.content] if isinstance(message.content, str) else _texts(message.content)
 
 
 def _texts(blocks: Iterable[anthropic.Block]) -> list[str]:
