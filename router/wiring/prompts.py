@@ -24,6 +24,7 @@ from router.frontends.prompt_readers import (
     PromptReader,
 )
 from router.frontends.read_threads import ReadThreads
+from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
@@ -218,11 +219,8 @@ class Prompts:
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
-        return {
-            model: reader.fingerprinter.cache_bytes
-            for model, reader in self.readers.items()
-            if isinstance(reader, LocalPromptReader)
-        }
+        local = ((model, one) for model, one in self.readers.items() if isinstance(one, LocalPromptReader))
+        return {model: one.fingerprinter.cache_bytes for model, one in local}
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
@@ -251,7 +249,7 @@ class Prompts:
         )
 
         def report_mismatch() -> None:
-            self._metrics.incremental_mismatches.labels(model.name).inc()
+            self._metrics[of_requests.INCREMENTAL_MISMATCHES].labels(model.name).inc()
             log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
 
         reading = fingerprinter(
@@ -276,7 +274,7 @@ class Prompts:
         """Count a request that is routed without a prefix, and log the first one of each reason."""
         if request.id == NO_CLIENT:
             return
-        counter = self._metrics.unread_prompts.labels(request.model, reason.value)
+        counter = self._metrics[of_requests.UNREAD_PROMPTS].labels(request.model, reason.value)
         if not counter.value:
             log.warning(
                 "prompt routed without prefix matching", model=request.model, reason=reason.value, details=details
