@@ -24,7 +24,7 @@ from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 MODELS_PATH = "/v1/models"
 MAX_PORT = 65535
 TOKENIZE_PATH = "/tokenize"
-MAX_MODELS = 4096
+MAX_MODELS = 2048
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
 MAX_RANKS = 64
 """Data-parallel ranks of one pod that a pod may report."""
@@ -198,15 +198,10 @@ class EngineAdapter:
         return {"model": model, **given} if accepted else None
 
 
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
-
-
 def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:
     """A JSON response as `kind`; None where it is something else, or out of bounds."""
-    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        found: _T = bound.json(response, decoder)
-        return found
+        return bound.json(response, msgspec.json.Decoder(kind))
     except ValueError:
         return None
 

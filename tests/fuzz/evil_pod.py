@@ -180,7 +180,7 @@ PODS = (
     b"m" + _METRICS + _MANY,
     b"m" + _METRICS + REPEATED + (_GAUGE % (b"num_requests_waiting", b"1")) * 40 + REPEATED,
     b"lHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + REPEATED + b"x: y\r\n" * 50 + REPEATED,
-    b'l{"data":[{"id":"demo"}' + REPEATED + b',{"id":"x","parent":"demo"}' * 20 + REPEATED + b"]}",
+    b'l{"data":[{"id":"demo"}' + REPEATED + b',{"id":"x","parent":"demo"}' * 8 + REPEATED + b"]}",
     b"l" + msgspec.json.encode({"data": [{"id": f"model-{number}", "parent": "demo"} for number in range(60)]}),
     b"l" + REPEATED + b"[" * 100 + REPEATED,
     b'v{"version":"' + REPEATED + b"9" * 400 + REPEATED + b'"}',
