@@ -43,14 +43,9 @@ class FairBound:
         self._weight = 0.0
 
     def take(self, owner: str, weight: float, amount: int) -> bool:
-        after, holding = self.used + amount, self._holdings.get(owner)
-        if after > self._free_to and not self.has_room(owner, weight, amount):
+        if self.used + amount > self._free_to and not self.has_room(owner, weight, amount):
             return False
-        if holding is None:
-            self.add(owner, weight, amount)
-        else:
-            self.used = after
-            holding.amount += amount
+        self.add(owner, weight, amount)
         return True
 
     def has_room(self, owner: str, weight: float, amount: int) -> bool:

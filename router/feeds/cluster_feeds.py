@@ -1,4 +1,4 @@
-"""Exchanges data with other replicas over Redis: requests in flight and ids of stored responses."""
+"""Exchanges data with Redis: facts and ids of stored responses with other replicas."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from collections import deque
 from contextlib import suppress
 from itertools import islice
+from typing import Generic
 
 import msgspec
 from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
-from router.fleet.ledger import Ledger
 from router.guards import Bound
 from router.index.stored_responses import StoredResponse
 from router.stores.logged_once import LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedWork
+from router.stores.shared_state import RowT, SharedFact, SharedRows
 
-WORK_INTERVAL_S, RESPONSES_INTERVAL_S = 0.04, 0.02
+RESPONSES_INTERVAL_S = 0.02
 BATCH, MAX_WAITING_RESPONSES = 500, 8192
 RESPONSE_TTL_S = 3600.0
 """Routers find the pod of each other's stored responses for this long."""
@@ -30,35 +30,32 @@ _BOUND = Bound("stored response", 4096, 3)
 SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 
 
-class WorkFeed:
-    """Exchanges the requests in flight: without it, two routers would send to the same idle pod."""
-
-    def __init__(self, rows: SharedWork, ledger: Ledger) -> None:
+class FactFeed(Generic[RowT]):
+    def __init__(self, rows: SharedRows[RowT], fact: SharedFact[RowT]) -> None:
         self._rows = rows
-        self._ledger = ledger
+        self._fact = fact
         self.replicas = 0
         """Number of other replicas with a recent update."""
         self.known = 0
         """The same, but as of the last exchange while Redis is away: the replicas go on sending."""
 
     async def run(self) -> None:
-        backoff = Backoff("requests of other routers", self._rows.nodes)
+        backoff = Backoff(self._fact.name, self._rows.nodes)
         try:
             while True:
                 if await backoff.attempt(self._exchange):
-                    await asyncio.sleep(WORK_INTERVAL_S)
+                    await asyncio.sleep(self._fact.interval_s)
                 else:
                     self.replicas = 0
-                    self._ledger.apply_replicas((), time.monotonic())
+                    self._fact.merge(())
         finally:
             with suppress(RedisError, OSError):  # the row expires by itself
                 await asyncio.shield(self._rows.leave())
 
     async def _exchange(self) -> None:
-        own = {pod: work.without_head() for pod, work in self._ledger.own().items()}
-        others = await self._rows.exchange(own)
+        others = await self._rows.exchange(self._fact.own())
         self.replicas = self.known = len(others)
-        self._ledger.apply_replicas(others.values(), time.monotonic())
+        self._fact.merge(others.values())
 
 
 class SharedResponses:

@@ -186,12 +186,6 @@ def counted_prompt_tokens(context: RequestContext) -> int | None:
     return reported if reported is None or reported <= most else own
 
 
-def result_of_status(status: int) -> str:
-    if status < 400:
-        return "ok"
-    return "pod_refused" if status < 500 else "pod_error"
-
-
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
     if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.has_media:

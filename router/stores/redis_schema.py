@@ -54,8 +54,12 @@ class Keys:
 
     @property
     def routers(self) -> str:
-        """Hash: requests in flight by router replica, with the time of writing; expires."""
-        return f"{self.namespace}:{VERSION}:routers"
+        """Hash: requests in flight by router replica, with the time of writing."""
+        return self.fact("routers")
+
+    def fact(self, name: str) -> str:
+        """Hash: a fact (`wiring/shared_facts.py`) by router replica, with the time of writing; expires."""
+        return f"{self.namespace}:{VERSION}:{name}"
 
     @property
     def quota_members(self) -> str:

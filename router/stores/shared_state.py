@@ -1,13 +1,15 @@
 """State that router replicas share through Redis, besides the index.
 
-`SharedCalibration`: fitted coefficients, one string per model, which stay when a router stops. `SharedWork`: the
-requests in flight of each router. This file exchanges once.
+`SharedCalibration`: fitted coefficients, one string per model, which stay when a router stops. `SharedRows`: the rows
+of all routers of a fact, such as their requests in flight (`wiring/shared_facts.py`). This file exchanges once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Sized
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -18,11 +20,9 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import VERSION as SCHEMA_VERSION
 from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE
-from router.types import InFlight, PodId
 
-Work: TypeAlias = dict[PodId, InFlight]
-"""A router's requests in flight by pod, without what its own clock says."""
-_WORK = msgspec.msgpack.Decoder(dict[str, InFlight])
+RowT = TypeVar("RowT", bound=Sized)
+"""What each router shares of a fact, by pod."""
 
 ROW = Bound("row of a router", 128 * 1024, 10_000)
 """`max_items`: pods in the rows of all routers; to add them up takes four milliseconds."""
@@ -61,36 +61,54 @@ class SharedCalibration:
             self._written = own
 
 
-class SharedWork:
-    """The rows of all routers in Redis: the requests in flight of each. A row is ignored `ttl_s` after its router last
-    wrote it. Methods raise `redis.RedisError`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedFact(Generic[RowT]):
+    """A fact of which each router has its own row, and reads those of the others."""
 
-    def __init__(self, connection: RedisConnection, keys: Keys, router: str, *, ttl_s: float) -> None:
+    name: str
+    """The name of its task, also in the log."""
+    key: str
+    """Name of its hash in Redis, after those of namespace and version."""
+    ttl_s: float
+    """A row is ignored this long after its router last wrote it."""
+    interval_s: float
+    row: type[RowT]
+    """What msgpack decodes. Rows that cannot be decoded are skipped."""
+    own: Callable[[], RowT]
+    merge: Callable[[Collection[RowT]], None]
+    """Called with the rows of the other routers after each exchange, and with none when Redis does not answer."""
+
+
+class SharedRows(Generic[RowT]):
+    """The rows of a fact in Redis. Methods raise `redis.RedisError`."""
+
+    def __init__(self, connection: RedisConnection, keys: Keys, router: str, fact: SharedFact[RowT]) -> None:
         self.nodes = connection.nodes
         self._connection = connection
-        self._key = keys.routers
+        self._key = keys.fact(fact.key)
         self._router = router
-        self._ttl_ms = int(ttl_s * 1000)
+        self._ttl_ms = int(fact.ttl_s * 1000)
         self._skipped = LoggedOnce()
+        self._decoder = msgspec.msgpack.Decoder(fact.row)
 
-    async def exchange(self, own: Work) -> dict[str, Work]:
+    async def exchange(self, own: RowT) -> dict[str, RowT]:
         """Write this router's row; return the others' by router. Unreadable ones are skipped."""
         return await self._exchange(msgspec.msgpack.encode(own))
 
     async def leave(self) -> None:
         await self._exchange(b"")
 
-    async def _exchange(self, own: bytes) -> dict[str, Work]:
+    async def _exchange(self, own: bytes) -> dict[str, RowT]:
         args = (self._router, own, self._ttl_ms, ROW.max_bytes, ALL_ROWS_BYTES)
         flat = await self._connection.script(EXCHANGE, [self._key], args)
-        found: dict[str, Work] = {}
+        found: dict[str, RowT] = {}
         items = 0
         for name, other in zip(flat[::2], flat[1::2], strict=True):
             router = name.decode(errors="replace")
             if other and len(other) > ROW.max_bytes // 8:
                 await asyncio.sleep(0)  # yield to requests
             try:
-                row = ROW.msgpack(other or b"", _WORK)
+                row = ROW.msgpack(other or b"", self._decoder)
                 ROW.check_items(items + len(row))
             except ValueError as error:
                 why = "too large" if other is None else str(error)

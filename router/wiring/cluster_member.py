@@ -1,4 +1,4 @@
-"""Connects a router to the cluster index: the replica store, its feed and the exchanges with other routers.
+"""Connects a router to the cluster index: the replica store, its feed and the exchange of facts.
 
 Used only with `index.redis`.
 """
@@ -9,16 +9,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import SharedResponses, WorkFeed
+from router.feeds.cluster_feeds import FactFeed, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
-from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
+from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
@@ -26,13 +26,11 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedWork
+from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows
 from router.types import Generation
 
 CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
-WORK_TTL_S = 1.0
-"""Requests in flight count this long after their router last wrote them."""
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
@@ -92,7 +90,7 @@ class ReadableGenerations:
 class ClusterMember:
     """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
-    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool], ledger: Ledger) -> None:
+    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool]) -> None:
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
@@ -102,18 +100,23 @@ class ClusterMember:
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
         self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
         self.loaded = self._feed.loaded
-        router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._work = WorkFeed(SharedWork(self._connection, keys, router, ttl_s=WORK_TTL_S), ledger)
+        self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._facts: dict[str, FactFeed[Any]] = {}
         self.responses = SharedResponses(self._connection, keys)
-        self.quota_book = QuotaBook(self._connection, keys, router)
+        self.quota_book = QuotaBook(self._connection, keys, self._router)
         self.nodes = self._connection.nodes
+
+    def share(self, facts: Iterable[SharedFact[Any]]) -> None:
+        """Exchange these facts with the other routers."""
+        for fact in facts:
+            self._facts[fact.name] = FactFeed(SharedRows(self._connection, self._keys, self._router, fact), fact)
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
 
     @property
     def other_routers(self) -> int:
-        return self._work.known
+        return max((feed.known for feed in self._facts.values()), default=0)
 
     @property
     def is_away(self) -> bool:
@@ -124,17 +127,18 @@ class ClusterMember:
         return {
             "index": self._feed.run,
             "stored responses": self.responses.run,
-            "requests of other routers": self._work.run,
+            **{name: feed.run for name, feed in self._facts.items()},
         }
 
     def observe(self, metrics: Metrics) -> None:
-        metrics.replicas.set(self._work.replicas)
+        metrics[of_process.REPLICAS].set(max((feed.replicas for feed in self._facts.values()), default=0))
         index = self.store.index
-        metrics.index_age_s.set(self.store.age_s(time.monotonic()))
-        metrics.index_bytes.set(index.masks.bytes)
-        metrics.index_dropped_blocks.set(index.masks.dropped_blocks)
-        metrics.index_reads.set(self._feed.holders_read)
-        metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
+        metrics[of_process.INDEX_AGE_S].set(self.store.age_s(time.monotonic()))
+        metrics[of_process.INDEX_BYTES].set(index.masks.bytes)
+        metrics[of_process.INDEX_DROPPED_BLOCKS].set(index.masks.dropped_blocks)
+        metrics[of_process.INDEX_READS].set(self._feed.holders_read)
+        complete = {(each.generation.model, each.id): each.complete for each in index.holders}
+        metrics[of_process.INDEX_HOLDER_COMPLETE].replace(complete)
 
     async def close(self) -> None:
         await self._connection.close()

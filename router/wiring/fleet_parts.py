@@ -32,6 +32,7 @@ from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -75,13 +76,17 @@ class FleetParts:
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
-        self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
+        self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
         self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
         self.state = FleetState(
             fleet=fleet, ledger=self.ledger, breaker=self.breaker, store=self.store, calibrator=self.calibrator
         )
+        if self.cluster:
+            from router.wiring.shared_facts import shared_facts  # imports redis
+
+            self.cluster.share(shared_facts(self.state))
         self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
         if shared:
             self.state.stored.on_learn.append(shared.add)
@@ -101,7 +106,7 @@ class FleetParts:
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
         readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, readable, self.ledger)
+        return ClusterMember(self._config.index.redis, readable)
 
     @property
     def feeds(self) -> Feeds:

@@ -15,6 +15,7 @@ from router.frontends.http.websockets import WebSocketTunnels
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.frontends.response_locator import ResponseLocator
 from router.frontends.step_executor import QueueTasks, StepExecutor
+from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
 from router.request.core import Core
 
@@ -28,7 +29,7 @@ def build_steps(
     unlisted: PromptReader | None = None,
 ) -> StepExecutor:
     """What does the work of preparing requests. `next_exchange`: see `StepExecutor`."""
-    queues = QueueTasks(core.queues, metrics.queued.set) if core.queues is not None else None
+    queues = QueueTasks(core.queues, metrics[of_requests.QUEUED].labels().set) if core.queues is not None else None
     return StepExecutor(
         readers=readers,
         unlisted=unlisted or NoPromptReader(lambda *_: None),

@@ -43,6 +43,7 @@ from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_process
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
@@ -139,7 +140,7 @@ class Program:
         jwts = JwtVerifier()
         grants = self._tenants.current if self._tenants else None
         self._gate = AdmissionGate(grants, config.edge.control_paths, jwts)
-        failing = self.metrics.identity_providers_failing.set
+        failing = self.metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
         self._signing_keys = SigningKeyFeed(grants, jwts, self._pools.get_url, failing) if grants else None
         self._metrics_page = self._build_metrics_page()
         self._snapshots = SnapshotStream(self._build_page().snapshot)
@@ -284,7 +285,7 @@ class Program:
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
-            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
+            "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }

@@ -14,7 +14,7 @@ from router.feeds.cluster_feeds import SharedResponses
 from router.policy.calibration import Calibration
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection
-from router.stores.shared_state import SharedWork
+from router.stores.shared_state import SharedRows
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries
 from tests.stores.test_shared_state import (
@@ -23,6 +23,7 @@ from tests.stores.test_shared_state import (
     KEYS,
     PRIOR,
     WORK,
+    Work,
     fitted,
     observe_prompts,
     prefill_ms,
@@ -55,7 +56,7 @@ async def forge_row(connection: RedisConnection, router: str | bytes, row: bytes
     await connection.client.hset(KEYS.routers, router, b"%d %b" % (seconds * 1000 + micros // 1000, row))
 
 
-async def router_two(connection: RedisConnection) -> SharedWork:
+async def router_two(connection: RedisConnection) -> SharedRows[Work]:
     """A second router; the first has shared its work."""
     one, two = rows(connection, "1", "2")
     await one.exchange(WORK)

@@ -24,7 +24,7 @@ from router.stores.index_reader import IndexReader
 from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection, Secret, redis_error_text
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedWork, calibration_key
+from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_process import address_of
 from tests.redis_servers.server import (
@@ -43,6 +43,15 @@ KEYS = Keys("warmroute")
 GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
 FACTS = HolderFacts(url="http://pod:8000")
 BLOCKS = list(range(1, 100))
+FACT = SharedFact(
+    name="",
+    key="routers",
+    ttl_s=1,
+    interval_s=1,
+    row=dict[str, InFlight],
+    own=dict[str, InFlight],
+    merge=lambda rows: None,
+)
 SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
 
@@ -91,7 +100,7 @@ async def publish_and_read(
 
 async def share_everything(router: RedisConnection) -> None:
     """What routers share."""
-    assert await SharedWork(router, KEYS, "router", ttl_s=1).exchange({"a": InFlight()}) == {}
+    assert await SharedRows(router, KEYS, "router", FACT).exchange({"a": InFlight()}) == {}
     await SharedCalibration(router, KEYS, "org/model", ttl_s=60).exchange(Calibration())
     responses = SharedResponses(router, KEYS)
     responses.add(StoredResponse("r", "a", "m", 0.0))

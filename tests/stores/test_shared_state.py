@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 from msgspec import structs
 
-from router.feeds.cluster_feeds import WorkFeed
+from router.feeds.cluster_feeds import FactFeed
+from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation
+from router.request.fleet_state import FleetState
+from router.sim.virtual.router_view import Unrecorded
+from router.stores.prefix_store import LocalStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedWork, calibration_key
-from router.types import InFlight, PodSpeed
+from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
+from router.types import InFlight, Links, PodSpeed
+from router.wiring.shared_facts import shared_facts
 from tests.policy.scenes import make_pod
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
@@ -28,6 +37,7 @@ KEY = calibration_key(KEYS, "org/model")
 PRIOR = PodSpeed(10.0, 0.05, 1e-6)
 
 
+Work: TypeAlias = dict[str, InFlight]
 POD = make_pod()
 WORK = {"a": InFlight(2, 1, 300, 41.5, 900), "b": InFlight(1, 0, 0, 0.0, 10)}
 
@@ -130,14 +140,27 @@ def test_the_key_contains_model_and_version() -> None:
     assert KEY == "state:1:calibration:2:org/model"
 
 
-def rows(connection: RedisConnection, *routers: str, ttl_s: float = 60) -> list[SharedWork]:
+def work_of(ledger: Ledger | None = None, ttl_s: float = 60) -> SharedFact[Work]:
+    """Requests in flight of a router with this ledger."""
+    found = ledger or Ledger()
+    state = FleetState(
+        fleet=Fleet(),
+        ledger=found,
+        breaker=Breaker(Fleet(), EjectionRules()),
+        store=LocalStore(),
+        calibrator=Calibrator(Calibration(), Unrecorded(), Links()),
+    )
+    return replace(shared_facts(state)[0], ttl_s=ttl_s)
+
+
+def rows(connection: RedisConnection, *routers: str, ttl_s: float = 60) -> list[SharedRows[Work]]:
     """One for each router."""
-    return [SharedWork(connection, KEYS, router, ttl_s=ttl_s) for router in routers]
+    return [SharedRows(connection, KEYS, router, work_of(ttl_s=ttl_s)) for router in routers]
 
 
 def shared_fields(ledger: Ledger) -> dict[str, InFlight]:
     """Requests in flight as other routers read them."""
-    return {pod: structs.replace(work, head_ms=0.0, head_since_s=0.0) for pod, work in ledger.own().items()}
+    return work_of(ledger).own()
 
 
 async def test_a_router_sees_the_others_and_not_itself(connection: RedisConnection) -> None:
@@ -154,18 +177,10 @@ async def test_fields_by_the_routers_own_clock_are_not_shared(connection: RedisC
     ledger = Ledger()
     ledger.book(POD, 1000, 600, 77.0)
     one, two = rows(connection, "1", "2")
-    task = asyncio.create_task(WorkFeed(one, ledger).run())
-    found: list[dict[str, InFlight]] = []
-
-    async def is_shared() -> bool:
-        found[:] = (await two.exchange({})).values()
-        return bool(found)
-
-    await until(is_shared)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await one.exchange(work_of(ledger).own())
+    (found,) = (await two.exchange({})).values()
     assert ledger.own()["a"].head_ms > 0.0
-    assert found == [shared_fields(ledger)]
+    assert found == {"a": structs.replace(ledger.own()["a"], head_ms=0.0, head_since_s=0.0)}
 
 
 async def test_leaving_removes_the_row(connection: RedisConnection) -> None:
@@ -208,7 +223,7 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
     connections = [RedisConnection(address_of(server.url), timeout_s=1) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
-        WorkFeed(SharedWork(connection, KEYS, name, ttl_s=60), ledger)
+        FactFeed(SharedRows(connection, KEYS, name, work_of(ledger)), work_of(ledger))
         for connection, name, ledger in zip(connections, "12", ledgers, strict=True)
     ]
     tasks = [asyncio.create_task(feed.run()) for feed in feeds]

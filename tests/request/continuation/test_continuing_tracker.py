@@ -64,7 +64,9 @@ class Fleet:
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
-        self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
+        self.tracker = ContinuingTracker(
+            context, self.core.state, rules, counters, options=options, decide_again=self._decide_again
+        )
         self.core.core.requests.endings.begin()
         self.begin(self.tracker.first(0.0))
 
