@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,7 +19,7 @@ from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, habits_of, probe_prompts
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, all_habits, expected_hits, probe_prompts
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust
 
@@ -70,28 +70,39 @@ class HitTestFeed:
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
+        sent = list(_tokens_of(prompts))
         try:
-            answers = await self._answers(pod, prompts)
+            answers = await self._answers(pod, sent)
         except UpstreamError:
             return is_last
+        explaining = []
+        for habits in all_habits(rule) if answers is not None else ():
+            if expected_hits(rule, habits, prompts) == answers:
+                explaining.append(habits)
+            await asyncio.sleep(0)
         if answers is None or self.fleet.same_epoch(pod) is None:
             return True
-        habits = habits_of(rule, prompts, answers)
-        if habits is not None or is_last:
-            self._learn(pod, habits, answers)
-        return habits is not None or is_last
-
-    def _learn(self, pod: Pod, habits: CacheHabits | None, answers: Sequence[int]) -> None:
-        self.store.learn(pod.id, habits)
-        if habits is None:
-            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
-        else:
+        if explaining:
+            self._learn(pod, explaining, sent[0], answers[1])
             log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
+        elif is_last:
+            self.store.learn(pod.id, None)
+            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
+        return bool(explaining) or is_last
 
-    async def _answers(self, pod: Pod, prompts: Sequence[ProbePrompt]) -> Sequence[int] | None:
+    def _learn(self, pod: Pod, explaining: Sequence[CacheHabits], prompt: Sequence[int], hit: int) -> None:
+        """Learn the first of the habits under which the announced blocks give the hit of the prompt; the first of all
+        where they have not arrived."""
+        for habits in (*explaining, explaining[0]):
+            self.store.learn(pod.id, habits)
+            full_tokens, hit_tokens = self.store.full_and_hit_tokens(pod.id, prompt)
+            if not full_tokens or hit_tokens == hit:
+                return
+
+    async def _answers(self, pod: Pod, prompts: Iterable[Sequence[int]]) -> Sequence[int] | None:
         """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
         answers = []
-        for tokens in _tokens_of(prompts):
+        for tokens in prompts:
             body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
             answer = await self.post(pod, Endpoint.COMPLETIONS.value, body, self.timing.answer_timeout_s)
             if (cached := cached_token_count(answer)) is None:
