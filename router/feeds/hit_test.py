@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import structlog
 
 from router.engines.adapter import cached_token_count
 from router.errors import UpstreamError
+from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
@@ -30,8 +30,6 @@ MAX_KV_USAGE = 0.5
 _TOKENS = 50
 """Different tokens that a prompt adds. Those of another are different ones, and all are in every vocabulary."""
 
-_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
-
 log = structlog.get_logger()
 
 
@@ -41,7 +39,7 @@ class HitTestFeed:
 
     fleet: Fleet
     store: LocalStore
-    post: _Post
+    post: Post
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
 
