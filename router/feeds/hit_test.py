@@ -19,7 +19,7 @@ from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, all_habits, expected_hits, probe_prompts
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust
 
@@ -75,12 +75,10 @@ class HitTestFeed:
             answers = await self._answers(pod, sent)
         except UpstreamError:
             return is_last
-        explaining = []
-        for habits in all_habits(rule) if answers is not None else ():
-            if expected_hits(rule, habits, prompts) == answers:
-                explaining.append(habits)
-            await asyncio.sleep(0)
-        if answers is None or self.fleet.same_epoch(pod) is None:
+        if answers is None:
+            return True
+        explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)
+        if self.fleet.same_epoch(pod) is None:
             return True
         if explaining:
             self._learn(pod, explaining, sent[0], answers[1])

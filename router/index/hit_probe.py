@@ -97,9 +97,14 @@ def probe_prompts(rule: HitRule) -> Sequence[ProbePrompt]:
     return ProbePrompt(whole, whole), ProbePrompt(whole, whole), cut, other, other
 
 
-def all_habits(rule: HitRule) -> Iterator[CacheHabits]:
-    """Those of engines with these layers. Some have the same answers, but differ in what windows keep: one that needs
-    the block behind a hit keeps it."""
+def explaining_habits(rule: HitRule, prompts: Sequence[ProbePrompt], answers: Sequence[int]) -> list[CacheHabits]:
+    """The habits that explain these cached tokens. Takes up to 100 ms. Some have the same answers, but differ in what
+    windows keep: one that needs the block behind a hit keeps it."""
+    return [one for one in _all_habits(rule) if expected_hits(rule, one, prompts) == [*answers]]
+
+
+def _all_habits(rule: HitRule) -> Iterator[CacheHabits]:
+    """Those of engines with these layers."""
     for habits in _HABITS:
         yield habits
         for layer in range(len(rule.types)) if habits.drops_block and len(rule.types) > 1 else ():

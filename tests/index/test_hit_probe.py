@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
-from router.index.hit_probe import CacheHabits, ProbePrompt, all_habits, expected_hits, probe_prompts
+from router.index.hit_probe import CacheHabits, expected_hits, explaining_habits, probe_prompts
 from router.index.layers import HitRule
 from router.kv_events import AttentionKind, LayerType
 
@@ -22,10 +20,6 @@ ONE, WINDOWS, STATES, ALONE = (
 )
 DROPS, DENSE, AHEAD = CacheHabits(drops_block=True), CacheHabits(is_dense=True), CacheHabits(looks_ahead=True)
 MTP_IN_FULL, MTP_IN_WINDOWS = (CacheHabits(drops_block=True, drafter_layer=layer) for layer in (0, 1))
-
-
-def explaining(rule: HitRule, prompts: Sequence[ProbePrompt], answers: Sequence[int]) -> list[CacheHabits]:
-    return [one for one in all_habits(rule) if expected_hits(rule, one, prompts) == [*answers]]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +52,18 @@ def test_the_answers_show_what_an_engine_does(rule: HitRule, habits: CacheHabits
     prompts = probe_prompts(rule)
     answers = expected_hits(rule, habits, prompts)
     alike = (rule is ONE and habits is DENSE) or (rule is ALONE and habits is AHEAD)
-    assert explaining(rule, prompts, answers)[0] == (CacheHabits() if alike else habits)
+    assert explaining_habits(rule, prompts, answers)[0] == (CacheHabits() if alike else habits)
 
 
 def test_the_answers_do_not_show_whether_windows_need_the_dropped_block() -> None:
     prompts = probe_prompts(WINDOWS)
     for habits, explained_by in ((DROPS, [DROPS, MTP_IN_FULL]), (MTP_IN_WINDOWS, [MTP_IN_WINDOWS])):
-        assert explaining(WINDOWS, prompts, expected_hits(WINDOWS, habits, prompts)) == explained_by
+        assert explaining_habits(WINDOWS, prompts, expected_hits(WINDOWS, habits, prompts)) == explained_by
 
 
 @pytest.mark.parametrize("answers", [[0, 0, 0, 0, 0], [16, 240, 192, 160, 160], [0, 240, 0, 16, 160]])
 def test_answers_of_no_rule_are_not_explained(answers: list[int]) -> None:
-    assert explaining(WINDOWS, probe_prompts(WINDOWS), answers) == []
+    assert explaining_habits(WINDOWS, probe_prompts(WINDOWS), answers) == []
 
 
 def test_a_long_window_is_told_from_dense_with_longer_prompts() -> None:
