@@ -32,6 +32,9 @@ from router.types import BlockChange, BlockHash, BlocksByTier, PodId
 
 MAX_STALE_DISPATCHES = 1024
 """A pod's queue is cleaned when it is longer than twice the pod's runs plus this number."""
+UNTIL_EVENTS_S = 3.0
+"""Events of a prompt arrive before its first token, through Redis within a second. If they do not name a checkpoint
+until then, the pod has not kept it: it may have had the whole prompt, or have larger blocks."""
 _CONFIRMED = sys.float_info.max
 """Until then at most, a confirmed prediction counts."""
 
@@ -161,7 +164,7 @@ class PredictedIndex:
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
         dispatched.ttl_s = ttl_s
         if capacity_blocks is None:
-            prediction.until_s = now_s + ttl_s
+            prediction.until_s = now_s + (min(ttl_s, UNTIL_EVENTS_S) if prediction.ends else ttl_s)
             heappush(self._deadlines, (prediction.until_s, pod, prediction.hashes[-1]))
             return True
         queue.append(_Dispatch(number, now_s, run))

@@ -143,9 +143,9 @@ def of_tokens(*tokens: int) -> PromptPrefix:
 
 
 def test_a_pod_with_windows_keeps_the_end_of_a_prompt_that_it_computes(store: LocalStore) -> None:
-    """It counts from the dispatch until `ttl_s` after its first token; its other blocks never do."""
+    """It counts from the dispatch until the pod's events have had time to arrive; its other blocks never do."""
     with_window(store, 0)
-    prediction = store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None)
+    prediction = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
     assert store.match(prompt(), 1.0).held_blocks("a") == 2
     assert store.match(of_tokens(*TOKENS, 7, 8), 1.0).held_blocks("a") == 2
     assert store.match(of_tokens(*TOKENS[:4]), 1.0).held_blocks("a") == 0
@@ -169,12 +169,12 @@ def test_the_second_of_a_shared_prefix_keeps_its_end(store: LocalStore, announce
 
 def test_a_prompt_that_was_not_computed_keeps_nothing(store: LocalStore) -> None:
     with_window(store, 0)
-    computed, failed = (store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None) for _ in range(2))
+    computed, failed = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
     store.confirm(computed, 0.0)
     store.withdraw(failed)
     assert store.match(prompt(), 1.0).held_blocks("a") == 2
     store.match(prompt(), 4.0)
-    late = store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None)
+    late = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
     store.forget("a")
     store.withdraw(late)
     assert len(store.predicted.checkpoints) == 0
@@ -183,7 +183,7 @@ def test_a_prompt_that_was_not_computed_keeps_nothing(store: LocalStore) -> None
 @pytest.mark.parametrize("order", ["confirmed last", "withdrawn last"])
 def test_a_checkpoint_of_several_prompts_is_dropped_with_the_last(store: LocalStore, order: str) -> None:
     with_window(store, 0)
-    one, other = (store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None) for _ in range(2))
+    one, other = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
     store.confirm(one, 0.0)
     assert store.match(prompt(), 10.0).held_blocks("a") == 2
     if order == "confirmed last":
