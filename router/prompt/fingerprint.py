@@ -123,7 +123,7 @@ class Fingerprinter:
         found = None
         if self.incremental is not None and request.endpoint.api.prompt is PromptKind.CHAT:
             found = self.incremental.find(request.prompt, request.salt)
-            if found is not None and conversion is not None and not self._made(conversion).reads_plain(found.messages):
+            if found is not None and conversion is not None and not self.made(conversion).reads_plain(found.messages):
                 found = None
         if self.incremental is not None and found is None:
             found = self.incremental.find_chat(request, conversion)
@@ -301,7 +301,7 @@ class Fingerprinter:
             if kind.in_harmony is None:
                 raise Unrenderable(UnreadReason.NOT_CONVERTED, "this engine does not render Harmony as vLLM does")
             kind = kind.in_harmony
-        conversion = self._made(kind)
+        conversion = self.made(kind)
         try:
             chat, identities = conversion.template_body(request.prompt), _unchanged(request.prompt, identities)
             return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
@@ -310,7 +310,7 @@ class Fingerprinter:
                 raise
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
-    def _made(self, kind: type[Conversion]) -> Conversion:
+    def made(self, kind: type[Conversion]) -> Conversion:
         return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
 
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:

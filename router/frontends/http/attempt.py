@@ -16,6 +16,7 @@ from router.decision import Candidate, Split
 from router.errors import UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
+from router.frontends.http.replies import message_error
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.later_pods import CHECK_S, MovePace
@@ -137,6 +138,8 @@ class Attempts:
             else:
                 reply = await self._open(tracker, candidate)
             try:
+                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.writes_message:
+                    reply = await message_error(reply)
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
@@ -173,4 +176,4 @@ class Attempts:
         body = tracker.body
         if not context.repeatable:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
-        return self._sender.send(context.inbound, plan.pod, body)
+        return self._sender.send(tracker.inbound, plan.pod, body)

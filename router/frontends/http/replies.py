@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.frontends.http.connection import Ready, Sink
-from router.frontends.http.relay import AnyReply, is_stream
+from router.frontends.http.relay import AnyReply, is_stream, read_all
 from router.guards import Bound
 from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
@@ -18,6 +19,19 @@ from router.types import Endpoint, PodId
 _ONE_TOKEN = Bound("response of one token", 1024 * 1024, 20_000)
 _ANY = msgspec.json.Decoder()
 _DONE = b"data: [DONE]\n\n"
+
+
+class _Error(msgspec.Struct):
+    type: str = "api_error"
+    message: str = ""
+
+
+class _Failed(msgspec.Struct):
+    error: _Error
+
+
+_ERROR = Bound("error", 64 * 1024)
+_FAILED = msgspec.json.Decoder(_Failed)
 
 
 class _ReadReply:
@@ -73,6 +87,18 @@ class DecodeReply(_ReadReply):
         """Close the decode response, and the prefill request with it."""
         self._reply.close()
         self._closed()
+
+
+async def message_error(reply: AnyReply) -> WholeReply:
+    """The error of a chat as `/v1/messages` of vLLM has it. Raises `UpstreamError`."""
+    body = await read_all(reply)
+    try:
+        error = _ERROR.json(body, _FAILED).error
+    except ValueError:
+        error = _Error(message=HTTPStatus(reply.status).phrase)
+    headers = [(name, value) for name, value in reply.headers if name != b"content-length"]
+    made = msgspec.json.encode({"type": "error", "error": error})
+    return WholeReply(reply.pod, reply.status, headers, made)
 
 
 class _UsageOptions(msgspec.Struct):

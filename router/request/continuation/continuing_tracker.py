@@ -17,17 +17,18 @@ from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
+from router.request.continuation.asked import Asked, asked_of, takes_ids
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.later_pods import MOVED, move_ms, other_pod, refused_by
+from router.request.continuation.later_pods import MOVED, move_ms, other_pod
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
-from router.request.continuation.terms import REPEATED, terms_of
+from router.request.continuation.terms import REPEATED
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList
+from router.request.inbound import HeaderList, Inbound
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
 
@@ -44,6 +45,7 @@ class ContinuingTracker(Tracker):
     """`decide_again` returns a new decision about the request. Raises `RouterError`."""
 
     __slots__ = (
+        "_asked",
         "_asks_ids",
         "_body",
         "_cause",
@@ -58,12 +60,10 @@ class ContinuingTracker(Tracker):
         "_made",
         "_moves",
         "_options",
-        "_owned_body",
         "_pieces",
         "_reader",
         "_refusal",
         "_stays",
-        "_terms",
         "_words",
         "is_called",
         "planned",
@@ -79,12 +79,10 @@ class ContinuingTracker(Tracker):
         decide_again: Callable[[RequestContext, float], RouteDecision],
     ) -> None:
         super().__init__(context, state, rules, counters)
-        request, prompt = context.request, context.prompt
+        request = context.request
         self._options, self._decide_again = options, decide_again
-        self._owned_body = self._body = request.body
-        has_media, policy = prompt is not None and prompt.has_media, context.policy
-        holds_calls = policy is not None and policy.hold_tool_calls
-        self._terms = terms_of(request.endpoint, request.body, has_media=has_media, holds_calls=holds_calls)
+        self._asked = Asked(request.endpoint, context.inbound, request.body)
+        self._body = request.body
         self._words = None if request.adapter else options.words_of(request.model)
         self._reader: PodStream | None = None
         self._refusal = ""
@@ -105,6 +103,15 @@ class ContinuingTracker(Tracker):
         return self._body
 
     @property
+    def inbound(self) -> Inbound:
+        return self._asked.inbound
+
+    @property
+    def writes_message(self) -> bool:
+        """Whether the pod of this attempt is asked for a chat, of which the client gets a message."""
+        return self._asked.message is not None
+
+    @property
     def joins(self) -> bool:
         """Whether the stream is recorded, so that another pod may continue it."""
         return self._reader is not None
@@ -123,15 +130,10 @@ class ContinuingTracker(Tracker):
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self._refusal = refused_by(self.context, candidate, self._terms)
-            is_proven = self.context.request.endpoint in candidate.pod.continues
-            self._asks_ids = is_proven and not self._refusal and self._words is not None
-            can_repeat = not self._terms.no_replay
-            if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
-                self._refusal = self._terms.no_ids if self._asks_ids else "engine"
+            self._asked, self._refusal = asked_of(self.context, candidate, self._words)
+            self._asks_ids = not self._refusal and takes_ids(candidate.pod, self._asked.endpoint, self._words)
             self._reader = None if self._refusal else self._reads()
-            self._asks_ids &= self._reader is not None
-            self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
+            self._body = first_body(self._asked.body, self._asked.terms) if self._asks_ids else self._asked.body
         return super().begin(candidate, now_s)
 
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
@@ -139,6 +141,8 @@ class ContinuingTracker(Tracker):
             super().head(pod, status, now_s, is_stream=is_stream)
             if status >= 400 or not is_stream:
                 self._reader, self._refusal = None, "not a stream"
+                if self.writes_message and status < 400:
+                    raise UpstreamBroken(f"pod {pod}: status {status} without a stream", pod=pod)
         elif status != 200 or not is_stream:
             raise UpstreamBroken(f"pod {pod}: status {status} for the rest of a stream", pod=pod, status=status)
         else:
@@ -153,7 +157,7 @@ class ContinuingTracker(Tracker):
             shown = super().piece(piece, now_s)
             self._drop_body()
             return shown
-        shown = reader.feed(piece)
+        shown = self._shown(reader, reader.feed(piece))
         self._last_s = now_s
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
@@ -166,6 +170,17 @@ class ContinuingTracker(Tracker):
         if self.has_sent:
             self._stepped(now_s)
         return b""
+
+    def _shown(self, reader: PodStream, events: bytes) -> bytes:
+        """What the client gets of events: those of its message."""
+        if self._asked.message is None or not events:
+            return events
+        try:
+            return self._asked.message.feed(events)
+        except ValueError:
+            reader.fault = "unreadable event"
+            reader.record.forget("unreadable")
+            return b""
 
     @property
     def is_whole(self) -> bool:
@@ -207,7 +222,7 @@ class ContinuingTracker(Tracker):
 
     def move_ms(self) -> float | None:
         """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
-        takes_ids = self._reader is not None and self._asks_ids and not self._terms.no_ids
+        takes_ids = self._reader is not None and self._asks_ids and not self._asked.terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
@@ -247,7 +262,7 @@ class ContinuingTracker(Tracker):
                 return following
             found = following
         if isinstance(found, Finish):
-            self._made = found.events
+            self._made = self._shown(reader, found.events)
             self._counters.continued("finish", cause, "joined")
         else:
             self._counters.continued("none", cause, found.reason)
@@ -275,12 +290,13 @@ class ContinuingTracker(Tracker):
     def end(self, now_s: float) -> None:
         super().end(now_s)
         self._count("failed")
-        self._reader, self._body, self._owned_body = None, b"", b""
+        self._reader = None
+        self._asked.body = self._body = b""
 
     def headers(self) -> HeaderList:
         headers = super().headers()
         if self._rules.route_headers:
-            announced = f"no; reason={self._refusal}" if self._refusal else self._terms.announced
+            announced = f"no; reason={self._refusal}" if self._refusal else self._asked.terms.announced
             headers.append((b"x-warmroute-continuable", announced.encode()))
         return headers
 
@@ -296,24 +312,25 @@ class ContinuingTracker(Tracker):
         return found or self._planning(reader)()
 
     def _planning(self, reader: PodStream) -> Callable[[], StreamPlan]:
-        return partial(plan, self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+        return partial(plan, self._asked.terms, reader.current, self._asked.body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""
         if said.is_finished:
             return Finish(MESSAGE_STOP)
-        body, response_id = self._owned_body, self.context.reader.response_id
+        body, response_id = self._asked.body, self.context.reader.response_id
         if response_id:
             body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
         return Continue(method="replay", body=body, prompt=[])
 
     def _reads(self, before: PodStream | None = None, found: Continue | None = None) -> PodStream:
         """What reads the stream of the first pod, or of one that goes on as `found` after another one."""
-        if self.context.request.endpoint in REPEATED:
-            return RepeatedStream(self._terms, before.said if isinstance(before, RepeatedStream) else SaidEvents())
+        if self._asked.endpoint in REPEATED:
+            said = before.said if isinstance(before, RepeatedStream) else SaidEvents()
+            return RepeatedStream(self._asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
-            return Recorder(self._terms, asks_ids=self._asks_ids)  # the client has only comments
-        return Joiner(self._terms, before.current, found, self._words)
+            return Recorder(self._asked.terms, asks_ids=self._asks_ids)  # the client has only comments
+        return Joiner(self._asked.terms, before.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
@@ -331,7 +348,7 @@ class ContinuingTracker(Tracker):
     def _has_all_tokens(self) -> bool:
         """Whether the end of the stream can be made without a pod."""
         assert self._reader is not None
-        record, most = self._reader.current, self._terms.max_tokens
+        record, most = self._reader.current, self._asked.terms.max_tokens
         return record.is_finished or (most is not None and len(record.ids) >= most)
 
     def _limit(self) -> str:
@@ -368,7 +385,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
+        size = reader.current.size_bytes + reader.held_bytes + len(self._asked.body)
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
@@ -380,4 +397,4 @@ class ContinuingTracker(Tracker):
     def _drop_body(self) -> None:
         """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
         if self.has_sent:
-            self._owned_body = self._body = b""
+            self._asked.body = self._body = b""
