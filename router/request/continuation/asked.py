@@ -40,7 +40,7 @@ def asked_of(context: RequestContext, candidate: Candidate, words: AnswerWords |
     refusal = refused_by(context, candidate, asked.terms, takes_ids=takes_ids(pod, asked.endpoint, words))
     if refusal != "sampled" or request.endpoint is not Endpoint.MESSAGES or words is None or not converts(pod):
         return asked, refusal
-    if words.messages is None or not (body := chat_of(request.body, request.prompt, words.messages)):
+    if words.messages is None or not (body := chat_of(request.body, words.messages)):
         return asked, refusal
     terms = _terms(context, Endpoint.CHAT, body)
     if refusal := refused_by(context, candidate, terms, takes_ids=True):
