@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -19,19 +18,6 @@ from router.types import Endpoint, PodId
 _ONE_TOKEN = Bound("response of one token", 1024 * 1024, 20_000)
 _ANY = msgspec.json.Decoder()
 _DONE = b"data: [DONE]\n\n"
-
-
-class _Error(msgspec.Struct):
-    type: str = "api_error"
-    message: str = ""
-
-
-class _Failed(msgspec.Struct):
-    error: _Error
-
-
-_ERROR = Bound("error", 64 * 1024)
-_FAILED = msgspec.json.Decoder(_Failed)
 
 
 class _ReadReply:
@@ -91,14 +77,13 @@ class DecodeReply(_ReadReply):
 
 async def message_error(reply: AnyReply) -> WholeReply:
     """The error of a chat as `/v1/messages` of vLLM has it. Raises `UpstreamError`."""
-    body = await read_all(reply)
     try:
-        error = _ERROR.json(body, _FAILED).error
-    except ValueError:
-        error = _Error(message=HTTPStatus(reply.status).phrase)
-    headers = [(name, value) for name, value in reply.headers if name != b"content-length"]
-    made = msgspec.json.encode({"type": "error", "error": error})
-    return WholeReply(reply.pod, reply.status, headers, made)
+        error = _ONE_TOKEN.json(await read_all(reply), _ANY)["error"]
+        said = {"type": error["type"], "message": error["message"]}
+    except (ValueError, LookupError, TypeError):
+        said = {"type": "api_error", "message": f"status {reply.status}"}
+    body = msgspec.json.encode({"type": "error", "error": said})
+    return WholeReply(reply.pod, reply.status, [(b"content-type", b"application/json")], body)
 
 
 class _UsageOptions(msgspec.Struct):

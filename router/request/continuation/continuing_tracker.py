@@ -176,11 +176,12 @@ class ContinuingTracker(Tracker):
         if self._asked.message is None or not events:
             return events
         try:
-            return self._asked.message.feed(events)
+            if reader.record.forgotten != "unreadable":
+                return self._asked.message.feed(events)
         except ValueError:
-            reader.fault = "unreadable event"
             reader.record.forget("unreadable")
-            return b""
+        reader.fault = "unreadable event"
+        return b""
 
     @property
     def is_whole(self) -> bool:
