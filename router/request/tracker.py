@@ -37,7 +37,7 @@ from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext, result_of_status
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
 from router.types import PodId
 
@@ -79,11 +79,6 @@ class Tracker:
     def body(self) -> bytes:
         """The body for the pod of this attempt, unless a handoff changes it."""
         return self.context.request.body
-
-    @property
-    def inbound(self) -> Inbound:
-        """The request for this pod, without its body."""
-        return self.context.inbound
 
     def last_events(self, now_s: float) -> bytes:
         """What completes a broken stream without a pod."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from router.admission.fair_bound import body_memory
@@ -97,7 +97,9 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         return None
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
-        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of, reader.made(VllmMessages))
+        name: replace(
+            answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of), messages=reader.made(VllmMessages)
+        )
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }

@@ -241,14 +241,16 @@ async def test_qwen_code_notices_nothing_of_pods_that_are_killed(tmp_path: Path)
     assert [one["continued"] for one in receipts] == [["ids"]] * 3
 
 
-async def test_claude_code_asks_again_where_its_sampled_stream_is_cut(tmp_path: Path) -> None:
-    """Sampled messages are not continued: it sees an error event, and the task succeeds nevertheless."""
+async def test_claude_code_notices_nothing_of_pods_that_are_killed(tmp_path: Path) -> None:
+    """Its messages are sampled and call tools; the pods are killed in front of the calls."""
     need("claude")
     place = workplace(tmp_path)
-    async with struck_fleet(tmp_path, "/v1/messages", 1) as urls:
+    async with struck_fleet(tmp_path, "/v1/messages", 2) as urls:
         options, variables = claude_options(urls)
         check_claude(await run("claude", ["-p", claude_task(place, LONG), *options], place, **variables))
-    check_cut(tmp_path)
+    receipts = receipts_of(tmp_path)
+    assert [one["result"] for one in receipts] == ["ok"] * 3
+    assert [one["continued"] for one in receipts] == [["ids"], ["ids"], []]
 
 
 async def test_codex_asks_again_where_its_sampled_stream_is_cut(tmp_path: Path) -> None:

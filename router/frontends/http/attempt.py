@@ -138,7 +138,7 @@ class Attempts:
             else:
                 reply = await self._open(tracker, candidate)
             try:
-                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.writes_message:
+                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
                     reply = await message_error(reply)
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
@@ -176,4 +176,5 @@ class Attempts:
         body = tracker.body
         if not context.repeatable:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
-        return self._sender.send(tracker.inbound, plan.pod, body)
+        inbound = tracker.asked.inbound if isinstance(tracker, ContinuingTracker) else context.inbound
+        return self._sender.send(inbound, plan.pod, body)

@@ -14,7 +14,7 @@ from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.terms import Terms, terms_of
 from router.request.inbound import Inbound
-from router.types import Endpoint, Pod
+from router.types import Endpoint
 
 
 class Asked(msgspec.Struct):
@@ -27,17 +27,13 @@ class Asked(msgspec.Struct):
     message: MessageStream | None = None
 
 
-def takes_ids(pod: Pod, endpoint: Endpoint, words: AnswerWords | None) -> bool:
-    """Whether the pod has shown that it continues streams from their ids."""
-    return words is not None and endpoint in pod.continues
-
-
 def asked_of(context: RequestContext, candidate: Candidate, words: AnswerWords | None) -> tuple[Asked, str]:
     """What the pod of a candidate is asked for, and why its stream cannot be continued. A sampled message is asked for
     as the chat that vLLM makes of it, if that can be continued."""
     request, pod = context.request, candidate.pod
     asked = Asked(request.endpoint, context.inbound, request.body, _terms(context, request.endpoint, request.body))
-    refusal = refused_by(context, candidate, asked.terms, takes_ids=takes_ids(pod, asked.endpoint, words))
+    takes_ids = words is not None and asked.endpoint in pod.continues
+    refusal = refused_by(context, candidate, asked.terms, takes_ids=takes_ids)
     if refusal != "sampled" or request.endpoint is not Endpoint.MESSAGES or words is None or not converts(pod):
         return asked, refusal
     if words.messages is None or not (body := chat_of(request.body, words.messages)):

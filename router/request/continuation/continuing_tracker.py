@@ -17,7 +17,7 @@ from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.asked import Asked, asked_of, takes_ids
+from router.request.continuation.asked import Asked, asked_of
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.later_pods import MOVED, move_ms, other_pod
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
@@ -28,7 +28,7 @@ from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
 
@@ -45,7 +45,6 @@ class ContinuingTracker(Tracker):
     """`decide_again` returns a new decision about the request. Raises `RouterError`."""
 
     __slots__ = (
-        "_asked",
         "_asks_ids",
         "_body",
         "_cause",
@@ -65,6 +64,7 @@ class ContinuingTracker(Tracker):
         "_refusal",
         "_stays",
         "_words",
+        "asked",
         "is_called",
         "planned",
     )
@@ -81,7 +81,8 @@ class ContinuingTracker(Tracker):
         super().__init__(context, state, rules, counters)
         request = context.request
         self._options, self._decide_again = options, decide_again
-        self._asked = Asked(request.endpoint, context.inbound, request.body)
+        self.asked = Asked(request.endpoint, context.inbound, request.body)
+        """What the pod of this attempt is asked for."""
         self._body = request.body
         self._words = None if request.adapter else options.words_of(request.model)
         self._reader: PodStream | None = None
@@ -103,15 +104,6 @@ class ContinuingTracker(Tracker):
         return self._body
 
     @property
-    def inbound(self) -> Inbound:
-        return self._asked.inbound
-
-    @property
-    def writes_message(self) -> bool:
-        """Whether the pod of this attempt is asked for a chat, of which the client gets a message."""
-        return self._asked.message is not None
-
-    @property
     def joins(self) -> bool:
         """Whether the stream is recorded, so that another pod may continue it."""
         return self._reader is not None
@@ -130,10 +122,11 @@ class ContinuingTracker(Tracker):
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self._asked, self._refusal = asked_of(self.context, candidate, self._words)
-            self._asks_ids = not self._refusal and takes_ids(candidate.pod, self._asked.endpoint, self._words)
+            self.asked, self._refusal = asked_of(self.context, candidate, self._words)
+            is_proven = self._words is not None and self.asked.endpoint in candidate.pod.continues
+            self._asks_ids = is_proven and not self._refusal
             self._reader = None if self._refusal else self._reads()
-            self._body = first_body(self._asked.body, self._asked.terms) if self._asks_ids else self._asked.body
+            self._body = first_body(self.asked.body, self.asked.terms) if self._asks_ids else self.asked.body
         return super().begin(candidate, now_s)
 
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
@@ -141,7 +134,7 @@ class ContinuingTracker(Tracker):
             super().head(pod, status, now_s, is_stream=is_stream)
             if status >= 400 or not is_stream:
                 self._reader, self._refusal = None, "not a stream"
-                if self.writes_message and status < 400:
+                if self.asked.message is not None and status < 400:
                     raise UpstreamBroken(f"pod {pod}: status {status} without a stream", pod=pod)
         elif status != 200 or not is_stream:
             raise UpstreamBroken(f"pod {pod}: status {status} for the rest of a stream", pod=pod, status=status)
@@ -173,11 +166,11 @@ class ContinuingTracker(Tracker):
 
     def _shown(self, reader: PodStream, events: bytes) -> bytes:
         """What the client gets of events: those of its message."""
-        if self._asked.message is None or not events:
+        if self.asked.message is None or not events:
             return events
         try:
             if reader.record.forgotten != "unreadable":
-                return self._asked.message.feed(events)
+                return self.asked.message.feed(events)
         except ValueError:
             reader.record.forget("unreadable")
         reader.fault = "unreadable event"
@@ -223,7 +216,7 @@ class ContinuingTracker(Tracker):
 
     def move_ms(self) -> float | None:
         """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
-        takes_ids = self._reader is not None and self._asks_ids and not self._asked.terms.no_ids
+        takes_ids = self._reader is not None and self._asks_ids and not self.asked.terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
@@ -292,12 +285,12 @@ class ContinuingTracker(Tracker):
         super().end(now_s)
         self._count("failed")
         self._reader = None
-        self._asked.body = self._body = b""
+        self.asked.body = self._body = b""
 
     def headers(self) -> HeaderList:
         headers = super().headers()
         if self._rules.route_headers:
-            announced = f"no; reason={self._refusal}" if self._refusal else self._asked.terms.announced
+            announced = f"no; reason={self._refusal}" if self._refusal else self.asked.terms.announced
             headers.append((b"x-warmroute-continuable", announced.encode()))
         return headers
 
@@ -313,25 +306,25 @@ class ContinuingTracker(Tracker):
         return found or self._planning(reader)()
 
     def _planning(self, reader: PodStream) -> Callable[[], StreamPlan]:
-        return partial(plan, self._asked.terms, reader.current, self._asked.body, self._words, asks_ids=self._asks_ids)
+        return partial(plan, self.asked.terms, reader.current, self.asked.body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""
         if said.is_finished:
             return Finish(MESSAGE_STOP)
-        body, response_id = self._asked.body, self.context.reader.response_id
+        body, response_id = self.asked.body, self.context.reader.response_id
         if response_id:
             body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
         return Continue(method="replay", body=body, prompt=[])
 
     def _reads(self, before: PodStream | None = None, found: Continue | None = None) -> PodStream:
         """What reads the stream of the first pod, or of one that goes on as `found` after another one."""
-        if self._asked.endpoint in REPEATED:
+        if self.asked.endpoint in REPEATED:
             said = before.said if isinstance(before, RepeatedStream) else SaidEvents()
-            return RepeatedStream(self._asked.terms, said)
+            return RepeatedStream(self.asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
-            return Recorder(self._asked.terms, asks_ids=self._asks_ids)  # the client has only comments
-        return Joiner(self._asked.terms, before.current, found, self._words)
+            return Recorder(self.asked.terms, asks_ids=self._asks_ids)  # the client has only comments
+        return Joiner(self.asked.terms, before.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
@@ -349,7 +342,7 @@ class ContinuingTracker(Tracker):
     def _has_all_tokens(self) -> bool:
         """Whether the end of the stream can be made without a pod."""
         assert self._reader is not None
-        record, most = self._reader.current, self._asked.terms.max_tokens
+        record, most = self._reader.current, self.asked.terms.max_tokens
         return record.is_finished or (most is not None and len(record.ids) >= most)
 
     def _limit(self) -> str:
@@ -386,7 +379,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.current.size_bytes + reader.held_bytes + len(self._asked.body)
+        size = reader.current.size_bytes + reader.held_bytes + len(self.asked.body)
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
@@ -398,4 +391,4 @@ class ContinuingTracker(Tracker):
     def _drop_body(self) -> None:
         """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
         if self.has_sent:
-            self._asked.body = self._body = b""
+            self.asked.body = self._body = b""

@@ -6,7 +6,7 @@ Source: `entrypoints/anthropic/serving.py`. What is not known exactly is not con
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -19,33 +19,12 @@ from router.types import Endpoint, Pod
 _VERSIONS = ("0.32.",)
 """Those whose code is known here."""
 _LEAST_BUDGET = 1024
+_EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
+_SCHEMA = "json_schema"
 _USAGE = {"include_usage": True, "continuous_usage_stats": True}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _RAW = ("messages", "system", "tools", "chat_template_kwargs")
 _SAME = ("temperature", "top_p", "top_k", "cache_salt")
-
-
-class _Thinking(msgspec.Struct):
-    """Disabled thinking is known to the engine alone."""
-
-    type: Literal["enabled", "adaptive"]
-    budget_tokens: int | None = None
-
-
-class _Format(msgspec.Struct):
-    type: Literal["json_schema"] = "json_schema"
-    schema: dict[str, Any] | None = None
-
-
-class _Output(msgspec.Struct):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: _Format | None = None
-
-
-class _ToolChoice(msgspec.Struct):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,10 +39,10 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
     chat_template_kwargs: MaybeRaw = msgspec.UNSET
     metadata: dict[str, Any] | None = None
     context_management: MaybeRaw = msgspec.UNSET
-    output_config: _Output | None = None
-    thinking: _Thinking | None = None
+    output_config: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
-    tool_choice: _ToolChoice | None = None
+    tool_choice: dict[str, Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -86,8 +65,7 @@ def chat_of(body: bytes, conversion: Conversion) -> bytes:
     try:
         asked = _BODY.json(body, _ASKED)
         raw = {name: one for name in _RAW if not isinstance(one := getattr(asked, name), msgspec.UnsetType)}
-        effort = asked.output_config and {"effort": asked.output_config.effort}
-        chat = conversion.sent_chat({**raw, "output_config": effort})
+        chat = conversion.sent_chat({**raw, "output_config": asked.output_config})
         return msgspec.json.encode(chat | _fields(asked, chat))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, Unrenderable):
         return b""
@@ -95,30 +73,29 @@ def chat_of(body: bytes, conversion: Conversion) -> bytes:
 
 def _fields(asked: _Asked, chat: Mapping[str, Any]) -> dict[str, Any]:
     """All but the prompt. Raises `ValueError` where the engine might refuse the message, or the chat."""
-    limit, output, thinking = asked.max_tokens, asked.output_config, asked.thinking
+    limit, output, thinking = asked.max_tokens, asked.output_config or {}, asked.thinking
     fields: dict[str, Any] = {"model": asked.model, "max_tokens": limit, "max_completion_tokens": limit}
     fields |= {"stream": True, "stream_options": _USAGE, "tool_choice": "auto" if "tools" in chat else None}
     fields |= {name: getattr(asked, name) for name in _SAME} | {"stop": asked.stop_sequences}
-    if any(_has_media(message.get("content")) for message in chat["messages"]):
-        raise ValueError("ids replace no prompt with pictures")
-    if output is not None and output.format is not None and output.format.schema:
-        schema = {"name": output.format.type, "schema": output.format.schema}
-        fields["response_format"] = {"type": output.format.type, "json_schema": schema}
-    if thinking is not None and thinking.type == "enabled":
-        if thinking.budget_tokens is None or not _LEAST_BUDGET <= thinking.budget_tokens < limit:
+    contents, form = (message.get("content") for message in chat["messages"]), output.get("format") or {}
+    has_media = any(part["type"] != "text" for one in contents if isinstance(one, list) for part in one)
+    if has_media or output.get("effort") not in _EFFORTS or form.get("type", _SCHEMA) != _SCHEMA:
+        raise ValueError("pictures, or something unknown")
+    if schema := form.get("schema"):
+        fields["response_format"] = {"type": _SCHEMA, "json_schema": {"name": _SCHEMA, "schema": schema}}
+    if thinking is not None and thinking["type"] != "adaptive":  # only the engine knows how it disables thinking
+        fields["thinking_token_budget"] = budget = thinking["budget_tokens"]
+        if thinking["type"] != "enabled" or not (isinstance(budget, int) and _LEAST_BUDGET <= budget < limit):
             raise ValueError("not a budget")
-        fields["thinking_token_budget"] = thinking.budget_tokens
     if asked.tool_choice is not None:
         fields["tool_choice"] = _choice(asked.tool_choice, [tool["function"]["name"] for tool in chat.get("tools", ())])
-        fields["parallel_tool_calls"] = not asked.tool_choice.disable_parallel_tool_use
+        fields["parallel_tool_calls"] = not asked.tool_choice.get("disable_parallel_tool_use")
     return fields
 
 
-def _has_media(content: Any) -> bool:
-    return isinstance(content, list) and any(part["type"] != "text" for part in content)
-
-
-def _choice(choice: _ToolChoice, tools: list[str]) -> Any:
-    if choice.type != "none" and (choice.name not in tools if choice.type == "tool" else not tools):
-        raise ValueError("a choice among other tools")
-    return _CHOICES.get(choice.type) or {"type": "function", "function": {"name": choice.name}}
+def _choice(choice: Mapping[str, Any], tools: list[str]) -> Any:
+    if choice["type"] == "tool" and choice["name"] in tools:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if choice["type"] != "none" and not tools:
+        raise ValueError("a choice without tools")
+    return _CHOICES[choice["type"]]

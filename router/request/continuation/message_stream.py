@@ -26,10 +26,11 @@ class MessageStream:
 
     def __init__(self) -> None:
         self._id = self._kind = self._call_id = self._pending = ""
-        """Of the response, the open block and its call; and text that came while a call was open."""
+        """The id of the response, the type of the open block, the id of its call, and the text inside the call."""
         self._index, self._call = 0, -1
         """The number of the next block, or of the open one, and that of its call."""
-        self._finish, self._stop = "stop", None
+        self._finish: str = "stop"
+        self._stop: object = None
         self._uses_tool = False
 
     def feed(self, events: bytes) -> bytes:

@@ -21,7 +21,7 @@ from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
 from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
-from tests.request.continuation.recorded import Received, body_of, case_named, event, words
+from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import CoreOfPods, pods_at
@@ -684,7 +684,7 @@ def blocks_of(received: bytes) -> list[Any]:
 @pytest.mark.parametrize("shares", [(1.0,), (0.4, 1.0), (0.3, 0.6, 1.0)])
 def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tuple[float, ...]) -> None:
     fleet = message_fleet(name)
-    assert (fleet.tracker.inbound.target, fleet.tracker.writes_message) == (b"/v1/chat/completions", True)
+    assert fleet.tracker.asked.inbound.target == b"/v1/chat/completions"
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
     for share in shares:
         fleet.answer(share)
@@ -693,23 +693,23 @@ def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tup
                 fleet.tracker.ended()
             assert fleet.fail()
     fleet.end()
-    usage, told = fleet.case["usage"], fleet.case["told"]["0"]
+    uncut = [{name: one for name, one in event.items() if name != "t"} for event in fleet.case["uncut"]]
+    usage, texts = fleet.case["usage"], Received(b"".join(stream(uncut, None))).texts
     reader = fleet.context.reader
     assert (reader.prompt_tokens, reader.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
     fleet.close()
-    thought = [["thinking", told["reasoning"]]] if "reasoning" in told else []
-    assert blocks_of(fleet.received) == [*thought, ["text", told["content"]], "end_turn", usage["completion_tokens"]]
+    thought = [["thinking", texts["reasoning"]]] if "reasoning" in texts else []
+    assert blocks_of(fleet.received) == [*thought, ["text", texts["content"]], "end_turn", usage["completion_tokens"]]
     assert fleet.received.count(b"event: message_start") == fleet.received.count(b"event: message_stop") == 1
     assert [method for method, _, _ in fleet.counted] == ["ids"] * (len(shares) - 1)
 
 
 def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None:
     fleet = message_fleet("sampled", proven="a")
-    assert fleet.tracker.writes_message
+    assert fleet.tracker.asked.message is not None
     assert fleet.fail(ConnectFailed("refused", pod="a", refused=True))
-    assert not fleet.tracker.writes_message
     assert (fleet.pod, fleet.tracker.body) == ("b", fleet.context.request.body)
-    assert fleet.tracker.inbound is fleet.context.inbound
+    assert fleet.tracker.asked.inbound is fleet.context.inbound
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"no; reason=sampled"
     fleet.close()
 
@@ -720,7 +720,7 @@ def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None
 )
 def test_message_whose_chat_cannot_go_on_is_asked_for_as_it_came(fields: dict[str, Any], why: str) -> None:
     fleet = message_fleet("sampled, tools", **fields)
-    assert (fleet.tracker.body, fleet.tracker.writes_message) == (fleet.context.request.body, False)
+    assert (fleet.tracker.body, fleet.tracker.asked.message) == (fleet.context.request.body, None)
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
     fleet.close()
 

@@ -130,6 +130,11 @@ REFERENCE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "to
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"thinking": {"type": "enabled", "budget_tokens": 9}, "max_tokens": 4096},
         {"thinking": {"type": "enabled"}, "max_tokens": 4096},
+        {"thinking": {"type": "other"}},
+        {"thinking": {}},
+        {"tool_choice": {"type": "other"}, "tools": [TOOL]},
+        {"output_config": {"format": {"type": "other", "schema": {"type": "object"}}}},
+        {"output_config": {"format": "json"}},
         {"unknown": 1},
         {"kv_transfer_params": {}},
         {"max_tokens": 0},
@@ -159,18 +164,19 @@ def test_fields_that_the_engine_ignores_are_left_out() -> None:
 
 
 def test_only_pods_that_have_shown_both_are_asked_for_chats() -> None:
-    known = {"engine": "vllm", "version": "0.32.0", "trust": PrefixTrust.TRUSTED}
+    known: dict[str, Any] = {"engine": "vllm", "version": "0.32.0", "trust": PrefixTrust.TRUSTED}
     shown = {"continues": frozenset({Endpoint.CHAT}), "converts": frozenset({Endpoint.MESSAGES})}
-    pod = replace(CoreOfPods(pods_at({"a": "http://a"})).pod("a"), **known, **shown)
+    pod = replace(CoreOfPods(pods_at({"a": "http://a"})).pod("a"), **(known | shown))
     assert converts(pod)
-    for other in (
+    others: list[dict[str, Any]] = [
         {"engine": "sglang"},
         {"version": "0.33.0"},
         {"version": "0.3"},
         {"continues": frozenset({Endpoint.COMPLETIONS})},
         {"converts": frozenset()},
         {"trust": PrefixTrust.UNTESTED},
-    ):
+    ]
+    for other in others:
         assert not converts(replace(pod, **other)), other
 
 
