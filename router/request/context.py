@@ -66,6 +66,8 @@ class RequestContext(msgspec.Struct, eq=False):
     failures: tuple[Failure, ...] = ()
     continued: tuple[str, ...] = ()
     """How each later pod continued the stream."""
+    answered_tokens: int = 0
+    """Tokens of the answer that the pod gets with the prompt: a later one computes both."""
     suspects: tuple[PodId, ...] = ()
     """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
     result: str = INTERNAL

@@ -162,7 +162,8 @@ class Tracker:
         context.candidate = candidate
         pictures = state.pictures.seen(prompt.pictures, state.fleet.snapshot) if prompt and prompt.pictures else ()
         clock_of = state.calibrator.clock
-        booking = Booking(state.ledger, candidate, context.prompt_tokens, clock_of, now_s, pictures)
+        tokens = context.prompt_tokens + context.answered_tokens
+        booking = Booking(state.ledger, candidate, tokens, clock_of, now_s, pictures)
         limits, endpoint = self._rules.predictions, context.request.endpoint
         self._booking = booking
         self._predictions = AttemptPredictions(state, limits, candidate.plan, prompt, endpoint)

@@ -43,6 +43,16 @@ def test_streams_move_and_none_is_cut() -> None:
     assert moved.minutes < waited.minutes / 2
 
 
+def test_moves_hardly_delay_the_first_tokens_of_others() -> None:
+    """The pod that was replaced last gets its share of new and moved streams, and no more."""
+    answers = traffic(*(at(number / 12, prompt(number, 300 + number * 37 % 400, 900)) for number in range(500)))
+    cost_aware = policy_spec("cost_aware").build()
+    _, _, moved = rolled(fleet(5), answers, Rollout(at_s=15.0, continues=True), by=cost_aware)
+    assert moved.moved > 60
+    assert moved.ttft_ms[1] < 1.5 * moved.ttft_before_ms[1]
+    assert moved.gap_ms[1] < 250
+
+
 def test_a_moved_stream_takes_one_prefill_of_prompt_and_answer_more() -> None:
     """No token is generated twice."""
     alone = traffic(at(0.0, prompt(1, 1000, 500)))

@@ -125,6 +125,8 @@ class SessionTurn:
         candidate = other_pod(context, self.core.decisions.decide_again(context, now_s)[1])
         if candidate is not None:
             self.request = rest
+            context.answered_tokens = rest.prompt_tokens - self.session.requests[self.number].prompt_tokens
+            context.reader.has_token = False  # that of the next pod ends its prefill
             self._tracker.begin(candidate, now_s)
         return candidate
 

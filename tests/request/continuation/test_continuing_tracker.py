@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -232,6 +233,19 @@ def test_stream_leaves_a_drained_pod_which_has_not_failed() -> None:
     assert whole(fleet.received) == uncut("bytes")
     assert fleet.counted == [("ids", "moved", "joined")]
     assert not doubts
+
+
+def test_pod_that_continues_computes_prompt_and_answer_until_its_first_piece() -> None:
+    """Later decisions see all of it, and its time says how fast the pod is."""
+    fleet = Fleet("bytes")
+    prompt, later = fleet.core.state.ledger.on("a"), partial(fleet.core.state.ledger.on, "b")
+    fleet.answer(0.5)
+    assert fleet.fail()
+    assert later().context_tokens == prompt.context_tokens + 31
+    assert later().prefill_tokens == prompt.prefill_tokens + 31
+    fleet.answer(0.1)
+    assert (later().prefill_tokens, later().decode_tokens) == (0, prompt.context_tokens + 31)
+    fleet.close()
 
 
 def test_move_takes_less_of_the_time_of_other_pods_where_there_are_more() -> None:

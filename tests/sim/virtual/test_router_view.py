@@ -10,6 +10,7 @@ import pytest
 from router.admission.tenant import OPEN_TENANT
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
+from router.fleet.fleet import PodEvent
 from router.observe.counters import Counters
 from router.policy.decide import decide
 from router.policy.recording import record
@@ -203,3 +204,17 @@ def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[st
     assert max(scene.congestion.backlog_ms for scene, _ in router.scenes) > 10_000
     for before, lines in recorded:
         assert msgspec.json.encode(decide(read(lines).scene(), policies["cost_aware"])) == before
+
+
+def test_first_token_of_the_next_pod_ends_the_prefill_of_a_moved_stream(router: OneRouter) -> None:
+    """Until then the pod computes the prompt and the answer so far. Else it would seem busy until the answer ends."""
+    turn = router.sent(prompt(70, PROMPT, 500))
+    turn.first_token(A)
+    router.view.core.state.fleet.event(A, PodEvent.DRAIN, reason="rolling update")
+    assert turn.moved(A, prompt(90, PROMPT, 480)) is not None
+    on = router.view.ledger.on
+    assert (on(B).prefill_tokens, on(B).context_tokens) == (90, 90)
+    turn.first_token(B)
+    assert (on(B).prefill_tokens, on(B).context_tokens) == (0, 90)
+    turn.complete(B, 0)
+    assert not router.view.ledger.own()
