@@ -123,6 +123,8 @@ class LocalPromptReader:
         self._threads = threads or ReadThreads()
         self._lookups = lookups or FleetLookups()
         self.pictures = fingerprinter.pictures
+        self.made = fingerprinter.made
+        """Makes conversions with the model's template."""
         self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
 
     def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
@@ -132,11 +134,6 @@ class LocalPromptReader:
     @property
     def renders_chats(self) -> bool:
         return self._fingerprinter.renders_chats
-
-    @property
-    def made(self) -> Callable[[type[Conversion]], Conversion]:
-        """Makes conversions with the model's template."""
-        return self._fingerprinter.made
 
     @property
     def cache_bytes(self) -> int:

@@ -171,7 +171,7 @@ class ContinuingTracker(Tracker):
         try:
             if reader.record.forgotten != "unreadable":
                 return self.asked.message.feed(events)
-        except ValueError:
+        except (ValueError, LookupError, TypeError, AttributeError):
             reader.record.forget("unreadable")
         reader.fault = "unreadable event"
         return b""

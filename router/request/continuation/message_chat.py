@@ -16,8 +16,7 @@ from router.prompt.conversation import Unrenderable
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES, MaybeRaw
 from router.types import Endpoint, Pod
 
-_VERSIONS = ("0.32.",)
-"""Those whose code is known here."""
+VERSION = "0.32."
 _LEAST_BUDGET = 1024
 _EFFORTS = (None, "low", "medium", "high", "xhigh", "max")
 _SCHEMA = "json_schema"
@@ -56,8 +55,8 @@ _BODY = Bound("message", MAX_REMEMBERED_BYTES, 12_000)
 
 def converts(pod: Pod) -> bool:
     """Whether a pod has shown that it continues chats, and reads messages as the router does."""
-    is_known = pod.engine == "vllm" and pod.version.startswith(_VERSIONS)
-    return is_known and Endpoint.CHAT in pod.continues and pod.reads_alike(Endpoint.MESSAGES)
+    is_proven = Endpoint.CHAT in pod.continues and pod.reads_alike(Endpoint.MESSAGES)
+    return is_proven and pod.engine == "vllm" and pod.version.startswith(VERSION)
 
 
 def chat_of(body: bytes, conversion: Conversion) -> bytes:

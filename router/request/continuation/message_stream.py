@@ -34,11 +34,9 @@ class MessageStream:
         self._uses_tool = False
 
     def feed(self, events: bytes) -> bytes:
-        """What the client gets of whole events. Raises `ValueError`."""
-        try:
-            return b"".join(map(self._event, events.split(END)[:-1]))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"not an event: {error!r}") from error
+        """What the client gets of whole events. Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` for
+        events of another form."""
+        return b"".join(map(self._event, events.split(END)[:-1]))
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(DATA):
