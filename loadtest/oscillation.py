@@ -35,7 +35,7 @@ from router.policy.spec import Policy
 from router.sim.virtual.outcome import Run
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import TraceRequest, Traffic, mooncake_traffic, read_mooncake
-from router.sim.virtual.world import World
+from router.sim.virtual.world import OnEnded, World, ignore_progress
 
 Floats = NDArray[np.float64]
 SAMPLE_S = 1.0
@@ -134,6 +134,20 @@ def with_burst(traffic: Traffic, load_factor: float, burst: float) -> Traffic:
     return replace(traffic, sessions=[replace(one, start_s=played_s(one.start_s)) for one in traffic.sessions])
 
 
+class SampledWorld(World):
+    """Records the prefill that waits or runs on each pod, every `SAMPLE_S`."""
+
+    def run(self, traffic: Traffic, on_progress: OnEnded = ignore_progress) -> Run:
+        self.backlogs_ms: list[list[float]] = []
+        self._clock.call_at(0.0, self._sample)
+        return super().run(traffic, on_progress)
+
+    def _sample(self) -> None:
+        self.backlogs_ms.append([pod.backlog_ms() for pod in self._pods.values()])
+        if self._goes_on():
+            self._clock.call_in(SAMPLE_S * 1000, self._sample)
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """One run: who decides, and when what arrives."""
@@ -144,15 +158,15 @@ class Play:
     load: float
     burst: float
 
-    def __call__(self, setting: tuple[str, int]) -> Run:
+    def __call__(self, setting: tuple[str, int]) -> tuple[Run, list[list[float]]]:
         policy, seed = setting
         spec = load(shipped("config") / "fleets" / f"{DEFAULT_FLEET}.yaml", FleetSpec).with_pods(self.pods)
         traffic = with_burst(mooncake_traffic(self.trace, jitter_s=JITTER_S, seed=seed), self.load, self.burst)
-        conditions = replace(spec.conditions, backlog_every_ms=SAMPLE_S * 1000, regret_every=0)
+        conditions = replace(spec.conditions, regret_every=0)
         built = spec.build(shipped_prior)
-        return World(
-            built, self.policies[policy], conditions, block_size_tokens=traffic.block_size_tokens, seed=seed
-        ).run(traffic)
+        block = traffic.block_size_tokens
+        world = SampledWorld(built, self.policies[policy], conditions, block_size_tokens=block, seed=seed)
+        return world.run(traffic), world.backlogs_ms
 
 
 def mean_ttft_ms(run: Run, from_s: float, until_s: float) -> float:
@@ -170,9 +184,9 @@ def back_after_s(run: Run) -> float:
     return float(slow[-1] + WINDOW_S - ended_s) if slow else 0.0
 
 
-def parts_of(run: Run, burst: float) -> dict[str, Floats]:
+def parts_of(run: Run, backlogs_ms: Sequence[Sequence[float]], burst: float) -> dict[str, Floats]:
     """The samples before the burst and after it, while requests arrive."""
-    samples = np.array(run.backlogs_ms)
+    samples = np.array(backlogs_ms)
     begin, end = round(STEADY_S / SAMPLE_S), round((STEADY_S + BURST_S) / SAMPLE_S)
     warm, arrived = round(WARM_UP_S / SAMPLE_S), int(max(one.arrived_ms for one in run.outcomes) / 1000 / SAMPLE_S)
     if not burst:
@@ -199,15 +213,15 @@ def main(
     runs = map_in_processes(play, settings, jobs, "runs")
     plots = dict[str, list[Series]]()
     print(f"| {COLUMNS} |\n|{'---|' * (COLUMNS.count('|') + 1)}")
-    for (policy, seed), run in zip(settings, runs, strict=True):
-        for part, samples in parts_of(run, burst).items():
+    for (policy, seed), (run, backlogs_ms) in zip(settings, runs, strict=True):
+        for part, samples in parts_of(run, backlogs_ms, burst).items():
             waves = waves_of(samples)
             print(f"| {policy}, {seed}, {part} | {' | '.join(_cells(samples, waves))} |")
             lags = [at * SAMPLE_S for at in range(len(waves.correlation))]
             plots.setdefault(part, []).append(Series(f"{policy}, {seed}", lags, waves.correlation))
     if burst:
         print("\nfrom the end of the burst until back within 10 %:")
-        for (policy, seed), run in zip(settings, runs, strict=True):
+        for (policy, seed), (run, _) in zip(settings, runs, strict=True):
             print(f"{policy}, seed {seed}: {back_after_s(run):.0f} s")
     if report is not None:
         drawn = [lines(PlotAxes(title=part, x="lag, s", y="correlation"), one) for part, one in plots.items()]

@@ -1,37 +1,6 @@
-"""All errors that the router raises on purpose, by source.
+"""All errors that the router raises on purpose, by source: the client, the fleet, one pod, or the configuration.
 
-    RouterError
-    +-- ClientError                 the request is at fault; never retried
-    |   +-- MalformedRequest        400  not JSON, wrong types, contradictory fields
-    |   +-- ContextTooLong          400  longer than every pod's max_model_len
-    |   +-- NotAuthenticated        401  the bearer token is missing or wrong
-    |   +-- InvalidKey              401  the API key is missing, unknown or expired
-    |   +-- UnknownSigningKey       401  the key that has signed the token is not known yet
-    |   +-- AccessDenied            403  this caller may not use the admin listener, this tenant not this path
-    |   +-- QuotaExceeded           429  the tenant has used what it may
-    |   +-- RequestTimeout          408  not received completely in time
-    |   +-- BodyTooLarge            413
-    |   +-- ShareExceeded           429  the answer would be late, because its tenant uses its share
-    |   +-- UnsupportedContentType  415  an admin call without a JSON content type
-    |   +-- HeadersTooLarge         431
-    |   +-- UnknownModel            404
-    |   +-- UnknownEndpoint         404
-    |   +-- UnknownResponse         404  no pod has the stored response
-    |   +-- MethodNotAllowed        405
-    +-- FleetError                  no pod can serve it now
-    |   +-- NoReadyPod              503
-    |   +-- Stopping                503  the router is shutting down and the drain time is over
-    |   +-- Saturated               503  a limit of the router itself is reached
-    |   +-- Overloaded              503  the answer would be late
-    +-- UpstreamError               a pod failed
-    |   +-- ConnectFailed           502  nothing was sent: always safe to try the next candidate
-    |   +-- StaleConnection         502  a reused connection died before any answer: retried once on the same pod
-    |   +-- UpstreamBroken          502  the pod aborted; retryable only before the first byte to the client
-    |   +-- UpstreamTimeout         504
-    |   +-- HandoffFailed           502  the KV of a split did not arrive; the next candidate works without it
-    +-- ConfigError                 a config or policy file is wrong; names file, line and key
-
-`request/error_responses.py` maps them to responses; a test proves its table complete.
+Each class has its HTTP status; `request/error_responses.py` makes responses of them.
 """
 
 from __future__ import annotations
@@ -55,14 +24,18 @@ class RouterError(Exception):
 
     code: ClassVar[str] = INTERNAL
     """Its name in responses, metrics, logs and receipts."""
+    http_status: ClassVar[int] = 500
+    openai_type: ClassVar[str] = INTERNAL
+    """`error.type` in OpenAI's API."""
     without_pods: ClassVar[str] = ""
     """The message for clients that may not know pods; "" if no message of this class names one."""
+    retry_after_s: float | None = None
 
 
 class ClientError(RouterError):
-    """The request is at fault. `param` names the field in the OpenAI error body."""
+    """The request is at fault; it is never retried. `param` names the field in the OpenAI error body."""
 
-    code = "invalid_request"
+    code, http_status, openai_type = "invalid_request", 400, "invalid_request_error"
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -74,32 +47,41 @@ class MalformedRequest(ClientError):
 
 
 class ContextTooLong(ClientError):
+    """The prompt is longer than every pod's `max_model_len`."""
+
     code = "context_length_exceeded"
 
 
 class NotAuthenticated(ClientError):
-    code = "invalid_bearer_token"
+    """The bearer token of the admin listener is missing or wrong."""
+
+    code, http_status, openai_type = "invalid_bearer_token", 401, "authentication_error"
 
 
 class InvalidKey(ClientError):
-    code = "invalid_api_key"
+    """The API key is missing, unknown or expired."""
+
+    code, http_status = "invalid_api_key", 401
 
 
 class UnknownSigningKey(ClientError):
     """A token names a key of its issuer that is not known yet. It is being fetched."""
 
-    code = "unknown_signing_key"
+    code, http_status = "unknown_signing_key", 401
+    retry_after_s = 1.0
 
 
 class AccessDenied(ClientError):
-    code = "access_denied"
+    """This caller may not use the admin listener, or this tenant not this path."""
+
+    code, http_status, openai_type = "access_denied", 403, "permission_error"
 
 
 class QuotaExceeded(ClientError):
     """The tenant has used what it may. `retry_after_s`: when it may use enough again; None: never. `headers`: those of
     the API that was called, with the limits."""
 
-    code = "rate_limit_exceeded"
+    code, http_status, openai_type = "rate_limit_exceeded", 429, "requests"
 
     def __init__(
         self,
@@ -119,7 +101,7 @@ class ShareExceeded(ClientError):
     """The tenant uses its share of the pods, and the answer would be late; or its share of a limit of the router, which
     others need, too. As `Overloaded`."""
 
-    code = "share_exceeded"
+    code, http_status, openai_type = "share_exceeded", 429, "requests"
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
@@ -127,39 +109,44 @@ class ShareExceeded(ClientError):
 
 
 class UnsupportedContentType(ClientError):
-    code = "unsupported_content_type"
+    code, http_status = "unsupported_content_type", 415
 
 
 class BodyTooLarge(ClientError):
-    code = "body_too_large"
+    code, http_status = "body_too_large", 413
 
 
 class HeadersTooLarge(ClientError):
-    code = "headers_too_large"
+    code, http_status = "headers_too_large", 431
 
 
 class RequestTimeout(ClientError):
-    code = "request_timeout"
+    code, http_status = "request_timeout", 408
 
 
 class UnknownModel(ClientError):
-    code = "model_not_found"
+    code, http_status = "model_not_found", 404
 
 
 class UnknownEndpoint(ClientError):
-    code = "unknown_url"
+    code, http_status = "unknown_url", 404
 
 
 class UnknownResponse(ClientError):
-    code = "response_not_found"
+    """No pod has the stored response."""
+
+    code, http_status = "response_not_found", 404
 
 
 class MethodNotAllowed(ClientError):
-    code = "method_not_allowed"
+    code, http_status = "method_not_allowed", 405
 
 
 class FleetError(RouterError):
-    code = "unavailable"
+    """No pod can serve the request now."""
+
+    code, http_status, openai_type = "unavailable", 503, "service_unavailable_error"
+    retry_after_s = 1.0
 
 
 class NoReadyPod(FleetError):
@@ -174,6 +161,8 @@ class NoReadyPod(FleetError):
 
 
 class Saturated(FleetError):
+    """A limit of the router itself is reached."""
+
     code = "saturated"
 
 
@@ -188,13 +177,15 @@ class Overloaded(FleetError):
 
 
 class Stopping(FleetError):
+    """The router is shutting down, and the drain time is over."""
+
     code = "stopping"
 
 
 class UpstreamError(RouterError):
     """A pod failed. `pod` is its id. `doubtful`: the request may be the cause, even if another pod serves it."""
 
-    code = "upstream_error"
+    code, http_status, openai_type = "upstream_error", 502, "upstream_error"
     without_pods = "The pod failed."
 
     def __init__(self, message: str, *, pod: str = "", doubtful: bool = False) -> None:
@@ -217,6 +208,8 @@ class ConnectFailed(UpstreamError):
 
 
 class StaleConnection(UpstreamError):
+    """A reused connection died before any answer: retried once on the same pod."""
+
     code = "stale_connection"
     without_pods = "The pod closed the connection."
 
@@ -246,7 +239,7 @@ def unexpected_status(status: int, path: str, pod: str, body: bytes = b"") -> Up
 
 
 class UpstreamTimeout(UpstreamError):
-    code = "upstream_timeout"
+    code, http_status = "upstream_timeout", 504
     without_pods = "The pod did not respond in time."
 
 
@@ -263,3 +256,7 @@ class ConfigError(RouterError):
 
 def code_of(error: BaseException) -> str:
     return error.code if isinstance(error, RouterError) else INTERNAL
+
+
+def status_of(error: BaseException) -> int:
+    return error.http_status if isinstance(error, RouterError) else RouterError.http_status

@@ -10,17 +10,17 @@ from typing import Literal
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import FoldedScalarString
 
+from helm.monitoring import process_families as process
 from helm.monitoring.promql import ALERT, EACH_ROUTER, SOON, Expr
-from router.errors import INTERNAL, Overloaded
+from router import errors
+from router.errors import Overloaded, RouterError
 from router.observe import thresholds
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
-from router.request.error_responses import RESPONSES
 
 MEANT = {Overloaded.code}
 """Refusals on purpose: requests that would be late, by `admission`."""
-FAILED = "~" + "|".join(
-    sorted({*(kind.code for kind, it in RESPONSES.items() if it.status >= 500), INTERNAL, "pod_error"} - MEANT)
-)
+_KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RouterError)]
+FAILED = "~" + "|".join(sorted({*(kind.code for kind in _KINDS if kind.http_status >= 500), "pod_error"} - MEANT))
 """The results of requests that a client could expect to succeed."""
 _ROUTER_COMMAND = re.compile(r"`warmroute ((?:pods|top|explain|preview)\b[^`]*)`")
 _TOKEN = "/run/secrets/warmroute/admin/token"
@@ -387,7 +387,7 @@ ALERTS = (
     ),
     Alert(
         name="WarmrouteOpenFiles",
-        expr=EACH_ROUTER.total("max", of_process.OPEN_FDS) / EACH_ROUTER.total("max", of_process.MAX_FDS) > 0.9,
+        expr=EACH_ROUTER.total("max", process.OPEN_FDS) / EACH_ROUTER.total("max", process.MAX_FDS) > 0.9,
         lasts="5m",
         severity="warning",
         summary="Router {{ $labels.pod }} has opened 90 % of the files that it may.",

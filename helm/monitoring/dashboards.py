@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from helm.monitoring import process_families
+from helm.monitoring.metric_catalog import DECLARED
 from helm.monitoring.promql import DASHBOARD as D
 from helm.monitoring.promql import PUBLISHERS, Expr, name_of
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_publisher, of_requests
 from router.observe.declared.declaration import Declaration, MetricKind
-from router.observe.declared.metric_catalog import DECLARED
 
 Json = dict[str, Any]
 Unit = Literal["short", "s", "percentunit", "reqps", "bytes", "Bps", "ops", "none"]
@@ -343,11 +344,11 @@ ROUTER = Dashboard(
             (
                 _quantiles("Phases", of_requests.PHASE_S, "phase"),
                 _quantiles("Loop lag", of_process.LOOP_LAG_S, "", "Late timers: a stall delays every request."),
-                _panel("CPU", "none", Line(D.rate(of_process.CPU_S), "CPU"), about="Cores."),
-                _gauge("Memory", "bytes", "sum", of_process.RESIDENT_BYTES, ""),
+                _panel("CPU", "none", Line(D.rate(process_families.CPU_S), "CPU"), about="Cores."),
+                _gauge("Memory", "bytes", "sum", process_families.RESIDENT_BYTES, ""),
                 _gauge("Prompt caches", "bytes", "sum", of_requests.PROMPT_CACHE_BYTES, "model"),
                 _gauge("Index replica", "bytes", "sum", of_process.INDEX_BYTES, ""),
-                _gauge("Open files", "short", "sum", of_process.OPEN_FDS, ""),
+                _gauge("Open files", "short", "sum", process_families.OPEN_FDS, ""),
                 _gauge("Other routers", "short", "max", of_process.REPLICAS, ""),
             ),
         ),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from helm.monitoring.alerts import ALERTS
 from helm.monitoring.dashboards import DASHBOARDS
-from router.observe.declared.declaration import LABELS, Declaration, MetricKind
-from router.observe.declared.metric_catalog import CHAPTERS, declarations_of
+from helm.monitoring.metric_catalog import CHAPTERS, LABELS, declarations_of
+from router.observe.declared.declaration import Declaration, MetricKind
 
 _HEAD = """# Metrics
 

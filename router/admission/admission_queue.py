@@ -20,7 +20,6 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
 from router.admission.fair_order import FairOrder, FairShares, Waiting
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
-from router.decision import Candidate, RouteDecision, Split
 from router.types import PodId
 
 
@@ -122,16 +121,6 @@ class QueueCandidate(msgspec.Struct, frozen=True, gc=False):
     decodes: bool = True
     decode_pod: PodId = ""
     room_ms: float = 0.0
-
-    def first_in(self, decision: RouteDecision) -> RouteDecision:
-        """The decision that this is a candidate of, with it first."""
-        candidates = sorted(decision.candidates, key=lambda one: not self._is_of(one))
-        return msgspec.structs.replace(decision, candidates=tuple(candidates))
-
-    def _is_of(self, candidate: Candidate) -> bool:
-        plan = candidate.plan
-        computing = plan.prefill if isinstance(plan, Split) else plan.pod
-        return computing.id == self.pod and candidate.cost.total_ms == self.cost_ms
 
 
 class Offer(msgspec.Struct, frozen=True, gc=False):

@@ -18,6 +18,7 @@ RETRY_S = 1.0
 
 
 def body_memory(max_bytes: int = 1 << 62) -> FairBound:
+    """The bound of the bytes that requests, and responses held back, have in memory; by default, none."""
     return FairBound(max_bytes, "bytes of request bodies", "limits.max_held_bytes")
 
 
@@ -42,14 +43,9 @@ class FairBound:
         self._weight = 0.0
 
     def take(self, owner: str, weight: float, amount: int) -> bool:
-        after, holding = self.used + amount, self._holdings.get(owner)
-        if after > self._free_to and not self.has_room(owner, weight, amount):
+        if self.used + amount > self._free_to and not self.has_room(owner, weight, amount):
             return False
-        if holding is None:
-            self.add(owner, weight, amount)
-        else:
-            self.used = after
-            holding.amount += amount
+        self.add(owner, weight, amount)
         return True
 
     def has_room(self, owner: str, weight: float, amount: int) -> bool:

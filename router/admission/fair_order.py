@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
 
-from router.admission.tenant import Tenant
+from router.admission.tenant import OPEN_TENANT, Tenant
 
 
 class Waiting(msgspec.Struct, eq=False, gc=False):
@@ -38,16 +39,14 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
 _order = attrgetter("order")
 
 
+@dataclass(slots=True, eq=False)
 class _Backlog:
     """The waiting requests of one tenant, in order. `virtual_ms`: the prefill that it got, divided by its weight."""
 
-    __slots__ = ("prefill_ms", "tenant", "virtual_ms", "waiting")
-
-    def __init__(self, virtual_ms: float) -> None:
-        self.virtual_ms = virtual_ms
-        self.tenant = Tenant()
-        self.waiting: list[Waiting] = []
-        self.prefill_ms = 0.0
+    virtual_ms: float
+    tenant: Tenant = OPEN_TENANT
+    waiting: list[Waiting] = field(default_factory=list)
+    prefill_ms: float = 0.0
 
 
 class _Band:

@@ -202,11 +202,6 @@ class JwtVerifier:
         return UnknownSigningKey("The router does not know the key that has signed the token yet; retry.")
 
 
-def is_token(key: bytes) -> bool:
-    """Whether a key has the form of a signed token. One that the router has made has not."""
-    return key.count(b".") == 2
-
-
 def _time(claim: object) -> float:
     """Raises `ValueError`, `OverflowError`."""
     if isinstance(claim, bool) or not isinstance(claim, int | float) or not abs(claim) < 1e15:

@@ -6,6 +6,7 @@ Alone, a process may use the whole limit. Among several, `ceiling` is its share 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import merge
 from math import inf
@@ -15,19 +16,17 @@ KEPT_S = WINDOW_S + 1
 """An amount of second `s` leaves at the begin of second `s + KEPT_S`."""
 
 
+@dataclass(slots=True, eq=False)
 class SlidingWindow:
     """Amounts of the last minute by second, oldest first, and their sum. Each counts for at least `WINDOW_S` and at
     most a second longer, so no period of `WINDOW_S` has more than a window has ever counted at once. `second`: whole
     seconds of a clock that never goes back."""
 
-    __slots__ = ("_amounts", "expires", "total")
-
-    def __init__(self) -> None:
-        self._amounts: dict[int, int] = {}
-        self.expires: float = inf
-        """Second in which the oldest amount leaves."""
-        self.total = 0
-        """Right until `expires`; see `at`."""
+    _amounts: dict[int, int] = field(default_factory=dict)
+    expires: float = inf
+    """Second in which the oldest amount leaves."""
+    total: int = 0
+    """Right until `expires`; see `at`."""
 
     def at(self, second: int) -> int:
         """The total in this second."""

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from router.admission.admission_queue import QueueCandidate
-from router.decision import Candidate, Cost, RouteDecision, Split
+from router.decision import Candidate, Split
 from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodId, Role
 
 FULL_SHARE = 0.9
 """The share of a pod's KV for prompts; the rest is for answers."""
 _IDLE = InFlight()
-
-
-def queue_candidates(
-    decision: RouteDecision,
-    inflight: Mapping[PodId, InFlight],
-    now_s: float,
-    prompt_tokens: int,
-    expected_ttft_ms: Callable[[Cost], float],
-) -> list[QueueCandidate]:
-    """One for each candidate of the decision, in their order. `expected_ttft_ms`: the time to first token in a cost."""
-    return [
-        queue_candidate(one, inflight, now_s, prompt_tokens, expected_ttft_ms(one.cost)) for one in decision.candidates
-    ]
 
 
 def queue_candidate(

@@ -103,10 +103,7 @@ class Quotas:
         for meter in applied.counted + applied.tokens if applied.is_short else applied.counted:
             if not self._admits(meter, second, 1):
                 return self._short(applied, meter, now_s, 1)
-        for meter in applied.counted:
-            meter.own.add(second, 1)
-        if self.sharing is not None:
-            self.sharing.mark_used(applied.counted, second, 1)
+        self._add(applied.counted, second, 1)
         return Hold(applied, second)
 
     def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | Short:
@@ -116,28 +113,19 @@ class Quotas:
         for meter in applied.counted:
             if not (self._admits(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
-        for meter in applied.concurrent:
-            meter.own.add(second, 1)
-        if self.sharing is not None:
-            self.sharing.mark_used(applied.concurrent, second, 1)
+        self._add(applied.concurrent, second, 1)
         return Hold(applied, second)
 
     def count(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> None:
         """Count a request whose model is not known, also beyond the limit."""
-        requests = self._applied_to(tenant, quotas, "", "").requests
-        for meter in requests:
-            meter.own.add(int(now_s), 1)
-        if self.sharing is not None:
-            self.sharing.mark_used(requests, int(now_s), 1)
+        self._add(self._applied_to(tenant, quotas, "", "").requests, int(now_s), 1)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
         """Count the tokens that a decided request is expected to cost, if they fit. If they do
         not, the caller ends the hold. The output is a guess: it never exceeds a whole limit, which would refuse the
         tenant for ever."""
         applied, second = hold.applied, int(now_s)
-        for meter in applied.output:
-            if output_tokens > meter.limit:
-                output_tokens = meter.limit
+        output_tokens = min([output_tokens, *(meter.limit for meter in applied.output)])
         for meters, amount in ((applied.prompt, prompt_tokens), (applied.output, output_tokens)):
             for meter in meters:
                 if not self._admits(meter, second, amount):
@@ -145,13 +133,8 @@ class Quotas:
                     return self._short(applied, meter, now_s, amount)
         applied.is_short = False
         hold.tokens_second, hold.prompt_tokens, hold.output_tokens = second, prompt_tokens, output_tokens
-        for meter in applied.prompt:
-            meter.own.add(second, prompt_tokens)
-        for meter in applied.output:
-            meter.own.add(second, output_tokens)
-        if self.sharing is not None:
-            self.sharing.mark_used(applied.prompt, second, prompt_tokens)
-            self.sharing.mark_used(applied.output, second, output_tokens)
+        self._add(applied.prompt, second, prompt_tokens)
+        self._add(applied.output, second, output_tokens)
         return None
 
     def end(self, hold: Hold, prompt_tokens: int | None, output_tokens: int | None, now_s: float) -> None:
@@ -168,6 +151,12 @@ class Quotas:
             _correct(applied.output, hold.tokens_second, second, output_tokens - hold.output_tokens)
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
+
+    def _add(self, meters: Sequence[Meter], second: int, amount: int) -> None:
+        for meter in meters:
+            meter.own.add(second, amount)
+        if self.sharing is not None:
+            self.sharing.mark_used(meters, second, amount)
 
     def _applied_to(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
         applied = self._applied.get((tenant, model, adapter))

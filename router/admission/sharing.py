@@ -131,7 +131,9 @@ class MeterSharing:
         for meter, grant in zip(self._sent, answer.grants, strict=True):
             meter.others.set_total(second, grant.others_used)
             if not self.is_away:
-                self._set_ceiling(meter, grant)
+                meter.ceiling, meter.free = grant.ceiling, grant.free
+                if grant.free >= 0 and self.members > 1:  # else the tolerance would grow with each exchange
+                    meter.ceiling += TOLERANCE * meter.limit / self.members
             if grant.ceiling or meter.own.total:
                 self._refresh.pop(meter.key, None)
                 self._refresh[meter.key] = second + REFRESH_S, meter
@@ -142,11 +144,6 @@ class MeterSharing:
             self._return_s = now_s + RETURN_S
         if self._return_s is None or now_s >= self._return_s:
             self.is_away, self._return_s = False, None
-
-    def _set_ceiling(self, meter: Meter, grant: Grant) -> None:
-        meter.ceiling, meter.free = grant.ceiling, grant.free
-        if grant.free >= 0 and self.members > 1:  # else the tolerance would grow with each exchange
-            meter.ceiling += TOLERANCE * meter.limit / self.members
 
     def lost(self, now_s: float) -> None:
         """The last reports were not answered in time: use the local share until the next answer, late or not."""

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from router.apis.api import Api, Body, Conventions, PromptKind, ResponseFormat, count_named
+from router.apis.api import (
+    CHAT_FORMAT,
+    WORDS,
+    Api,
+    Body,
+    Conventions,
+    PromptKind,
+    ResponseFormat,
+    count_named,
+    long_text,
+    text_part,
+)
 from router.apis.body_types import MessagesBody
-from router.apis.probe_text import WORDS, long_text, text_part
 
 _ERROR_KINDS = {
     401: "authentication_error",
@@ -79,16 +90,12 @@ MESSAGES = Api(
     takes_uuids=False,
     probes=messages_probes,
 )
-COUNT_TOKENS = Api(
+COUNT_TOKENS = replace(
+    MESSAGES,
     path="/v1/messages/count_tokens",
-    conventions=ANTHROPIC,
-    prompt=PromptKind.CONVERTED,
-    body=MessagesBody,
-    prompt_fields=_PROMPT_FIELDS,
-    raw_fields=frozenset(_PROMPT_FIELDS),
-    items="messages",
+    response=CHAT_FORMAT,
     generates=False,
     is_about_tokens=True,
-    takes_uuids=False,
+    probes=None,
     proven_with=MESSAGES.path,
 )

@@ -74,11 +74,9 @@ class Conventions:
 
     def limit_headers(self, of: bytes) -> tuple[bytes, bytes, bytes]:
         """The names of the headers with limit, rest and reset of one limit."""
-        limit, left, reset = (self.limit_header % {b"of": of, b"value": one} for one in _LIMIT_VALUES)
+        values = (b"limit", b"remaining", b"reset")
+        limit, left, reset = (self.limit_header % {b"of": of, b"value": one} for one in values)
         return limit, left, reset
-
-
-_LIMIT_VALUES = (b"limit", b"remaining", b"reset")
 
 
 OPENAI = Conventions(
@@ -148,3 +146,23 @@ class Api:
     def length_field(self) -> str:
         """The field that an error about a prompt's length names."""
         return "prompt" if self.prompt is PromptKind.COMPLETION else "messages"
+
+
+# --- texts of the bodies that the parity self-test sends to a pod ---
+
+PROBE_BLOCKS = 4
+"""Minimum length of the probe in engine blocks. Several, so that the hashes of parent blocks are tested as well."""
+ASSUMED_BLOCK_TOKENS = 64
+"""Block size of an engine that does not report it."""
+WORDS = "naïve café 東京 Привет 🚀 ﬁne\tprint(1) don't  İstanbul 12345 … 한국어 ṩ end."
+"""Each word is at least one token."""
+
+
+def long_text(block_tokens: int | None) -> str:
+    words = WORDS.split(" ")
+    length = PROBE_BLOCKS * (block_tokens or ASSUMED_BLOCK_TOKENS)
+    return " ".join(words[i % len(words)] for i in range(length))
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}

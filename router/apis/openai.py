@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from router.apis.api import Api, Body, PromptKind
+from router.apis.api import Api, Body, PromptKind, long_text, text_part
 from router.apis.body_types import CHANGING_FIELDS, TEXT_FIELDS, ChatBody, CompletionBody, prompt_fields_of
-from router.apis.probe_text import long_text, text_part
 
 
 def tools_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Body]]:

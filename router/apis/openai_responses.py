@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from router.apis.api import Api, Body, PromptKind, ResponseFormat, count_named
+from router.apis.api import WORDS, Api, Body, PromptKind, ResponseFormat, count_named, long_text
 from router.apis.body_types import ResponsesBody
-from router.apis.probe_text import WORDS, long_text
 
 MAX_RESPONSE_ID_CHARACTERS = 128
 """Maximum length of the id of a stored response, which has ASCII letters, digits, `_` and `-`."""

@@ -28,35 +28,7 @@ from router.types import Endpoint
 
 TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
 _HEADERS = [(b"content-type", b"application/json")]
-
-
-class _StreamDelta(msgspec.Struct):
-    content: str | None = None
-
-
-class _StreamChoice(msgspec.Struct):
-    delta: _StreamDelta | None = None
-    text: str | None = None
-
-
-class _CachedDetails(msgspec.Struct):
-    cached_tokens: int = 0
-
-
-class _StreamUsage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prompt_tokens_details: _CachedDetails | None = None
-
-
-class _StreamChunk(msgspec.Struct):
-    choices: list[_StreamChoice] = []
-    usage: _StreamUsage | None = None
-    system_fingerprint: str | None = None
-    error: Any = None
-
-
-_decode_chunk = msgspec.json.Decoder(_StreamChunk).decode
+_decode_chunk = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 SendRequest: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[IncomingResponse]]
@@ -202,14 +174,14 @@ class LoadDriver:
             chunk = _decode_chunk(payload)
         except msgspec.DecodeError as error:
             raise UpstreamBroken(f"invalid stream chunk: {error}") from error
-        if chunk.error is not None:
-            raise UpstreamBroken(f"error in the stream: {chunk.error}")
-        if chunk.usage is not None:
-            details = chunk.usage.prompt_tokens_details
-            result.prompt_tokens, result.output_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
-            result.cached_tokens = details.cached_tokens if details else 0
-            result.engine = chunk.system_fingerprint or ""
-        text = "".join(c.text or (c.delta and c.delta.content) or "" for c in chunk.choices)
+        if chunk.get("error") is not None:
+            raise UpstreamBroken(f"error in the stream: {chunk['error']}")
+        if (usage := chunk.get("usage")) is not None:
+            result.prompt_tokens, result.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
+            result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            result.engine = chunk.get("system_fingerprint") or ""
+        said = (one.get("delta") or one for one in chunk.get("choices", ()))
+        text = "".join(one.get("text") or one.get("content") or "" for one in said)
         if text and result.ttft_s is None:
             result.ttft_s = self.elapsed_s() - result.due_s
         return text

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from zmq import ZMQError
 
 from router.cli.options import with_options
@@ -69,7 +70,7 @@ def mock_engine_command(options: MockEngineOptions) -> None:
     if options.prefill and not options.pd:
         raise typer.BadParameter("--prefill needs --pd: prefill engines hand their KV to the others")
     try:
-        serve(list(_configs(options)), _announce, options.drain_timeout)
+        uvloop.run(serve(list(_configs(options)), _announce, options.drain_timeout))
     except (OSError, ZMQError) as error:
         raise ConfigError(f"cannot listen on {options.host}, ports from {options.port}: {error}") from error
 

@@ -13,13 +13,13 @@ from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
+from router.observe.receipt_lines import LineT
 from router.policy.spec import PolicySpec
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
 from router.sim.virtual.compare import Experiment
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import (
-    LineT,
     Traffic,
     mooncake_traffic,
     read_mooncake,

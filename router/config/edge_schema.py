@@ -8,26 +8,14 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from router.config.load import Strict
-from router.engines.forwarded_headers import is_header_name, unforwardable
-from router.engines.forwarded_paths import changes_engine, unusable_path
+from router.engines.forwarded_headers import forwarded_header, is_header_name
+from router.engines.forwarded_paths import added_path, changes_engine
 
 
 def _extra_path(path: str) -> str:
     if changes_engine(path):
         raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
-    return _control_path(path)
-
-
-def _control_path(path: str) -> str:
-    if why := unusable_path(path):
-        raise ValueError(why)
-    return path
-
-
-def _forwarded_header(name: str) -> str:
-    if why := unforwardable(name):
-        raise ValueError(why)
-    return name
+    return added_path(path)
 
 
 def _header_name(name: str) -> str:
@@ -42,11 +30,7 @@ def _cors_origin(value: str) -> str:
     return value
 
 
-ExtraPath = Annotated[str, AfterValidator(_extra_path)]
-ControlPath = Annotated[str, AfterValidator(_control_path)]
-ForwardedHeader = Annotated[str, AfterValidator(_forwarded_header)]
-HeaderName = Annotated[str, AfterValidator(_header_name)]
-CorsOrigin = Annotated[str, AfterValidator(_cors_origin)]
+_HeaderName = Annotated[str, AfterValidator(_header_name)]
 
 
 class Edge(Strict):
@@ -58,18 +42,18 @@ class Edge(Strict):
     trust_engine_fields: bool = False
     """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
     adapters by path (the tables of router/engines/steering.py), and the `uuid` of pictures. Off: strip them."""
-    forward_headers: tuple[ForwardedHeader, ...] = ()
+    forward_headers: tuple[Annotated[str, AfterValidator(forwarded_header)], ...] = ()
     """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
     authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
-    extra_paths: tuple[ExtraPath, ...] = ()
+    extra_paths: tuple[Annotated[str, AfterValidator(_extra_path)], ...] = ()
     """Paths to forward by model besides those of the inference APIs, such as /tokenizer_info. Each is compared exactly.
     Engines do not authenticate paths outside /v1."""
-    control_paths: tuple[ControlPath, ...] = ()
+    control_paths: tuple[Annotated[str, AfterValidator(added_path)], ...] = ()
     """Paths with which every client may change the engines, such as /reset_prefix_cache. They
     are never forwarded unless they are named here; a request changes one pod only."""
-    cors_origins: tuple[CorsOrigin, ...] = ()
+    cors_origins: tuple[Annotated[str, AfterValidator(_cors_origin)], ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_headers: tuple[HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
+    session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
     """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
     defaults are those of OpenCode, Codex and Claude Code."""
     tenant_header: str = "x-tenant-id"

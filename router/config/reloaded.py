@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -17,22 +17,17 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class FileStamp(NamedTuple):
-    """Differs after each change of a file's content, and of the target of a link."""
-
-    inode: int
-    modified_ns: int
-    changed_ns: int
-    size_bytes: int
+FileStamp: TypeAlias = tuple[int, int, int, int]
+"""Inode, times of the last change of content and of anything (ns), and size."""
 
 
 def stamp_of(path: str | Path) -> FileStamp | None:
-    """The stamp now; None if the file is missing."""
+    """Differs after each change of a file's content, and of the target of a link; None if the file is missing."""
     try:
         found = Path(path).stat()
     except OSError:
         return None
-    return FileStamp(found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
 
 def stamps_of(*paths: str | Path | None) -> tuple[FileStamp | None, ...]:

@@ -7,14 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from router.admission.admission_queue import QueueLimits
 from router.admission.tenant import Slo
@@ -181,16 +174,11 @@ class AdmissionConfig(Strict):
 
     @property
     def default_slo(self) -> Slo:
-        return Slo(self.slo.ttft_ms, self.slo.tpot_ms, self.slo.idle_prefills)
+        return Slo(**self.slo.model_dump())
 
     @property
     def limits(self) -> QueueLimits:
-        return QueueLimits(
-            max_requests=self.max_requests,
-            max_bytes=self.max_bytes,
-            max_wait_ms=self.max_wait_ms,
-            slo_share=self.slo_share,
-        )
+        return QueueLimits(**self.model_dump(exclude={"slo"}))
 
 
 class Probes(Strict):

@@ -47,7 +47,7 @@ class StartupFiles:
         if known is not None and _digest(path) == known:
             self._stamps[path] = stamp
             return None
-        return StaleFile(str(path), RESTART, stamp.changed_ns / 1e9)
+        return StaleFile(str(path), RESTART, stamp[2] / 1e9)
 
     def _paths(self) -> Iterator[Path]:
         if self._file:

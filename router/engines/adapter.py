@@ -198,15 +198,10 @@ class EngineAdapter:
         return {"model": model, **given} if accepted else None
 
 
-_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
-
-
 def decode(response: bytes, kind: type[_T], bound: Bound = ANSWER) -> _T | None:
     """A JSON response as `kind`; None where it is something else, or out of bounds."""
-    decoder = _DECODERS.get(kind) or _DECODERS.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        found: _T = bound.json(response, decoder)
-        return found
+        return bound.json(response, msgspec.json.Decoder(kind))
     except ValueError:
         return None
 

@@ -56,11 +56,13 @@ def is_header_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def unforwardable(name: str) -> str:
-    """Why the operator cannot have this header forwarded; "" if possible."""
+def forwarded_header(name: str) -> str:
+    """The name, if the operator can have this header forwarded. Raises `ValueError`."""
     key = name.encode()
     if not is_header_name(name):
-        return "must be the name of a header in lower case"
+        raise ValueError("must be the name of a header in lower case")
     if key in HOP_BY_HOP | REWRITTEN:
-        return "is set by the router or belongs to one connection"
-    return "needs `trust_engine_fields`" if key in STEERING_HEADERS else ""
+        raise ValueError("is set by the router or belongs to one connection")
+    if key in STEERING_HEADERS:
+        raise ValueError("needs `trust_engine_fields`")
+    return name

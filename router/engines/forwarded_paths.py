@@ -65,15 +65,15 @@ def changes_engine(path: str) -> bool:
     return not CONTROL_WORDS.isdisjoint(re.split(r"[/_.~-]", path.lower()))
 
 
-def unusable_path(path: str) -> str:
-    """Why the operator cannot add this path; "" if they can."""
+def added_path(path: str) -> str:
+    """The path, if the operator can add it. Raises `ValueError`."""
     if not _CANONICAL.fullmatch(path):
-        return "must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end"
+        raise ValueError("must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end")
     if path in LORA_PATHS:
-        return "is on the admin listener, which loads adapters on all pods of a model"
+        raise ValueError("is on the admin listener, which loads adapters on all pods of a model")
     if _OWN.fullmatch(path):
-        return "is answered by the router itself"
-    return ""
+        raise ValueError("is answered by the router itself")
+    return path
 
 
 class ForwardedPaths:

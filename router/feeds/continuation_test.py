@@ -67,7 +67,7 @@ class ContinuationTestFeed:
         reasons = {one: await self._failure(pod, one, words) for one in _PROBES}
         if self._fleet.same_epoch(pod) is None:
             return True
-        self._fleet.trust_continuation(pod.id, frozenset(one for one, reason in reasons.items() if not reason))
+        self._fleet.learn(pod.id, continues=frozenset(one for one, reason in reasons.items() if not reason))
         if is_first and any(reasons.values()):
             failed = {one.value: reason for one, reason in reasons.items() if reason}
             log.warning("pod does not continue streams", pod=pod.id, reasons=failed)

@@ -20,6 +20,7 @@ import structlog
 from router.config.policy_files import PolicyFolder
 from router.config.reloaded import is_steady
 from router.errors import ConfigError
+from router.observe.declared import of_decisions
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
@@ -116,9 +117,9 @@ class PolicyFeed:
             return self._refuse(repr(error))
         old, changed = self._policies, new.version != self._policies.version
         self._activate(new)
-        self._metrics.policy_reloads.labels("ok").inc()
+        self._metrics[of_decisions.POLICY_RELOADS].labels("ok").inc()
         found = await self._reviewed(old, new) if changed else None
-        self._metrics.policy_reload_ttft.set(found.ttft_ratio if found else 1.0)
+        self._metrics[of_decisions.POLICY_RELOAD_TTFT].set(found.ttft_ratio if found else 1.0)
         review = str(found) if found else None
         log.info("policies reloaded", version=new.version, changed=changed, review=review)
         return Reload(new.version, changed, review, ttft_ratio=found.ttft_ratio if found else 1.0)
@@ -133,13 +134,13 @@ class PolicyFeed:
 
     def _activate(self, policies: PolicySet) -> None:
         self._policies, self.error, self.refused_since_s = policies, "", None
-        self._metrics.policy_reload_failed.set(0)
+        self._metrics[of_decisions.POLICY_RELOAD_FAILED].set(0)
         self._metrics.observe_policies(policies.version, {one.name: one.version for one in policies.active})
 
     def _refuse(self, error: str) -> Reload:
         self.error = error
         self.refused_since_s = self.refused_since_s or time.time()
-        self._metrics.policy_reload_failed.set(1)
-        self._metrics.policy_reloads.labels("refused").inc()
+        self._metrics[of_decisions.POLICY_RELOAD_FAILED].set(1)
+        self._metrics[of_decisions.POLICY_RELOADS].labels("refused").inc()
         log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)
         return Reload(self._policies.version, error=error)

@@ -134,7 +134,7 @@ class ProbeFeed:
                 self.breaker.exceeded(pod_id, reason, now_s)
             return
         if facts is not None and self.fleet.same_epoch(pod):
-            self.fleet.learn_adapters(pod_id, facts.adapters)
+            self.fleet.learn(pod_id, adapters=facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:
         """Fetch what the pod serves and report it. False if it does not answer, or is another pod now."""

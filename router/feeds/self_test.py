@@ -208,7 +208,7 @@ class ParityFeed:
                 event = _WARNINGS.get(endpoint, _NOT_TRUSTED)
                 logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
         if self.fleet.same_epoch(pod):
-            self.fleet.trust_conversions(pod.id, frozenset(passed))
+            self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
 
     async def _test_pictures(self, pod: Pod) -> bool:
@@ -220,7 +220,7 @@ class ParityFeed:
         if self.fleet.same_epoch(pod) is None:
             return False
         if report is None:
-            self.fleet.trust_pictures(pod.id)
+            self.fleet.learn(pod.id, reads_pictures=True)
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)

@@ -29,7 +29,6 @@ once is better than requests that wait for a dead pod.
 
 Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
 probe, so its backoff is longer and is reset only by a first token that is on time.
-
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ import xxhash
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.outcomes import Outcomes
 from router.fleet.retry_pause import retry_pause_s
-from router.types import FleetSnapshot, Pod, PodId, PodState, Role
+from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
@@ -118,20 +117,19 @@ class Breaker:
 
     def success(self, pod_id: PodId) -> None:
         """A request was served: reset all failures of the pod. A response with embeddings has no first token."""
-        if pod_id in self._failed_probes:
-            del self._failed_probes[pod_id]
+        self._failed_probes.pop(pod_id, None)
         self._failed.pop(pod_id, None)
 
     def failure(self, pod_id: PodId, now_s: float) -> None:
         """A request failed because of the pod."""
-        if self._is_ready(pod_id):
+        if self._ready(pod_id):
             record = self._record(pod_id)
             record.failures += 1
             self._eject_at_limit(pod_id, record, now_s)
 
     def doubt(self, pod_id: PodId, client: str, now_s: float) -> None:
         """A request of `client` failed because of the pod or of the request."""
-        if self._is_ready(pod_id):
+        if self._ready(pod_id):
             record = self._record(pod_id)
             record.add_doubt(client, self._rules.clients_to_eject, now_s)
             self._eject_at_limit(pod_id, record, now_s)
@@ -142,8 +140,8 @@ class Breaker:
 
     def ended(self, pod_id: PodId, client: str, now_s: float, *, is_served: bool) -> None:
         """A request of `client` to the pod was served, or failed for any reason."""
-        status = self._fleet.status(pod_id)
-        if status is None or status.state is not PodState.READY:
+        status = self._ready(pod_id)
+        if status is None:
             return
         self._outcomes.ended(pod_id, models := status.pod.models, client, now_s, is_served=is_served)
         if not is_served and self._outcomes.fails_alone(pod_id, models):
@@ -156,7 +154,7 @@ class Breaker:
         rules = self._rules
         if actual_ms <= rules.late_factor * max(expected_ms, MIN_EXPECTED_MS):
             self._late.pop(pod_id, None)
-        elif self._is_ready(pod_id):
+        elif self._ready(pod_id):
             late = self._late.setdefault(pod_id, Failures())
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
@@ -165,20 +163,19 @@ class Breaker:
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
-        if pod_id in self._failed_probes:
-            del self._failed_probes[pod_id]
+        self._failed_probes.pop(pod_id, None)
 
     def probe_failed(self, pod_id: PodId, now_s: float) -> None:
         """The pod's health check failed or timed out."""
-        if self._is_ready(pod_id):
+        if self._ready(pod_id):
             count = self._failed_probes[pod_id] = self._failed_probes.get(pod_id, 0) + 1
             if count >= self._rules.failures_to_eject:
                 self._eject(pod_id, self._record(pod_id), now_s, f"{count} health checks in a row failed")
 
     def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:
         """The pod sent more than the router reads of one."""
-        status = self._fleet.status(pod_id)
-        if not self._is_ready(pod_id) or status is None:
+        status = self._ready(pod_id)
+        if status is None:
             return
         if leaves_enough_ready(self._fleet.snapshot, status.pod, 0.0):
             self._eject(pod_id, self._record(pod_id), now_s, reason, EXCESS_BACKOFF_FACTOR)
@@ -189,7 +186,7 @@ class Breaker:
         """False during an ejected pod's backoff."""
         tables = (self._failed, self._late, self._failing_alone)
         found = (rows[pod_id].probe_at_s for rows in tables if pod_id in rows)
-        return self._is_ready(pod_id) or now_s >= max(found, default=0.0)
+        return self._ready(pod_id) is not None or now_s >= max(found, default=0.0)
 
     def _most_others_on_time(self, pod_id: PodId) -> bool:
         """Whether most other pods of the same models are on time. O(pods); called only for a late pod."""
@@ -225,9 +222,9 @@ class Breaker:
         record.probe_at_s = now_s + factor * backoff_s
         self._fleet.event(pod_id, PodEvent.EJECT, reason=reason)
 
-    def _is_ready(self, pod_id: PodId) -> bool:
+    def _ready(self, pod_id: PodId) -> PodStatus | None:
         status = self._fleet.status(pod_id)
-        return status is not None and status.state is PodState.READY
+        return status if status is not None and status.state is PodState.READY else None
 
     def _record(self, pod_id: PodId) -> Failures:
         return self._failed.setdefault(pod_id, Failures())

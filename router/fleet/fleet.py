@@ -14,7 +14,7 @@ from itertools import count
 from math import inf
 from typing import Any, TypeAlias
 
-from router.types import Endpoint, FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
+from router.types import FleetSnapshot, Links, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, PrefixTrust
 
 _NO_LINKS = Links()
 
@@ -198,10 +198,13 @@ class Fleet:
 
     def describe(self, pod_id: PodId, **reported: Any) -> None:
         """Replace what the pod has reported about itself: what it does not report any more is unknown."""
-        self._learn(pod_id, **{**UNREPORTED, **reported})
+        self.learn(pod_id, **{**UNREPORTED, **reported})
 
-    def learn_adapters(self, pod_id: PodId, adapters: tuple[str, ...]) -> None:
-        self._learn(pod_id, adapters=adapters)
+    def learn(self, pod_id: PodId, **facts: Any) -> None:
+        """Replace facts that the pod has reported, or a test has shown: `adapters`, or those of `_UNTESTED`."""
+        known = self._statuses.get(pod_id)
+        if known is not None:
+            self._put(replace(known, pod=replace(known.pod, **facts)))
 
     def observe_load(self, pod_id: PodId, load: PodLoad) -> None:
         """Replace the pod's load. O(1); the next snapshot costs one tuple of all pods."""
@@ -223,18 +226,7 @@ class Fleet:
     def trust(self, pod_id: PodId, trust: PrefixTrust, reason: str) -> None:
         if pod_id in self._statuses:
             self._reasons[pod_id] = reason
-        self._learn(pod_id, trust=trust)
-
-    def trust_conversions(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
-        """Record for which endpoints the pod passed the parity test of its conversion."""
-        self._learn(pod_id, converts=endpoints)
-
-    def trust_pictures(self, pod_id: PodId) -> None:
-        self._learn(pod_id, reads_pictures=True)
-
-    def trust_continuation(self, pod_id: PodId, endpoints: frozenset[Endpoint]) -> None:
-        """Record at which endpoints the pod continued a broken answer exactly."""
-        self._learn(pod_id, continues=endpoints)
+        self.learn(pod_id, trust=trust)
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -258,11 +250,6 @@ class Fleet:
     def _new_life(self, pod: Pod) -> Pod:
         self._reasons.pop(pod.id, None)
         return replace(pod, epoch=next(self._epochs), **_UNTESTED)
-
-    def _learn(self, pod_id: PodId, **facts: Any) -> None:
-        known = self._statuses.get(pod_id)
-        if known is not None:
-            self._put(replace(known, pod=replace(known.pod, **facts)))
 
     def _put(self, status: PodStatus) -> None:
         if self._statuses.get(status.pod.id) != status:

@@ -42,13 +42,12 @@ class PromptCheck:
     def sample(self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix) -> None:
         """Start a check of every `CHECK_EVERY`th prompt as a background task, unless one runs or ran recently."""
         self._prompts += 1
-        if self._prompts % CHECK_EVERY or len(served.tokens) > CHECK_TOKENS or not self._is_due():
+        if self._prompts % CHECK_EVERY or len(served.tokens) > CHECK_TOKENS or time.monotonic() < self._next_s:
+            return
+        if self.running is not None and not self.running.done():
             return
         if isinstance(pending, IncrementalPrompt) or self._tokenizer.backend != REFERENCE:
             self.running = asyncio.create_task(self._check(request, pending, served))
-
-    def _is_due(self) -> bool:
-        return (self.running is None or self.running.done()) and time.monotonic() >= self._next_s
 
     async def _check(self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix) -> None:
         began_s, backend = time.monotonic(), self._tokenizer.backend

@@ -104,41 +104,20 @@ class NoPromptReader:
         return UnreadReason.NO_TOKENIZER
 
 
+@dataclass(slots=True, eq=False)
 class LocalPromptReader:
     """Tokenizes in this process, exactly as the engine does."""
 
-    def __init__(
-        self,
-        fingerprinter: Fingerprinter,
-        tokenizer: Tokenizer,
-        unread: Unread,
-        *,
-        threads: ReadThreads | None = None,
-        lookups: FleetLookups | None = None,
-        on_mismatch: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._fingerprinter = fingerprinter
-        self.tokenizer = tokenizer
-        self._unread = unread
-        self._threads = threads or ReadThreads()
-        self._lookups = lookups or FleetLookups()
-        self.pictures = fingerprinter.pictures
-        self.made = fingerprinter.made
-        """Makes conversions with the model's template."""
-        self.check = PromptCheck(fingerprinter, tokenizer, on_mismatch)
+    fingerprinter: Fingerprinter
+    tokenizer: Tokenizer
+    _unread: Unread
+    threads: ReadThreads = field(default_factory=ReadThreads)
+    lookups: FleetLookups = field(default_factory=FleetLookups)
+    on_mismatch: Callable[[], None] = lambda: None
+    check: PromptCheck = field(init=False)
 
-    def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
-        """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
-        return self._fingerprinter.advice(ours, engine)
-
-    @property
-    def renders_chats(self) -> bool:
-        return self._fingerprinter.renders_chats
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the caches of texts and chats, estimated."""
-        return self._fingerprinter.cache_bytes
+    def __post_init__(self) -> None:
+        self.check = PromptCheck(self.fingerprinter, self.tokenizer, self.on_mismatch)
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         kind = request.endpoint.api.prompt
@@ -146,15 +125,15 @@ class LocalPromptReader:
             return await self._read_tokenized(request)
         if kind is PromptKind.TEXTS:
             return await self._read_texts(request)
-        fingerprinter = self._fingerprinter
+        fingerprinter = self.fingerprinter
         try:
-            conversion = self._lookups.conversion(request) if request.endpoint.api.is_chat else None
-            identities = self._lookups.identities(request) if self.pictures is not None else None
+            conversion = self.lookups.conversion(request) if request.endpoint.api.is_chat else None
+            identities = self.lookups.identities(request) if self.fingerprinter.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
             pending: AnyPendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
-                pending = new(opened) if few else await self._threads.run(found.new_bytes, new, opened)
+                pending = new(opened) if few else await self.threads.run(found.new_bytes, new, opened)
             if pending is None:
                 is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
                 pending = fingerprinter.render(opened) if is_short else await self._render_long(opened)
@@ -164,7 +143,7 @@ class LocalPromptReader:
                 if pending.cold_characters > YIELD_CHARACTERS:
                     await asyncio.sleep(0)
             else:
-                prefix = await self._threads.run(pending.cold_characters, fingerprinter.finish, pending)
+                prefix = await self.threads.run(pending.cold_characters, fingerprinter.finish, pending)
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
             return error.reason
@@ -198,10 +177,10 @@ class LocalPromptReader:
             if size <= REFERENCE_CHARACTERS:
                 count = count_tokens(request.prompt, self._token_counts)
             else:
-                count = await self._threads.run(size, count_tokens, request.prompt, self._token_counts)
+                count = await self.threads.run(size, count_tokens, request.prompt, self._token_counts)
         except Unrenderable:
             return None
-        return PromptPrefix(self._fingerprinter.generation, token_array(()), hash_array(()), count)
+        return PromptPrefix(self.fingerprinter.generation, token_array(()), hash_array(()), count)
 
     def _token_counts(self, texts: Sequence[str]) -> Sequence[int]:
         """The number of tokens of each text, with those that the engine puts around it."""
@@ -219,10 +198,10 @@ class LocalPromptReader:
         request = opened.request
         found = opened.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
-        context_tokens = self._lookups.context_tokens(request)
+        context_tokens = self.lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
-        return await self._threads.run(new_bytes, self._fingerprinter.render, opened, context_tokens)
+        return await self.threads.run(new_bytes, self.fingerprinter.render, opened, context_tokens)
 
 
 def generating_request(request: InferenceRequest) -> InferenceRequest | None:

@@ -36,7 +36,7 @@ class QueueTasks:
         try:
             await place
         finally:  # its error refers to this frame: a cycle that would keep the body in memory
-            ticket.settle = _nothing
+            ticket.settle = lambda _error: None
             del place, ticket
 
     def _wake(self, queue: ModelQueue) -> None:
@@ -67,10 +67,6 @@ class QueueTasks:
         finally:
             del self._changed[queue]
             self._on_change(self._queues.waiting)
-
-
-def _nothing(_error: Exception | None) -> None:
-    """The ticket is settled."""
 
 
 def _settle(place: asyncio.Future[None], error: Exception | None) -> None:

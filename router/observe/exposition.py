@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
-from types import SimpleNamespace
+from itertools import chain, islice
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from router.observe.fast_metrics import Labelled
+from router.observe.declared.declaration import Declaration, MetricT
+from router.observe.fast_metrics import METRICS, Labelled
 
 PIECE_SAMPLES = 200
 """Samples that are rendered at once, in a millisecond or less."""
@@ -53,11 +54,22 @@ def accepted_format(accept: str) -> TextFormat:
 
 
 class Registry(CollectorRegistry):
-    """A registry whose collectors can be rendered one by one, in the order of their registration."""
+    """The declared metrics, and other collectors, which can be rendered one by one in the order of their
+    registration."""
 
-    def __init__(self) -> None:
+    def __init__(self, *chapters: ModuleType) -> None:
         super().__init__()
         self.collectors: list[Collector] = []
+        self._declared: dict[str, Any] = {}
+        for one in chain.from_iterable(vars(chapter).values() for chapter in chapters):
+            if isinstance(one, Declaration):
+                self[one]
+
+    def __getitem__(self, declared: Declaration[MetricT]) -> MetricT:
+        """The metric, from its first use on."""
+        if declared.name not in self._declared:
+            self._declared[declared.name] = METRICS[declared.kind](self, declared)
+        return cast(MetricT, self._declared[declared.name])
 
     def register(self, collector: Collector) -> None:
         super().register(collector)

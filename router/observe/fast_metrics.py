@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
-from router.observe.declared.declaration import Declaration
+from router.observe.declared.declaration import Declaration, MetricKind
 
 Labels = tuple[str, ...]
 Numbers = list[float]
@@ -37,6 +37,7 @@ class MetricSeries(Protocol):
 
 
 _Child = TypeVar("_Child", bound=MetricSeries)
+_LabelsT = TypeVar("_LabelsT", bound=Labels)
 
 
 class Count:
@@ -104,7 +105,7 @@ class Labelled(Collector, Generic[_Child]):
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
         self.declared = declared
         self._children = _Children(make)
-        self.before_reading: Callable[[], None] | None = None
+        self.before_reading: Callable[[], None] = lambda: None
         """Called before the numbers are read, for numbers that are added late."""
         if not declared.labels:
             self.labels()
@@ -114,7 +115,7 @@ class Labelled(Collector, Generic[_Child]):
         return self._children[values]
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
-        self._count_waiting()
+        self.before_reading()
         return self._children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
@@ -122,12 +123,8 @@ class Labelled(Collector, Generic[_Child]):
             del self._children[values]
 
     def series(self) -> dict[Labels, Numbers]:
-        self._count_waiting()
+        self.before_reading()
         return {labels: child.numbers() for labels, child in self._children.items()}
-
-    def _count_waiting(self) -> None:
-        if self.before_reading is not None:
-            self.before_reading()
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
         """These series as `prometheus_client` exposes them."""
@@ -146,7 +143,7 @@ class _Numbers(Labelled[Count]):
     def set(self, value: float) -> None:
         self.labels().set(value)
 
-    def replace(self, values: Mapping[Labels, float]) -> None:
+    def replace(self, values: Mapping[_LabelsT, float]) -> None:
         """Use these numbers, also above `MAX_SERIES`; earlier ones are gone."""
         self._children.clear()
         for labels, value in values.items():
@@ -169,7 +166,7 @@ class Counter(_Numbers):
 class Gauge(_Numbers):
     _family = GaugeMetricFamily
 
-    def replace_states(self, current: Mapping[Labels, StrEnum], states: Iterable[StrEnum]) -> None:
+    def replace_states(self, current: Mapping[_LabelsT, StrEnum], states: Iterable[StrEnum]) -> None:
         """`replace` with one series for each of `states`, the last label: 1 for the current one, else 0."""
         self.replace(
             {(*labels, state.value): state is now for labels, now in current.items() for state in tuple(states)}
@@ -190,3 +187,10 @@ class Histogram(Labelled[Buckets]):
                 buckets[at] = (*buckets[at], exemplar)
             family.add_metric(labels, buckets, total)
         return family
+
+
+METRICS: Mapping[MetricKind, Callable[[CollectorRegistry, Declaration], Labelled[Any]]] = {
+    MetricKind.COUNTER: Counter,
+    MetricKind.GAUGE: Gauge,
+    MetricKind.HISTOGRAM: Histogram,
+}

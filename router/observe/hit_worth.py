@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from router.decision import Split
 from router.errors import RouterError
-from router.observe.declared import of_requests
+from router.observe.declared import of_decisions, of_requests
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
@@ -55,8 +55,8 @@ class HitWorth:
             self._counted[model] = max(served_tokens, self._counted.get(model, 0.0))
             for placement in (CHOSEN, ROUND_ROBIN):
                 pod_ms, gpu_ms = map(sum, zip(*saved[model, placement], strict=True))
-                self._metrics.prefill_saved_s.labels(model, placement).inc(pod_ms * share)
-                self._metrics.prefill_saved_gpu_s.labels(model, placement).inc(gpu_ms * share)
+                self._metrics[of_decisions.PREFILL_SAVED_S].labels(model, placement).inc(pod_ms * share)
+                self._metrics[of_decisions.PREFILL_SAVED_GPU_S].labels(model, placement).inc(gpu_ms * share)
 
     def _served_tokens(self) -> dict[str, float]:
         found: dict[str, float] = {}

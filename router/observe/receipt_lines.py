@@ -14,6 +14,7 @@ from io import FileIO
 from os import fstat
 from os.path import samestat
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -24,9 +25,9 @@ from router.policy.recording import (
     FleetLine,
     RecordedScene,
     SceneLine,
+    digest_of,
     fleet_digest,
     fleet_line,
-    scene_digest,
     scene_line,
 )
 from router.types import FleetSnapshot, PromptPrefix
@@ -36,6 +37,7 @@ MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated."""
 
+LineT = TypeVar("LineT")
 _Later = Callable[[float, Callable[[], None]], object]
 """Calls once, after a delay in seconds."""
 
@@ -60,7 +62,7 @@ class ReceiptWriter:
         found = decision_receipt(kept, prompt=prompt)
         if self._scenes:
             scene = self._scene(kept.scene, kept.at_s)
-            found = msgspec.structs.replace(found, scene=scene, scene_digest=scene_digest(scene))
+            found = msgspec.structs.replace(found, scene=scene, scene_digest=digest_of(scene))
         return self._put(found)
 
     def repeat_fleet(self) -> None:
@@ -215,14 +217,18 @@ def _is_at(path: Path, file: FileIO) -> bool:
 
 def read_lines(path: Path) -> Iterator[Line]:
     """Every line. Raises `ConfigError` with the number of an invalid line."""
-    decode = msgspec.json.Decoder(Receipt | FleetLine).decode
+    return decoded_lines(path, msgspec.json.Decoder(Receipt | FleetLine).decode, "not a receipt")
+
+
+def decoded_lines(path: Path, decode: Callable[[bytes], LineT], problem: str) -> Iterator[LineT]:
+    """A JSONL file. Raises `ConfigError` with the number of an invalid line, and the problem."""
     number = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
                 yield decode(line)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{number}: not a receipt: {error}") from error
+        raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
 
 
 def read_receipts(path: Path) -> list[Receipt]:

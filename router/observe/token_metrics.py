@@ -6,22 +6,16 @@
 
 The gaps explain a low hit rate. Available over captured: other costs, such as queues, outweighed the prefix. Captured
 over delivered: evicted meanwhile. Delivered over captured: the index is late.
-
-Prompts are added by `add` and counted together by `count`: at a third of the cost.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from operator import sub
-from typing import TypeAlias
-
-from prometheus_client import CollectorRegistry
 
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
-from router.observe.fast_metrics import MAX_SERIES, Count, Counter, Histogram, Labels
+from router.observe.exposition import Registry
+from router.observe.fast_metrics import MAX_SERIES, Count, Labels
 from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene
 from router.types import BlocksByTier, Tier
@@ -30,84 +24,55 @@ _TIERS = (*(tier.name.lower() for tier in Tier), "peer")
 """The last is for tokens that are pulled from another pod."""
 _STAGES = ("all", "available", "captured", "delivered")
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
-_Group: TypeAlias = tuple[Labels, str, str, str, int, bool]
-"""What prompts that are counted together have in common: labels, tenant, kind of plan, reason of the decision, tokens
-of a block, and whether the engine reported cached tokens."""
-_Row: TypeAlias = tuple[int, BlocksByTier, int, BlocksByTier, int, int]
-"""What is counted of a prompt: its tokens; the longest prefix by tier, and its tokens; the prefix by tier on the chosen
-pod; captured and delivered tokens."""
 
 
 class TokenMetrics:
     """Prompt tokens of served requests, by model, class and policy, and by tenant."""
 
-    def __init__(self, r: CollectorRegistry) -> None:
-        self.prompt = Counter(r, of_requests.PROMPT_TOKENS)
-        self._reported = Counter(r, of_requests.REPORTED_PROMPT_TOKENS)
-        self._available = Counter(r, of_requests.AVAILABLE_TOKENS)
-        self._captured = Counter(r, of_requests.CAPTURED_TOKENS)
-        self._delivered = Counter(r, of_requests.DELIVERED_TOKENS)
-        self._tenants = Counter(r, of_requests.TENANT_TOKENS)
-        self._error = Histogram(r, of_requests.CACHED_ERROR)
-        self._depth = Histogram(r, of_requests.PREFIX_DEPTH)
-        self._decisions = Counter(r, of_decisions.DECISIONS)
+    def __init__(self, r: Registry) -> None:
+        self.prompt = r[of_requests.PROMPT_TOKENS]
+        self._reported = r[of_requests.REPORTED_PROMPT_TOKENS]
+        self._available = r[of_requests.AVAILABLE_TOKENS]
+        self._captured = r[of_requests.CAPTURED_TOKENS]
+        self._delivered = r[of_requests.DELIVERED_TOKENS]
+        self._tenants = r[of_requests.TENANT_TOKENS]
+        self._error = r[of_requests.CACHED_ERROR]
+        self._depth = r[of_requests.PREFIX_DEPTH]
+        self._decisions = r[of_decisions.DECISIONS]
         self._series: dict[Labels, _Series] = {}
-        self._tenant_series: dict[str, tuple[Count, ...]] = {}
-        self._waiting: defaultdict[_Group, list[_Row]] = defaultdict(list)
 
     def remove_tenants(self, tenants: Sequence[str]) -> None:
-        self.count()
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
-        for tenant in tenants:
-            self._tenant_series.pop(tenant, None)
 
     def add(self, ended: Outcome, labels: Labels, tenant: str, scene: RecordedScene) -> None:
         """Add one served prompt; `scene` has its holders. `labels`: model, class and policy. O(holders)."""
-        served, delivered, match = ended.served, ended.cached_tokens, scene.match
+        served, delivered, match, block = ended.served, ended.cached_tokens, scene.match, scene.block_size_tokens
         assert served is not None
         plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING
         if isinstance(plan, Split):
             kind, own = "split", match.get(plan.prefill.id, _NOTHING)
         else:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
-        blocks, block = sum(longest), scene.block_size_tokens
+        blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
-        self._waiting[labels, tenant, kind, reason, block, delivered is not None].append(
-            (ended.prompt_tokens, longest, blocks * block, own, served.cached_tokens, delivered or 0)
-        )
-
-    def count(self) -> None:
-        for group, rows in self._waiting.items():
-            self._count_group(group, rows)
-        self._waiting.clear()
-
-    def _count_group(self, group: _Group, rows: Sequence[_Row]) -> None:
-        labels, tenant, kind, reason, block, is_reported = group
-        tokens, longest, available, own, captured, delivered = zip(*rows, strict=True)
-        series = self._series.get(labels) or self._new_series(labels)
-        stages = sum(tokens), sum(available), sum(captured), sum(delivered)
-        for count, more in zip(self._tenant_series.get(tenant) or self._new_tenant(tenant), stages, strict=True):
-            count.value += more
-        series.prompt.value += stages[0]
-        for tier, blocks in enumerate(map(sum, zip(*longest, strict=True))):
-            series.available[tier].value += blocks * block
-        for held, captured_tokens in zip(own, captured, strict=True):
-            _add(series.captured, held, captured_tokens, block)
-        if is_reported:
-            series.reported.value += stages[0]
-            series.delivered.value += stages[3]
-            series.error.observe_all([*map(abs, map(sub, delivered, captured))])
-        series.depth.observe_all(available)
-        self._decisions.labels(labels[2], kind, reason).value += len(rows)
+        stages = ended.prompt_tokens, blocks * block, served.cached_tokens, delivered or 0
+        for stage, more in zip(_STAGES, stages, strict=True):
+            self._tenants.labels(tenant, stage).value += more
+        series.prompt.value += ended.prompt_tokens
+        for tier, held in enumerate(longest):
+            series.available[tier].value += held * block
+        _add(series.captured, own, served.cached_tokens, block)
+        if delivered is not None:
+            series.reported.value += ended.prompt_tokens
+            series.delivered.value += delivered
+            series.error.observe(abs(delivered - served.cached_tokens))
+        series.depth.observe(blocks * block)
+        self._decisions.labels(labels[2], kind, reason).value += 1
 
     def _new_series(self, labels: Labels) -> _Series:
         if len(self._series) >= MAX_SERIES:
             self._series.clear()
         found = self._series[labels] = _Series(self, labels)
-        return found
-
-    def _new_tenant(self, tenant: str) -> tuple[Count, ...]:
-        found = self._tenant_series[tenant] = tuple(self._tenants.labels(tenant, stage) for stage in _STAGES)
         return found
 
 

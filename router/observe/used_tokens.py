@@ -10,38 +10,10 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
-from router.observe.declared import of_requests
-from router.observe.ended import EndedRequest, UsedTokens
-from router.observe.fast_metrics import MAX_SERIES, Count, Counter
+from router.observe.ended import EndedRequest
 
 _encode = msgspec.json.Encoder().encode
-_KINDS = ("prompt", "cached", "computed", "output")
-
-
-class UsageMetrics:
-    def __init__(self, r: CollectorRegistry) -> None:
-        self._tokens = Counter(r, of_requests.USAGE_TOKENS)
-        self._series: dict[tuple[str, str], tuple[Count, ...]] = {}
-
-    def add(self, tenant: str, used: UsedTokens) -> None:
-        """Add one request. `tenant`: the label."""
-        prompt, cached, computed, output = self._series.get((tenant, used.model)) or self._new(tenant, used.model)
-        prompt.value += used.prompt_tokens
-        cached.value += used.cached_tokens
-        computed.value += used.computed_tokens
-        output.value += used.output_tokens
-
-    def remove_tenants(self, tenants: list[str]) -> None:
-        self._tokens.remove_where(lambda labels: labels[0] in tenants)
-        self._series = {key: series for key, series in self._series.items() if key[0] not in tenants}
-
-    def _new(self, tenant: str, model: str) -> tuple[Count, ...]:
-        if len(self._series) >= MAX_SERIES:
-            self._series.clear()
-        found = self._series[tenant, model] = tuple(self._tokens.labels(tenant, model, kind) for kind in _KINDS)
-        return found
 
 
 @dataclass(slots=True, eq=False)

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from math import inf
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from router.index.lineage import Lineage
 from router.index.recent_prompts import RecentPrompts
 from router.policy.match import HeaderPairs, Match
+from router.policy.term import Configurable
 from router.types import Scene
 
 ClassName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 
-class _RuleModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ClassRule(_RuleModel):
+class ClassRule(Configurable):
     """The conditions of one class; all that are given must hold."""
 
     workload_class: Annotated[ClassName, Field(alias="class")]
@@ -46,7 +43,7 @@ class ClassRule(_RuleModel):
         return request
 
 
-class ClassRules(_RuleModel):
+class ClassRules(Configurable):
     """`config/classes.yaml`."""
 
     header: str = "x-workload-class"

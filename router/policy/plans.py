@@ -80,38 +80,6 @@ def _usable_tokens(held: BlocksByTier, pod: Pod, prompt_tokens: int, block_token
     return usable_tokens - usable_tokens % (pod.block_size_tokens or block_tokens)
 
 
-def most_promising(
-    scene: Scene, statuses: Sequence[PodStatus], prompt_tokens: int, limit: int, missing_weight: float = 1.0
-) -> Sequence[PodStatus]:
-    """The `limit` pods (0: all) with the least outstanding work and uncached prompt, by a rough estimate.
-
-    `missing_weight`: cost of an uncached token, in units of c1. Equal pods, of which an idle fleet has many, are taken
-    in a rotation that starts at the request's key. O(pods)."""
-    if not limit or len(statuses) <= limit:
-        return statuses
-    inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
-    block = scene.prompt.block_size_tokens * missing_weight if scene.prompt else 0.0
-    scene_block = scene.prompt.block_size_tokens if scene.prompt else 0
-    all_tokens = prompt_tokens * missing_weight
-    first = tie_key(scene) % len(statuses)
-    rotated = [*statuses[first:], *statuses[:first]]
-    rough_ms: list[float] = []
-    for status in rotated:
-        pod = status.pod
-        speed = pod.speed
-        missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
-        if scene.pictures:
-            missing_tokens += tokens_to_encode(scene.pictures, pod.id, sum(held(pod.id, _NOTHING)) * scene_block)
-        ms = speed.c1_ms_per_token * missing_tokens
-        if work := inflight(pod.id):
-            ms += work.prefill_ms + work.requests * speed.d1_ms_per_request
-            if head_ms := work.head_ms:
-                done_ms = (now_s - work.head_since_s) * 1000
-                ms -= done_ms if done_ms < head_ms else head_ms
-        rough_ms.append(ms)
-    return [rotated[at] for at in sorted(range(len(rotated)), key=rough_ms.__getitem__)[:limit]]
-
-
 class Planner:
     """Builds the placements of one scene's request."""
 
@@ -196,12 +164,35 @@ class Planner:
         return Transfer(sender, link, tokens, concurrent, transfer_ms, prefill_ms)
 
     def most_promising(self, statuses: Sequence[PodStatus], costs: Costs, limit: int) -> Sequence[PodStatus]:
-        """The `limit` pods (0: all) with the least outstanding work and uncached prompt, weighed as by these terms."""
+        """The `limit` pods (0: all) with the least outstanding work and uncached prompt, roughly. An uncached token is
+        weighed as by these terms.
+
+        Equal pods, of which an idle fleet has many, are taken in a rotation that starts at the request's key. O(pods).
+        """
         if not 0 < limit < len(statuses):
             return statuses
         if self._weight is None:
             self._weight = self.missing_weight(statuses[0].pod, costs)
-        return most_promising(self.scene, statuses, self.prompt_tokens, limit, self._weight)
+        scene, weight, held_block = self.scene, self._weight, self._block if self.scene.prompt else 0
+        inflight, held, now_s = scene.inflight.get, scene.match.blocks.get, scene.now_s
+        block, all_tokens = held_block * weight, self.prompt_tokens * weight
+        first = tie_key(scene) % len(statuses)
+        rotated = [*statuses[first:], *statuses[:first]]
+        rough_ms: list[float] = []
+        for status in rotated:
+            pod = status.pod
+            speed = pod.speed
+            missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
+            if scene.pictures:
+                missing_tokens += tokens_to_encode(scene.pictures, pod.id, sum(held(pod.id, _NOTHING)) * held_block)
+            ms = speed.c1_ms_per_token * missing_tokens
+            if work := inflight(pod.id):
+                ms += work.prefill_ms + work.requests * speed.d1_ms_per_request
+                if head_ms := work.head_ms:
+                    done_ms = (now_s - work.head_since_s) * 1000
+                    ms -= done_ms if done_ms < head_ms else head_ms
+            rough_ms.append(ms)
+        return [rotated[at] for at in sorted(range(len(rotated)), key=rough_ms.__getitem__)[:limit]]
 
     def missing_weight(self, pod: Pod, costs: Costs) -> float:
         """Cost of an uncached token of this prompt by all terms of a policy, in units of c1. All pods of a model count
@@ -275,9 +266,5 @@ def _can_pull(pod: Pod, holder: Pod) -> bool:
 @lru_cache(maxsize=SNAPSHOTS)
 def _senders(fleet: FleetSnapshot) -> Mapping[PodId, Pod]:
     """The pods that peers can pull KV from. O(1) except for the first call with a snapshot."""
-    return {status.pod.id: status.pod for status in fleet.pods if _can_send(status)}
-
-
-def _can_send(status: PodStatus) -> bool:
-    pod = status.pod
-    return status.state is PodState.READY and bool(pod.pulls) and pod.trust is PrefixTrust.TRUSTED
+    ready = (status.pod for status in fleet.pods if status.state is PodState.READY)
+    return {pod.id: pod for pod in ready if pod.pulls and pod.trust is PrefixTrust.TRUSTED}

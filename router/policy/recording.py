@@ -188,7 +188,7 @@ class SceneLine(SceneFacts, frozen=True, kw_only=True, omit_defaults=True):
 
 def fleet_digest(fleet: FleetSnapshot) -> str:
     """Equal for fleets with equal pods, states and links. O(pods)."""
-    return _digest((_pods(fleet), fleet.links))
+    return digest_of((_pods(fleet), fleet.links))
 
 
 def fleet_line(fleet: FleetSnapshot, digest: str, at_s: float) -> FleetLine:
@@ -210,11 +210,6 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
     )
 
 
-def scene_digest(line: SceneLine) -> str:
-    """Equal for scenes in which every policy decides the same."""
-    return _digest(line)
-
-
 def _inputs(request: RequestInputs) -> dict[str, Any]:
     return {name: getattr(request, name) for name in RequestInputs.__struct_fields__}
 
@@ -227,5 +222,6 @@ def _pods(fleet: FleetSnapshot) -> tuple[tuple[Pod, PodState], ...]:
     return tuple((status.pod, status.state) for status in fleet.pods)
 
 
-def _digest(value: object) -> str:
+def digest_of(value: object) -> str:
+    """Equal for equal values, such as the lines of scenes in which every policy decides the same."""
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(value, order="deterministic"))

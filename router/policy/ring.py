@@ -60,9 +60,7 @@ def fleet_ring(fleet: FleetSnapshot, points_per_pod: int) -> PodRing:
     return _ring(tuple(status.pod.id for status in fleet.pods), points_per_pod)
 
 
-@lru_cache(maxsize=SNAPSHOTS)
-def _ring(pods: tuple[PodId, ...], points_per_pod: int) -> PodRing:
-    return PodRing(pods, points_per_pod)
+_ring = lru_cache(maxsize=SNAPSHOTS)(PodRing)
 
 
 @lru_cache(maxsize=4096)

@@ -35,7 +35,7 @@ from router.types import (
 
 
 class Configurable(BaseModel):
-    """Base of filters, terms and pickers: frozen, without unknown keys, infinities and NaN."""
+    """Base of filters, terms, pickers and rules of classes: frozen, without unknown keys, infinities and NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from router.errors import shortened
 from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
 from router.guards import Bound
 from router.observe.declared import of_pods, of_publisher
-from router.observe.fast_metrics import Counter, Gauge
+from router.observe.exposition import Registry
 from router.observe.metrics import KNOWN_STATES, KvStreamMetrics, add_process_metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher
@@ -41,28 +41,22 @@ class PublisherMetrics:
     """The registry and its metrics. Those of holders are read when they are rendered."""
 
     def __init__(self) -> None:
-        self.registry = r = CollectorRegistry()
+        self.registry = r = Registry(of_publisher)
         add_process_metrics(r)
         self.kv = KvStreamMetrics(r)
-        self._pod_state = Gauge(r, of_pods.POD_STATE)
-        self._state = Gauge(r, of_publisher.PUBLISHER_STATE)
-        self._complete = Gauge(r, of_publisher.PUBLISHER_COMPLETE)
-        self._pending = Gauge(r, of_publisher.PUBLISHER_PENDING)
-        self._written = Counter(r, of_publisher.PUBLISHER_WRITTEN)
-        self._reloads = Counter(r, of_publisher.PUBLISHER_RELOADS)
-        self._orphans = Counter(r, of_publisher.PUBLISHER_ORPHANS)
 
     def render(self, publisher: Publisher, fleet: Fleet) -> bytes:
-        pods = {status.pod.id: status for status in fleet.snapshot.pods}
+        r, pods = self.registry, {status.pod.id: status for status in fleet.snapshot.pods}
         self.kv.keep(pods)
-        self._pod_state.replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
+        r[of_pods.POD_STATE].replace_states({(pod,): status.state for pod, status in pods.items()}, KNOWN_STATES)
         holders = {(holder.generation.model, holder.id): holder for holder in publisher.holders}
-        self._state.replace_states({labels: holder.state for labels, holder in holders.items()}, PublishState)
-        self._complete.replace({labels: holder.complete for labels, holder in holders.items()})
-        self._pending.replace({labels: holder.pending_blocks for labels, holder in holders.items()})
-        self._written.replace({labels: holder.written_blocks for labels, holder in holders.items()})
-        self._reloads.replace({labels: holder.reloads for labels, holder in holders.items()})
-        self._orphans.replace({labels: holder.blocks.orphans for labels, holder in holders.items()})
+        states = {labels: holder.state for labels, holder in holders.items()}
+        r[of_publisher.PUBLISHER_STATE].replace_states(states, PublishState)
+        r[of_publisher.PUBLISHER_COMPLETE].replace({labels: holder.complete for labels, holder in holders.items()})
+        r[of_publisher.PUBLISHER_PENDING].replace({labels: holder.pending_blocks for labels, holder in holders.items()})
+        r[of_publisher.PUBLISHER_WRITTEN].replace({labels: holder.written_blocks for labels, holder in holders.items()})
+        r[of_publisher.PUBLISHER_RELOADS].replace({labels: holder.reloads for labels, holder in holders.items()})
+        r[of_publisher.PUBLISHER_ORPHANS].replace({labels: holder.blocks.orphans for labels, holder in holders.items()})
         return generate_latest(self.registry)
 
 

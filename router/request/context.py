@@ -161,7 +161,7 @@ class RequestContext(msgspec.Struct, eq=False):
     def split_refusal(self) -> str:
         """Why this request cannot be split; "" where it can. The body is parsed once."""
         if self._split_refusal is None:
-            self._split_refusal = split_refusal(self.request.endpoint, self.request.body)
+            self._split_refusal = split_refusal(self.request.endpoint, self.request.body, self.request.prompts)
         return self._split_refusal
 
 
@@ -184,12 +184,6 @@ def counted_prompt_tokens(context: RequestContext) -> int | None:
     is_read = prompt is not None and not prompt.has_media and context.request.endpoint.api.is_chat
     most = 2 * own + 256 if is_read else MAX_UNREAD_PROMPT_TOKENS
     return reported if reported is None or reported <= most else own
-
-
-def result_of_status(status: int) -> str:
-    if status < 400:
-        return "ok"
-    return "pod_refused" if status < 500 else "pod_error"
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from router.decision import RouteDecision
 from router.errors import NoReadyPod
-from router.fleet.fleet import Fleet
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision, record_decision
@@ -29,15 +28,7 @@ from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
-from router.types import (
-    FleetSnapshot,
-    PodId,
-    PodState,
-    PodStatus,
-    PrefixMatch,
-    PromptPrefix,
-    Scene,
-)
+from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixMatch, PromptPrefix, Scene
 
 _SNAPSHOTS = 256
 
@@ -60,10 +51,8 @@ class RequestDecisions:
     counters: Counters
     clock: Clock
     _turns: Counter[str] = field(default_factory=Counter)
-    _traffic: TrafficPrefixes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._traffic = TrafficPrefixes(self.state.fleet)
+    _prefixes: defaultdict[str, SharedPrefixes] = field(default_factory=lambda: defaultdict(SharedPrefixes))
+    """Leading blocks of prompts that are common in the traffic of a model."""
 
     def decide(self, context: RequestContext, now_s: float) -> Scene:
         """Match and decide: `context.decision` has all candidates, best first. Returns what it is based on. Raises
@@ -121,12 +110,18 @@ class RequestDecisions:
             steps=ledger.steps(),
             now_s=now_s,
             turn=turn,
-            shared_blocks=self._traffic.shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
+            shared_blocks=self._shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
             congestion=ledger.congestion(fleet, model, now_s),
             pictures=state.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
             learnt_reuse=evicted.reuse_of(request.model),
             expected_output_tokens=state.output_lengths.expected_tokens(request, request.tenant),
         )
+
+    def _shared_blocks(self, model: str, prompt: PromptPrefix, *, counted: bool) -> int:
+        """Number of leading blocks of a prompt that every pod should hold."""
+        prefixes, fleet = self._prefixes[model], self.state.fleet.snapshot
+        number_of = prefixes.observe if counted else prefixes.shared
+        return number_of(prompt.hashes, threshold=_heavy_share(fleet, model))
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
         return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
@@ -137,31 +132,10 @@ class RequestDecisions:
         return workload, self.policies().for_request(scene.request, workload, tokens, headers)
 
 
-class TrafficPrefixes:
-    """Leading blocks of prompts that are so common in the traffic of a model that every pod should hold them."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._by_model: defaultdict[str, SharedPrefixes] = defaultdict(SharedPrefixes)
-        self._snapshot = fleet.snapshot
-        self._thresholds: dict[str, float] = {}
-        """By model, for `_snapshot`."""
-
-    def shared_blocks(self, model: str, prompt: PromptPrefix, *, counted: bool) -> int:
-        """Number of such blocks of a prompt. `counted`: count it as traffic."""
-        prefixes = self._by_model[model]
-        number_of = prefixes.observe if counted else prefixes.shared
-        return number_of(prompt.hashes, threshold=self._threshold(model))
-
-    def _threshold(self, model: str) -> float:
-        """Depends on the number of ready pods, which are counted once a snapshot."""
-        if self._fleet.snapshot is not self._snapshot:
-            self._snapshot, self._thresholds = self._fleet.snapshot, {}
-        threshold = self._thresholds.get(model)
-        if threshold is None:
-            ready = sum(s.state is PodState.READY and s.pod.serves(model) for s in self._snapshot.pods)
-            threshold = self._thresholds[model] = HEAVY_SHARE / max(ready, 1)
-        return threshold
+@lru_cache(64)
+def _heavy_share(fleet: FleetSnapshot, model: str) -> float:
+    """The share of a model's traffic from which a prefix is so common that every ready pod should hold it."""
+    return HEAVY_SHARE / max(sum(one.state is PodState.READY and one.pod.serves(model) for one in fleet.pods), 1)
 
 
 @lru_cache(_SNAPSHOTS)

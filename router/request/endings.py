@@ -9,7 +9,16 @@ from math import ceil
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.endpoints import Endpoint
-from router.errors import ClientError, NoReadyPod, QuotaExceeded, RouterError, Stopping, UpstreamTimeout, code_of
+from router.errors import (
+    ClientError,
+    NoReadyPod,
+    QuotaExceeded,
+    RouterError,
+    Stopping,
+    UpstreamTimeout,
+    code_of,
+    status_of,
+)
 from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.observe.counters import Counters
 from router.observe.ended import EndedRequest, EndingSink, UsedTokens
@@ -18,7 +27,6 @@ from router.policy.decide import expected_ttft_ms
 from router.request.background_bills import BackgroundBills
 from router.request.clock import Clock
 from router.request.context import RequestContext, counted_prompt_tokens, outcome_of, ttft_of_one_pod
-from router.request.error_responses import response_for
 from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
@@ -65,7 +73,7 @@ class Endings:
         """Record why no response was sent, or not to its end. `has_answered`: whether its status was sent."""
         context.result, context.error = error.code, str(error)
         if not has_answered:
-            context.status = response_for(error).status
+            context.status = status_of(error)
 
     def interrupted(self, context: RequestContext, *, by_client: bool) -> None:
         context.result = CLIENT_GONE if by_client else Stopping.code
@@ -111,7 +119,7 @@ class Endings:
         if self.charges is not None and isinstance(error, ClientError) and not isinstance(error, QuotaExceeded):
             self.charges.count_refused(tenant)
         outcome = self._unread(endpoint, code_of(error), request_id, model, trace)
-        self._end_unread(outcome, tenant.name, response_for(error).status, str(error), trace)
+        self._end_unread(outcome, tenant.name, status_of(error), str(error), trace)
 
     def abandoned(self, endpoint: Endpoint, tenant: str) -> None:
         self._end_unread(self._unread(endpoint, CLIENT_GONE), tenant)
@@ -198,7 +206,8 @@ def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) ->
     never less than what the client has received. `unseen_tokens`: what the pod has probably generated and not sent."""
     request, reader, estimated = context.request, context.reader, []
     prompt = cached = output = 0
-    if ended.served is not None and context.status < 400 and _was_received(context):
+    failed_before = context.status == 0 and bool(context.failures) and len(context.failures) >= context.tries
+    if ended.served is not None and context.status < 400 and not failed_before:
         reported, cached_tokens, counted = counted_prompt_tokens(context), ended.cached_tokens, ended.output_tokens
         prompt = context.prompt_tokens if reported is None else reported
         if reported is None:
@@ -245,8 +254,3 @@ def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
         computed_tokens=0,
         output_tokens=0,
     )
-
-
-def _was_received(context: RequestContext) -> bool:
-    """Whether the last pod may have computed the request: not if the attempt failed before its response began."""
-    return context.status > 0 or not context.failures or len(context.failures) < context.tries

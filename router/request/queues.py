@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
     AdmissionQueue,
@@ -20,9 +22,9 @@ from router.admission.admission_queue import (
     Refusal,
 )
 from router.admission.fair_order import Waiting
-from router.admission.queue_candidates import queue_candidate, queue_candidates
+from router.admission.queue_candidates import queue_candidate
 from router.admission.tenant import OPEN_TENANT, Slo
-from router.decision import RouteDecision
+from router.decision import Candidate
 from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded
 from router.observe.counters import Counters
 from router.policy.decide import expected_ttft_ms
@@ -137,14 +139,13 @@ class ModelQueue:
     def sends_at_once(self, context: RequestContext, offer: Offer, now_s: float) -> bool:
         assert context.decision is not None
         candidates = context.decision.candidates
-        best, inflight = candidates[0], self._state.ledger.inflight()
-        candidate = queue_candidate(best, inflight, now_s, context.prompt_tokens, expected_ttft_ms(best.cost))
-        return self._queue.send_at_once(offer, candidate, now_s, len(candidates))
+        [best] = self._candidates(context, candidates[:1], now_s)
+        return self._queue.send_at_once(offer, best, now_s, len(candidates))
 
     def offer(self, context: RequestContext, offer: Offer, now_s: float) -> Ticket:
         """Queue a request. Raises `Overloaded` or `ShareExceeded`."""
         assert context.decision is not None
-        candidates = self._candidates(context, context.decision, now_s)
+        candidates = self._candidates(context, context.decision.candidates, now_s)
         found = self._queue.offer(offer, candidates, now_s, self._pods(context))
         if isinstance(found, Refusal):
             raise self._refused(found)
@@ -180,9 +181,12 @@ class ModelQueue:
                 self._queue.leave(one)
                 self._tickets.pop(one.number).settle(error)
                 return 0.0
-            sent_or_closed = self._queue.try_send(one, self._candidates(context, decision, now_s), now_s)
+            candidates = self._candidates(context, decision.candidates, now_s)
+            sent_or_closed = self._queue.try_send(one, candidates, now_s)
             if isinstance(sent_or_closed, QueueCandidate):
-                self._decisions.redecided(context, scene, sent_or_closed.first_in(decision))
+                others = list(decision.candidates)
+                first = others.pop(candidates.index(sent_or_closed))
+                self._decisions.redecided(context, scene, replace(decision, candidates=(first, *others)))
                 self._tickets.pop(one.number).settle(None)
                 return 0.0
             soonest_ms = min(soonest_ms, sent_or_closed.wait_ms)
@@ -202,9 +206,9 @@ class ModelQueue:
         queue.answered(tenant, is_late, tpot_ms)
         self._counters.queue_learnt(self.model, queue.error_share.for_all, queue.rest_ms.for_all)
 
-    def _candidates(self, context: RequestContext, decision: RouteDecision, now_s: float) -> Sequence[QueueCandidate]:
-        inflight = self._state.ledger.inflight()
-        return queue_candidates(decision, inflight, now_s, context.prompt_tokens, expected_ttft_ms)
+    def _candidates(self, context: RequestContext, those: Sequence[Candidate], now_s: float) -> list[QueueCandidate]:
+        inflight, tokens = self._state.ledger.inflight(), context.prompt_tokens
+        return [queue_candidate(one, inflight, now_s, tokens, expected_ttft_ms(one.cost)) for one in those]
 
     def _pods(self, context: RequestContext) -> int:
         model = context.request.adapter or context.request.model

@@ -101,7 +101,8 @@ class QuotaCharges:
         self.on_refusal(tenant.name, short.dimension.name.lower())
         headers = []
         if short.applied is not None:
-            headers = refusal_headers(endpoint, short.applied, self.clock.now_s(), self.clock.unix_s())
+            now_s, unix_s = self.clock.now_s(), self.clock.unix_s()
+            headers = limit_headers(endpoint, short.applied, now_s, unix_s, is_refused=True)
         limit = f"{short.limit} {short.dimension.value}, {short.remaining} left, {short.amount} needed"
         if short.retry_after_s is None:
             message = f"The request is larger than the limit of your account: {limit}. It can never be served."
@@ -127,29 +128,14 @@ Lines: TypeAlias = Sequence[Sequence[LimitLine]]
 # output tokens. Times until a limit is whole again are durations there, and times of day in Anthropic's API.
 
 
-def limit_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
-    """The limits of a request that was just counted, so that they are whole again when it leaves the window. `now_s`:
-    of the clock of the meters; `unix_s`: the same time of day."""
-    conventions = endpoint.api.conventions
-    reset = _timestamp(ceil(unix_s) + KEPT_S) if conventions.resets_at_time else _WHOLE_WINDOW
-    return _headers(_lines(applied, conventions), int(now_s), reset)
-
-
-def refusal_headers(endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float) -> HeaderList:
-    """The limits of a request that was refused."""
-
-    def reset_of(meter: Meter) -> bytes:
-        reset_s = meter.reset_s(now_s)
-        return _timestamp(ceil(unix_s + reset_s)) if conventions.resets_at_time else _duration(reset_s)
-
-    conventions = endpoint.api.conventions
-    return _headers(_lines(applied, conventions), int(now_s), b"", reset_of)
-
-
-def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter], bytes] | None = None) -> HeaderList:
-    """For each group, the limit with the smallest part left. `reset` applies to all limits without `reset_of`."""
-    found: HeaderList = []
-    for group in groups:
+def limit_headers(
+    endpoint: Endpoint, applied: Applied, now_s: float, unix_s: float, *, is_refused: bool = False
+) -> HeaderList:
+    """Under each name, the limit with the smallest part left. A request that was just counted is in the window until
+    all limits are whole again, unlike one that was refused. `now_s`: of the clock of the meters; `unix_s`: the same
+    time of day."""
+    conventions, second, found = endpoint.api.conventions, int(now_s), list[tuple[bytes, bytes]]()
+    for group in _lines(applied, conventions):
         least = inf
         for line in group:
             meter = line[0]
@@ -157,9 +143,10 @@ def _headers(groups: Lines, second: int, reset: bytes, reset_of: Callable[[Meter
             left = meter.limit - meter.own.total - (others.total and others.at(second))
             if (part := left / meter.limit) < least:
                 least, least_left, tightest = part, left, line
-        meter, limit, remaining, reset_name = tightest
-        remaining_value = b"%d" % least_left if least_left > 0 else b"0"
-        found += limit, (remaining, remaining_value), (reset_name, reset if reset_of is None else reset_of(meter))
+        meter, limit, remaining, reset = tightest
+        whole_s = meter.reset_s(now_s) if is_refused else KEPT_S
+        whole = _timestamp(ceil(unix_s + whole_s)) if conventions.resets_at_time else _duration(whole_s)
+        found += limit, (remaining, b"%d" % max(least_left, 0)), (reset, whole)
     return found
 
 
@@ -167,25 +154,22 @@ def _lines(applied: Applied, conventions: Conventions) -> Lines:
     """Built once for each tenant, model and provider's conventions."""
     known: Lines | None = applied.header_lines.get(conventions)
     if known is None:
-        named = ((of, getattr(applied, meters)) for of, meters in conventions.limits.items())
+        groups: dict[bytes, Sequence[Meter]] = {of: getattr(applied, name) for of, name in conventions.limits.items()}
         known = applied.header_lines[conventions] = [
-            [_line(meter, *conventions.limit_headers(of)) for meter in meters] for of, meters in named if meters
+            [LimitLine(meter, (limit, b"%d" % meter.limit), remaining, reset) for meter in meters]
+            for of, meters in groups.items()
+            for limit, remaining, reset in [conventions.limit_headers(of)]
+            if meters
         ]
     return known
 
 
-def _line(meter: Meter, limit: bytes, remaining: bytes, reset: bytes) -> LimitLine:
-    return LimitLine(meter, (limit, b"%d" % meter.limit), remaining, reset)
-
-
+@lru_cache(4)
 def _duration(seconds: float) -> bytes:
     """As OpenAI writes it: `6m0s`, `1.5s`, `0s`."""
     minutes, rest = divmod(ceil(seconds * 1000) / 1000, 60)
     text = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
     return (f"{int(minutes)}m{text}" if minutes else text).encode()
-
-
-_WHOLE_WINDOW = _duration(KEPT_S)
 
 
 @lru_cache(4)

@@ -66,6 +66,7 @@ class RequestReader:
                 body = appended_salt(body, salt)
             elif parsed or may_be_json_object(body):
                 body = with_field(body, _SALT, salt)
+        session = self._session(named) or getattr(parsed, "session_id", None) or ""
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
             id=request_id,
@@ -75,7 +76,7 @@ class RequestReader:
             body=body,
             stream=bool(getattr(parsed, "stream", False)),
             tenant=tenant.name or _name(named, self._tenant_header),
-            session=_session_of(tenant, self._session(named) or getattr(parsed, "session_id", None) or ""),
+            session=f"{tenant.name}/{session}" if session and tenant.name else session,
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
             choices=_choices(parsed) * prompts,
@@ -114,11 +115,6 @@ class RequestReader:
         if len(usable) != 1:
             raise MalformedRequest("Set `model` in a JSON body or a form: several models are served.", param="model")
         return usable[0]
-
-
-def _session_of(tenant: Tenant, given: str) -> str:
-    """The session id, apart from those of other tenants."""
-    return f"{tenant.name}/{given}" if given and tenant.name else given
 
 
 def _name(named: Mapping[bytes, bytes], header: bytes) -> str:

@@ -106,7 +106,9 @@ class Requests:
     def tracker(self, context: RequestContext) -> Tracker:
         options, request = self.rules.continuation, context.request
         if options is not None and not self.rules.hands_over and request.stream and request.endpoint in CONTINUED:
-            return ContinuingTracker(context, self.state, self.rules, self.counters, options, self._decide_again)
+            return ContinuingTracker(
+                context, self.state, self.rules, self.counters, options=options, decide_again=self._decide_again
+            )
         return Tracker(context, self.state, self.rules, self.counters)
 
     def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:

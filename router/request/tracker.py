@@ -25,17 +25,10 @@ from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
-from router.policy.retry import (
-    BUSY_STATUS,
-    DOUBTFUL_STATUS,
-    MAX_FAILED_ATTEMPTS,
-    RETRY_STATUSES,
-    Retry,
-    retry_rule,
-)
+from router.policy.retry import BUSY_STATUS, DOUBTFUL_STATUS, MAX_FAILED_ATTEMPTS, RETRY_STATUSES, Retry, retry_rule
 from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
-from router.request.context import RequestContext, result_of_status
+from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
@@ -345,7 +338,7 @@ class Tracker:
         """The client has been sent the whole response. Counts its result."""
         context, status = self.context, self.context.status
         assert context.candidate is not None
-        context.result = result_of_status(status)
+        context.result = "ok" if status < 400 else "pod_refused" if status < 500 else "pod_error"
         self._counters.attempt_ended(self._pod, context.result)
         breaker, is_served = self._state.breaker, status < 400
         if status != BUSY_STATUS and (not is_served or breaker.counts_success(now_s)):

@@ -40,7 +40,7 @@ class PodBlockTable:
     """Leading full blocks that other requests can find."""
     hashes: list[BlockHash] = field(default_factory=list)
     checkpoints: Collection[int] = ()
-    """Where windows and states keep what a hit needs (`layered_pool.py`)."""
+    """Where windows and states keep what a hit needs."""
 
     def hash_up_to(self, blocks: int, block_size_tokens: int, ahead_tokens: int = 0) -> None:
         """Extend `hashes` to the first `blocks` full blocks. Each block is hashed once, with the next tokens."""

@@ -230,18 +230,10 @@ async def running_engines(configs: Sequence[MockEngineConfig]) -> AsyncIterator[
         yield [await stack.enter_async_context(MockEngine(config)) for config in configs]
 
 
-def serve(
-    configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float = 0.0
-) -> None:
-    """Run engines until SIGINT, or until they have ended on SIGTERM. `ready` is called once all engines listen."""
-    import uvloop
-
-    uvloop.run(_serve(configs, ready, drain_timeout_s))
-
-
-async def _serve(
+async def serve(
     configs: Sequence[MockEngineConfig], ready: Callable[[Sequence[MockEngine]], None], drain_timeout_s: float
 ) -> None:
+    """Run engines until SIGINT, or until they have ended on SIGTERM. `ready` is called once all engines listen."""
     loop = asyncio.get_running_loop()
     interrupted, terminated = asyncio.Event(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, interrupted.set)

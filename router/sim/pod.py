@@ -7,19 +7,16 @@ returns the duration of a step, and the caller waits.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from router.hashing import token_array
-from router.index.hit_probe import CacheHabits
-from router.sim.block_pool import PodBlockTable
-from router.sim.layered_pool import new_pool
+from router.sim.block_pool import BlockPool, PodBlockTable
 from router.sim.scheduler import Scheduler, SchedulerConfig, step_ms
-from router.types import KvEvent, LayerType, PodLoad
+from router.types import KvEvent, PodLoad
 
 RequestId: TypeAlias = str
-_NO_HABITS = CacheHabits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +25,8 @@ class SimPodConfig(SchedulerConfig):
 
     num_blocks: int = 4096
     block_size_tokens: int = 16
-    kv_groups: Sequence[LayerType] = ()
-    """The groups of layers in the engine's order; none: one of full attention. `num_blocks` are those of all."""
-    habits: CacheHabits = _NO_HABITS
+    new_pool: Callable[[int, int], BlockPool] = BlockPool
+    """Makes the pool of this number of blocks, and of tokens in a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +97,7 @@ class SimPod(Scheduler[_Sequence]):
     def __init__(self, config: SimPodConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.cache = new_pool(config.num_blocks, config.block_size_tokens, config.kv_groups, config.habits)
+        self.cache = config.new_pool(config.num_blocks, config.block_size_tokens)
         self.counters = PodCounters()
         self._sequences: dict[RequestId, _Sequence] = {}
         self._pinned: dict[RequestId, PodBlockTable] = {}

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,18 +25,6 @@ from router.errors import ConfigError
 
 RedisClient: TypeAlias = Any
 """`redis.asyncio.Redis` or `RedisCluster`: unrelated types with the same commands."""
-
-Mode: TypeAlias = Literal["single", "sentinel", "cluster"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """TLS client files. Without `ca_file`, the system's certificates are used."""
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    verify_host: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +69,13 @@ class RedisAddress:
     """Address and credentials. `nodes`: the server, the sentinels, or some nodes of the cluster."""
 
     nodes: tuple[tuple[str, int], ...]
-    mode: Mode = "single"
+    mode: Literal["single", "sentinel", "cluster"] = "single"
     master: str = ""
     database: int = 0
     username: Secret | None = None
     password: Secret | None = None
-    tls: Tls | None = None
+    tls: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the client."""
 
 
 class RedisConnection:
@@ -106,7 +94,7 @@ class RedisConnection:
             return
         options["db"] = address.database
         if address.mode == "sentinel":
-            to_sentinels = {"socket_timeout": timeout_s, **_tls_options(address.tls)}
+            to_sentinels = {"socket_timeout": timeout_s, **address.tls}
             sentinel = Sentinel(address.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
             self.client, self._sentinels = sentinel.master_for(address.master), sentinel.sentinels
         else:
@@ -115,8 +103,9 @@ class RedisConnection:
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object], suffix: str = "") -> Any:
         """Run a script, by its digest if the server has it. With the suffix `_RO`, the right to read suffices."""
+        digest = hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
         try:
-            return await self.client.execute_command("EVALSHA" + suffix, _digest(lua), len(keys), *keys, *args)
+            return await self.client.execute_command("EVALSHA" + suffix, digest, len(keys), *keys, *args)
         except NoScriptError:
             return await self.client.execute_command("EVAL" + suffix, lua, len(keys), *keys, *args)
 
@@ -146,11 +135,6 @@ def redis_error_text(error: Exception) -> str:
     return f"{text:.200}".rstrip(".") or type(error).__name__
 
 
-@lru_cache(32)
-def _digest(lua: str) -> str:
-    return hashlib.sha1(lua.encode(), usedforsecurity=False).hexdigest()
-
-
 def _options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -158,20 +142,8 @@ def _options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
         "client_name": "warmroute",
-        **_tls_options(address.tls),
+        **address.tls,
     }
     if address.username or address.password:
         options["credential_provider"] = _Credentials(address.username, address.password)
     return options
-
-
-def _tls_options(tls: Tls | None) -> Mapping[str, Any]:
-    if tls is None:
-        return {}
-    return {
-        "ssl": True,
-        "ssl_ca_certs": tls.ca_file,
-        "ssl_certfile": tls.cert_file,
-        "ssl_keyfile": tls.key_file,
-        "ssl_check_hostname": tls.verify_host,
-    }

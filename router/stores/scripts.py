@@ -28,10 +28,13 @@ local function append(log, ...)
 end
 """
 
-BEGIN: Final = (
-    NOW
-    + _APPEND
-    + """
+
+def _writing(lua: str) -> str:
+    """A script with the server's clock, and with `append` for the log."""
+    return NOW + _APPEND + lua
+
+
+BEGIN: Final = _writing("""
 -- KEYS row holders log [old blocks...]; ARGV id owner takeover ttl_ms kind facts complete
 local row = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
 if row[1] and row[1] ~= ARGV[2] and ARGV[3] == '0' then return {'held', '0'} end
@@ -46,14 +49,10 @@ for i = 4, #KEYS do redis.call('UNLINK', KEYS[i]) end
 redis.call('ZADD', KEYS[2], string.format('%.0f', now_ms), ARGV[1])
 append(KEYS[3], 'k', ARGV[5], 'h', ARGV[1], 'e', epoch, 's', '0', 'f', ARGV[6], 'c', ARGV[7])
 return {'ok', epoch}
-"""
-)
+""")
 """Start an epoch of a holder. kind: `empty`, or `reload` if its blocks follow, up to a `seal`."""
 
-APPLY: Final = (
-    NOW
-    + _APPEND
-    + """
+APPLY: Final = _writing("""
 -- KEYS row log blocks...; ARGV id epoch seq kind complete ttl_ms, then for each of KEYS[3..]: place + - count
 local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
 if not row[1] then return 'lost' end
@@ -91,14 +90,10 @@ end
 redis.call('HSET', KEYS[1], 'seq', ARGV[3], 'complete', ARGV[5], unpack(counts))
 append(KEYS[2], unpack(entry))
 return result
-"""
-)
+""")
 """Write the next changes of a holder, or the seal of its reload. Idempotent."""
 
-BEAT: Final = (
-    NOW
-    + _APPEND
-    + """
+BEAT: Final = _writing("""
 -- KEYS row holders log blocks (of all places); ARGV id epoch complete ttl_ms count (of all places)
 local row = redis.call('HMGET', KEYS[1], 'epoch', 'seq')
 if not row[1] then return 'lost' end
@@ -114,22 +109,17 @@ for i = 4, #KEYS do
   if redis.call('SCARD', KEYS[i]) ~= tonumber(ARGV[i + 1]) then return 'diverged' end
 end
 return 'ok'
-"""
-)
+""")
 """Extend a holder's TTL and compare its block counts with those of its publisher."""
 
-RETIRE: Final = (
-    NOW
-    + _APPEND
-    + """
+RETIRE: Final = _writing("""
 -- KEYS row holders log blocks...; ARGV id epoch
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[2] then return 'fenced' end
 redis.call('UNLINK', KEYS[1], unpack(KEYS, 4))
 redis.call('ZREM', KEYS[2], ARGV[1])
 append(KEYS[3], 'k', 'gone', 'h', ARGV[1], 'e', ARGV[2], 's', '0')
 return 'ok'
-"""
-)
+""")
 """Remove a holder."""
 
 MEMBERS: Final = """

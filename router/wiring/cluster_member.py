@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from router.config.index_schema import RedisIndex
+from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
 from router.feeds.cluster_feeds import FactFeed, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
 from router.index.cluster import ClusterIndex
+from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import ReplicaStore
 from router.stores.quota_book import QuotaBook
-from router.stores.redis_connection import RedisAddress, RedisConnection, Secret, Tls
+from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows
 from router.types import Generation
@@ -43,12 +44,22 @@ def redis_address(config: RedisIndex) -> RedisAddress:
         database=url.database,
         username=_secret(config.username_file, config.username_env, url.username),
         password=_secret(config.password_file, config.password_env, url.password),
-        tls=Tls(**config.tls.model_dump() if config.tls else {}) if url.is_tls or config.tls else None,
+        tls=_tls_options(config.tls or RedisTls()) if url.is_tls or config.tls else {},
     )
     for secret in (address.username, address.password):
         if secret is not None:
             secret.read()
     return address
+
+
+def _tls_options(tls: RedisTls) -> dict[str, Any]:
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_check_hostname": tls.verify_host,
+    }
 
 
 def _secret(file: str | None, variable: str | None, value: str) -> Secret | None:
@@ -120,13 +131,14 @@ class ClusterMember:
         }
 
     def observe(self, metrics: Metrics) -> None:
-        metrics.replicas.set(max((feed.replicas for feed in self._facts.values()), default=0))
+        metrics[of_process.REPLICAS].set(max((feed.replicas for feed in self._facts.values()), default=0))
         index = self.store.index
-        metrics.index_age_s.set(self.store.age_s(time.monotonic()))
-        metrics.index_bytes.set(index.masks.bytes)
-        metrics.index_dropped_blocks.set(index.masks.dropped_blocks)
-        metrics.index_reads.set(self._feed.holders_read)
-        metrics.index_holder.replace({(each.generation.model, each.id): each.complete for each in index.holders})
+        metrics[of_process.INDEX_AGE_S].set(self.store.age_s(time.monotonic()))
+        metrics[of_process.INDEX_BYTES].set(index.masks.bytes)
+        metrics[of_process.INDEX_DROPPED_BLOCKS].set(index.masks.dropped_blocks)
+        metrics[of_process.INDEX_READS].set(self._feed.holders_read)
+        complete = {(each.generation.model, each.id): each.complete for each in index.holders}
+        metrics[of_process.INDEX_HOLDER_COMPLETE].replace(complete)
 
     async def close(self) -> None:
         await self._connection.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.admission.fair_bound import body_memory
@@ -38,16 +38,6 @@ if TYPE_CHECKING:
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodLookups:
-    """What feeds know of pods. `senders`: the processes that send to the same pods."""
-
-    handoff_facts: FactsLookup = lambda _pod, _dialect: None
-    publishes_events: Callable[[PodId], bool] = lambda _pod: False
-    senders: Callable[[], int] = lambda: 1
-    continuation: ContinuationRules | None = None
-
-
 def observers(
     metrics: Metrics, recent: RecentDecisions, log: RequestLog | None = None, usage: UsageWriter | None = None
 ) -> Observers:
@@ -61,27 +51,35 @@ def observers(
 
 
 def core_settings(
-    config: RouterConfig, lookups: PodLookups, charges: QuotaCharges | None = None, *, hands_over: bool = False
+    config: RouterConfig,
+    charges: QuotaCharges | None = None,
+    *,
+    handoff_facts: FactsLookup,
+    publishes_events: Callable[[PodId], bool],
+    senders: Callable[[], int] = lambda: 1,
+    continuation: ContinuationRules | None = None,
+    hands_over: bool = False,
 ) -> CoreSettings:
+    """`senders`: the processes that send to the same pods."""
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
         predicted_ttl_s=index.predicted_ttl_s,
         no_events_ttl_s=index.no_events_ttl_s,
         no_events_capacity_tokens=index.no_events_capacity_tokens,
-        publishes_events=lookups.publishes_events,
+        publishes_events=publishes_events,
     )
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
         budget=RetryBudget(config.limits.retry_budget),
         predictions=predictions,
-        handoff_facts=lookups.handoff_facts,
+        handoff_facts=handoff_facts,
         memory=body_memory(config.limits.max_held_bytes),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
-        continuation=lookups.continuation,
+        continuation=continuation,
     )
-    queue = QueueSettings(admission.limits, admission.default_slo, lookups.senders) if admission is not None else None
+    queue = QueueSettings(admission.limits, admission.default_slo, senders) if admission is not None else None
     return CoreSettings(
         rules=rules,
         queue=queue,
@@ -98,7 +96,8 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
         name: replace(
-            answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of), messages=reader.made(VllmMessages)
+            answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of),
+            messages=reader.fingerprinter.made(VllmMessages),
         )
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
+from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
 from router.observe.receipts import RecordedDecision
@@ -36,8 +37,8 @@ class DecisionRecords:
         self._log: ReceiptLog | None = None
         writer: ReceiptWriter | None = None
         if config.file:
-            lost, options = metrics.receipts_lost.labels().inc, (config.max_file_bytes, config.rotated_files)
-            self._log = _log("receipts", config.file, max_bytes=options[0], kept=options[1], on_lost=lost)
+            lost, most = metrics[of_process.RECEIPTS_LOST].labels().inc, config.max_file_bytes
+            self._log = _log("receipts", config.file, max_bytes=most, kept=config.rotated_files, on_lost=lost)
             writer = ReceiptWriter(self._log.write, scenes=config.replay_data)
             self._log.on_new_file = writer.repeat_fleet
         self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
@@ -59,7 +60,7 @@ def usage_writer(config: UsageFile, metrics: Metrics) -> UsageWriter | None:
     """What writes the file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
     if config.file is None:
         return None
-    lost = metrics.usage_lost.labels().inc
+    lost = metrics[of_process.USAGE_LOST].labels().inc
     log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
     return UsageWriter(secrets.token_hex(8), log.write, log.close)
 

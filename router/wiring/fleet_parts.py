@@ -32,6 +32,7 @@ from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -39,7 +40,7 @@ from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.terms import WITH_IDS
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
-from router.types import Generation, Matching, Pod, PodId, PodState, PrefixTrust
+from router.types import Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import Prompts
 
@@ -75,7 +76,7 @@ class FleetParts:
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes))
-        self.breaker.on_refused = lambda pod: metrics.ejections_refused.labels(pod).inc()
+        self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
         self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
@@ -120,14 +121,8 @@ class FleetParts:
         }
         if config.self_test:
             timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
-            parity = ParityFeed(
-                self.fleet,
-                self.store,
-                self._pools.post,
-                ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures),
-                self.publishes_events,
-                timing,
-            )
+            reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
+            parity = ParityFeed(self.fleet, self.store, self._pools.post, reader, self.publishes_events, timing)
             feeds["self-test"] = parity.run
             hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
             feeds["hit test"] = hits.run
@@ -140,11 +135,8 @@ class FleetParts:
 
     def deletion_costs(self, recent: RecentPrompts) -> Feeds:
         """The tasks that write the deletion costs of discovered pods. `recent`: the prompts that may come back."""
-
-        def generation_of(pod: Pod) -> Generation | None:
-            return self._prompts.generation_of(pod.models)
-
-        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, generation_of)
+        prompts = self._prompts
+        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, lambda pod: prompts.generation_of(pod.models))
         return self.sources.deletion_costs(costs.read)
 
     async def close(self) -> None:
@@ -180,7 +172,7 @@ class FleetParts:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)
-        self._prompts.add_served(facts.models, self._served)
+        self._prompts.add_served(facts.models, lambda: self.fleet.served)
         generation = self._prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
         self.membership.refresh_prior(pod)
@@ -197,10 +189,9 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-            self.fleet.trust_conversions(pod.id, frozenset(ENGINES[pod.engine].conversions))
-            self.fleet.trust_pictures(pod.id)
+            self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)
             if ENGINES[pod.engine].continues(described.pod if described else pod):
-                self.fleet.trust_continuation(pod.id, WITH_IDS)
+                self.fleet.learn(pod.id, continues=WITH_IDS)
 
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
         """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""
@@ -211,9 +202,6 @@ class FleetParts:
                 hint = "limit what it may serve by `models` of the pod"
                 log.warning("pod lists models of others", pod=pod.id, models=sorted(taken)[:8], of=other.id, hint=hint)
                 return
-
-    def _served(self) -> frozenset[str]:
-        return frozenset(name for status in self.fleet.snapshot.pods for name in status.pod.models)
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

@@ -15,8 +15,8 @@ from router.frontends.http.websockets import WebSocketTunnels
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.frontends.response_locator import ResponseLocator
 from router.frontends.step_executor import QueueTasks, StepExecutor
+from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
-from router.request.attempt_rules import FactsLookup
 from router.request.core import Core
 
 
@@ -29,7 +29,7 @@ def build_steps(
     unlisted: PromptReader | None = None,
 ) -> StepExecutor:
     """What does the work of preparing requests. `next_exchange`: see `StepExecutor`."""
-    queues = QueueTasks(core.queues, metrics.queued.set) if core.queues is not None else None
+    queues = QueueTasks(core.queues, metrics[of_requests.QUEUED].labels().set) if core.queues is not None else None
     return StepExecutor(
         readers=readers,
         unlisted=unlisted or NoPromptReader(lambda *_: None),
@@ -40,11 +40,9 @@ def build_steps(
     )
 
 
-def build_forwarder(
-    core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, facts: FactsLookup, metrics: Metrics
-) -> Forwarder:
+def build_forwarder(core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, metrics: Metrics) -> Forwarder:
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
-    sender = UpstreamSender(pools.of, rules)
+    sender, facts = UpstreamSender(pools.of, rules), core.requests.rules.handoff_facts
     splits = SplitExecutor(core.state, facts, sender, metrics)
     pulls = PullExecutor(core.state.fleet, facts, sender)
     attempts = Attempts(sender, splits, pulls)

@@ -12,7 +12,6 @@ from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.step_executor import StepExecutor
 from router.observe.metrics import Metrics
-from router.request.attempt_rules import FactsLookup
 from router.request.core import Core
 from router.wiring.http_front import build_forwarder
 from router.wiring.program import Front
@@ -31,10 +30,9 @@ def build_pick_forwarder(
     steps: StepExecutor,
     pools: UpstreamPools,
     edge: Edge,
-    facts: FactsLookup,
     metrics: Metrics,
 ) -> PickForwarder:
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
-    sender = UpstreamSender(pools.of, rules)
+    sender, facts = UpstreamSender(pools.of, rules), core.requests.rules.handoff_facts
     splits = SplitExecutor(core.state, facts, sender, metrics)
     return PickForwarder(core.requests, steps, sender, splits, PullExecutor(core.state.fleet, facts, sender), picker)

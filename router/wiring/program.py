@@ -43,15 +43,13 @@ from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.index.recent_prompts import RecentPrompts
+from router.observe.declared import of_process
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.policy.policy_set import PolicySet
-from router.policy.review import Review
-from router.request.attempt_rules import FactsLookup
 from router.request.core import Core, Routing, build_core
 from router.request.inbound import HeaderList
 from router.request.quota_charges import QuotaCharges
@@ -59,7 +57,6 @@ from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, PodId, PodState
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
-    PodLookups,
     continuation_rules,
     core_settings,
     observers,
@@ -88,7 +85,7 @@ log = structlog.get_logger()
 class Front(NamedTuple):
     """How requests come in. `hands_over`: see `AttemptRules`. `has_objectives`: of gateways."""
 
-    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, FactsLookup, Metrics], Forwarder]
+    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, Metrics], Forwarder]
     hands_over: bool = False
     has_objectives: bool = False
 
@@ -119,7 +116,8 @@ class Program:
         self._recent = RecentPrompts() if writes_costs else None
         self._classes = Classes(rules, self._recent)
         folder = PolicyFolder(policies, config.policy, rules.names)
-        self.policies = PolicyFeed(folder, self.metrics, self._review)
+        self.records = DecisionRecords(config.receipts, self.metrics)
+        self.policies = PolicyFeed(folder, self.metrics, self.records.review)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
         ready = partial(ready_pods, self.fleet)
@@ -127,7 +125,6 @@ class Program:
         self._continuation = continuation_rules(config, self.prompts.readers)
         words_of = self._continuation.words_of if self._continuation else None
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
-        self.records = DecisionRecords(config.receipts, self.metrics)
         self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
         self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -143,7 +140,8 @@ class Program:
         jwts = JwtVerifier()
         grants = self._tenants.current if self._tenants else None
         self._gate = AdmissionGate(grants, config.edge.control_paths, jwts)
-        self._signing_keys = self._build_signing_keys(jwts)
+        failing = self.metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
+        self._signing_keys = SigningKeyFeed(grants, jwts, self._pools.get_url, failing) if grants else None
         self._metrics_page = self._build_metrics_page()
         self._snapshots = SnapshotStream(self._build_page().snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
@@ -155,24 +153,25 @@ class Program:
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
         recording = observers(self.metrics, self.records.recent, self._request_log, self._usage)
-        lookups = PodLookups(
-            handoff_facts=pods.handoff_facts.of,
-            publishes_events=pods.publishes_events,
-            senders=pods.senders,
-            continuation=self._continuation,
-        )
         charges = None
         if config.tenants is not None:
             on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
             charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
-        settings = core_settings(config, lookups, charges, hands_over=self._front.hands_over)
+        settings = core_settings(
+            config,
+            charges,
+            handoff_facts=pods.handoff_facts.of,
+            publishes_events=pods.publishes_events,
+            senders=pods.senders,
+            continuation=self._continuation,
+            hands_over=self._front.hands_over,
+        )
         routing = Routing(self.policies.current, self._classes)
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
-        facts = self.pods.handoff_facts.of
-        forwarder = self._front.build(core, self._steps, self._pools, config.edge, facts, self.metrics)
+        forwarder = self._front.build(core, self._steps, self._pools, config.edge, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
         endings = core.requests.endings
@@ -180,12 +179,6 @@ class Program:
         edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
         edge.body_memory.bound = core.requests.rules.memory
         return edge
-
-    def _build_signing_keys(self, jwts: JwtVerifier) -> SigningKeyFeed | None:
-        if self._tenants is None:
-            return None
-        on_fetched = self.metrics.identity_providers_failing.set
-        return SigningKeyFeed(self._tenants.current, jwts, self._pools.get_url, on_fetched)
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
@@ -204,20 +197,9 @@ class Program:
         )
 
     def _build_page(self) -> PageSource:
-        config = self._config
-        return PageSource(
-            self._metrics_page,
-            self.pods.kv_streams,
-            self.records.recent,
-            self.policies,
-            PageFacts(
-                config.admin.gpu_hour_price,
-                config.admin.currency,
-                config.receipts.prompts,
-                config.receipts.keep,
-                self._stale_files,
-            ),
-        )
+        admin, kept = self._config.admin, self._config.receipts
+        facts = PageFacts(admin.gpu_hour_price, admin.currency, kept.prompts, kept.keep, self._stale_files)
+        return PageSource(self._metrics_page, self.pods.kv_streams, self.records.recent, self.policies, facts)
 
     def _stale_files(self) -> list[StaleFile]:
         found = self._files.changed()
@@ -237,7 +219,7 @@ class Program:
             self._readiness,
             self._metrics_page.render,
             self._snapshots,
-            LoraAdapters(self.fleet, self._pools.of, self.fleet.learn_adapters),
+            LoraAdapters(self.fleet, self._pools.of),
             has_tokens=tokens is not None,
         )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
@@ -303,7 +285,7 @@ class Program:
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
-            "loop lag": LoopLag(self.metrics.loop_lag_s.labels().observe, self.metrics.is_serving).run,
+            "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
             "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
         }
@@ -325,9 +307,6 @@ class Program:
         while True:
             await asyncio.sleep(CERTIFICATE_CHECK_S)
             certificate.refresh()
-
-    async def _review(self, old: PolicySet, new: PolicySet) -> Review | None:
-        return await self.records.review(old, new)
 
 
 async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: float, *, self_test: bool) -> None:

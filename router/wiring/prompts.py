@@ -24,6 +24,7 @@ from router.frontends.prompt_readers import (
     PromptReader,
 )
 from router.frontends.read_threads import ReadThreads
+from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
@@ -195,31 +196,31 @@ class Prompts:
         reader = self.readers.get(model)
         if reader is None:
             return "no tokenizer is configured for the model"
-        if isinstance(reader, LocalPromptReader) and not reader.renders_chats:
+        if isinstance(reader, LocalPromptReader) and not reader.fingerprinter.renders_chats:
             return "its tokenizer has no chat template; set `chat_template` to the engine's"
         return ""
 
     def advice(self, model: str, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why a pod has other tokens of a prompt than the router, and what to do; "" if that is unknown."""
         reader = self.readers.get(model)
-        return reader.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
+        return reader.fingerprinter.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
     def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
         for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
-            pictures = reader.pictures
+            pictures = reader.fingerprinter.pictures
             while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):
                 yield pictures, wanted
 
     def learns_pictures(self, model: str) -> bool:
         """Whether the tokens of this model's pictures may become known later."""
         reader = self.readers.get(model)
-        pictures = reader.pictures if isinstance(reader, LocalPromptReader) else None
+        pictures = reader.fingerprinter.pictures if isinstance(reader, LocalPromptReader) else None
         return pictures is not None and pictures.learnt is not None and not pictures.learnt.gave_up
 
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
-        readers = self.readers.items()
-        return {model: reader.cache_bytes for model, reader in readers if isinstance(reader, LocalPromptReader)}
+        local = ((model, one) for model, one in self.readers.items() if isinstance(one, LocalPromptReader))
+        return {model: one.fingerprinter.cache_bytes for model, one in local}
 
     def _reader(self, model: ModelConfig) -> PromptReader:
         """The reader of this model's prompts. Loading a tokenizer takes a second or two."""
@@ -248,7 +249,7 @@ class Prompts:
         )
 
         def report_mismatch() -> None:
-            self._metrics.incremental_mismatches.labels(model.name).inc()
+            self._metrics[of_requests.INCREMENTAL_MISMATCHES].labels(model.name).inc()
             log.error("incremental prompts disabled: tokens differ from the whole prompt", model=model.name)
 
         reading = fingerprinter(
@@ -273,7 +274,7 @@ class Prompts:
         """Count a request that is routed without a prefix, and log the first one of each reason."""
         if request.id == NO_CLIENT:
             return
-        counter = self._metrics.unread_prompts.labels(request.model, reason.value)
+        counter = self._metrics[of_requests.UNREAD_PROMPTS].labels(request.model, reason.value)
         if not counter.value:
             log.warning(
                 "prompt routed without prefix matching", model=request.model, reason=reason.value, details=details

@@ -30,6 +30,7 @@ from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
+from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
 from router.policy.calibration import Calibration
@@ -79,7 +80,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
-            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of, self.fleet.learn_adapters),
+            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of),
         )
         self.app = admin_app(routes)
 
@@ -87,7 +88,7 @@ class Router:
         return b"{}"
 
     def _observe_cluster(self, metrics: Metrics) -> None:
-        metrics.replicas.set(17)
+        metrics[of_process.REPLICAS].set(17)
 
     def add(self, pod: PodConfig) -> None:
         if "bad" in pod.url:

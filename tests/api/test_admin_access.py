@@ -8,10 +8,10 @@ import pytest
 
 from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
-from router.errors import RouterError
+from router.errors import RouterError, status_of
 from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.http.exchange import ReceivedRequest
-from router.request.error_responses import error_headers, response_for
+from router.request.error_responses import error_headers
 from router.request.inbound import first_values
 
 LIMITS = Limits()
@@ -39,7 +39,7 @@ class Caller:
         raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
         received = ReceivedRequest(method, path, path.encode(), raw, first_values(raw), peer or "")
         self.refused = self._edge.refusal(received, frozenset())
-        return response_for(self.refused).status if self.refused else 200
+        return status_of(self.refused) if self.refused else 200
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from router.frontends.admin.page_snapshot import (
 )
 from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
+from router.observe.declared import of_pods
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
@@ -134,7 +135,7 @@ async def test_what_needs_attention_is_said(tmp_path: Path) -> None:
     """A pod that restarted while somebody watches."""
     page = Page(tmp_path, "a", "b")
     assert (await page.shown())["notices"] == []
-    page.metrics.pod_restarts.labels("b").inc()
+    page.metrics[of_pods.POD_RESTARTS].labels("b").inc()
     [notice] = (await page.shown())["notices"]
     assert (notice["about"], notice["view"]) == ("restarts", "now")
 

@@ -579,7 +579,7 @@ async def test_a_request_that_begins_during_a_response_must_be_complete_in_time(
 def stops(edge: Edge) -> None:
     """The server is no longer ready."""
     for protocol in edge.connections:
-        protocol.app.begin_stopping()
+        protocol.app.is_stopping = True
 
 
 def ends(edge: Edge) -> None:

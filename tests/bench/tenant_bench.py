@@ -24,8 +24,6 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from router.admission.gate import AdmissionGate
 from router.admission.keys import Tenants
 from router.admission.quotas import Quota, Quotas
@@ -34,6 +32,7 @@ from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics
 from router.observe.ended import EndedRequest
+from router.observe.exposition import Registry
 from router.observe.receipt_lines import ReceiptLog
 from router.observe.receipts import Outcome
 from router.observe.used_tokens import UsageWriter
@@ -114,7 +113,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
     """A request of the tenants in turn, counted and recorded if they have quotas, and nothing else of it."""
     charges, metrics, writer = (
         QuotaCharges(Quotas(), SYSTEM_CLOCK),
-        ClassMetrics(CollectorRegistry()),
+        ClassMetrics(Registry()),
         UsageWriter("bench", log.write),
     )
     tenants = cycle([Tenant(name=f"t{number}", quotas=quotas) for number in range(TENANTS)])

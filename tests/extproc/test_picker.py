@@ -252,7 +252,7 @@ async def test_health_checks_follow_the_fleet(picker: Pick) -> None:
             return int(HealthCheckResponse.FromString(data).status)
 
         assert [await status(name) for name in ("", "liveness", "readiness", SERVICE)] == [1, 1, 1, 1]
-        picking.program.app.begin_stopping()
+        picking.program.app.is_stopping = True
         assert [await status(name) for name in ("liveness", "readiness", SERVICE)] == [1, 2, 2]
         with pytest.raises(grpc.aio.AioRpcError):
             await status("nothing")

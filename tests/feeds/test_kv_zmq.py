@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from prometheus_client import CollectorRegistry
 
 from router.engines.adapter import KvEventSource
 from router.feeds import kv_zmq
@@ -23,6 +22,7 @@ from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index import events as events_module
 from router.index.events import EVENTS, MESSAGE, PIECE_BLOCKS
+from router.observe.exposition import Registry
 from router.observe.metrics import KvStreamMetrics
 from router.sim.mock.event_publisher import KvPublisher, encode_batch
 from router.sim.mock.faults import FaultBoard
@@ -421,7 +421,7 @@ async def bindable(port: int = 0) -> int:
 
 def test_events_are_counted_as_the_engine_announced_them() -> None:
     """Not the pieces in which they are applied."""
-    metrics = KvStreamMetrics(CollectorRegistry())
+    metrics = KvStreamMetrics(Registry())
     streams = KvStreams(Fleet(), LocalStore(), metrics)
     for blocks in ((1, 2), (3, 4)):
         streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
@@ -431,7 +431,7 @@ def test_events_are_counted_as_the_engine_announced_them() -> None:
 
 def test_each_gap_of_a_stream_is_counted_once() -> None:
     """However often the stream is reported as incomplete."""
-    metrics = KvStreamMetrics(CollectorRegistry())
+    metrics = KvStreamMetrics(Registry())
     streams = KvStreams(Fleet(), LocalStore(), metrics)
     for complete in (True, False, False, True, False):
         streams.stream_state("a", complete=complete)
@@ -496,7 +496,7 @@ async def test_a_group_that_no_model_has_is_undecodable() -> None:
 def streams_of(**facts: Any) -> tuple[KvStreams, LocalStore]:
     """The streams of one pod, and their store."""
     store = LocalStore()
-    streams = KvStreams(Fleet(), store, KvStreamMetrics(CollectorRegistry()))
+    streams = KvStreams(Fleet(), store, KvStreamMetrics(Registry()))
     pod = make_pod(POD, **facts)
     streams.follow(pod, Generation(model="m", block_size_tokens=1), None)
     return streams, store
@@ -534,7 +534,7 @@ async def test_a_pod_that_sends_too_much_is_reported_and_loses_its_blocks(
     monkeypatch.setattr(kv_zmq, "EXCESS_PAUSE_S", 0.01)
     reported, store = asyncio.Queue[tuple[str, str]](), LocalStore()
     streams = KvStreams(
-        Fleet(), store, KvStreamMetrics(CollectorRegistry()), lambda pod, why, _: reported.put_nowait((pod, why))
+        Fleet(), store, KvStreamMetrics(Registry()), lambda pod, why, _: reported.put_nowait((pod, why))
     )
     pod = make_pod(POD)
     streams.follow(pod, Generation(model="m", block_size_tokens=1), KvEventSource(engine.source.endpoint))

@@ -9,6 +9,7 @@ import pytest
 from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed
+from router.observe.declared import of_decisions
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review, Times
@@ -69,9 +70,9 @@ async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFo
     assert done.review == "17 of 2,000 decisions would change; predicted TTFT p99 +10%"
     assert (done.changed, done.error, done.ttft_ratio) == (True, "", 1.25)
     assert done.version == feed.current().version != before.version
-    assert metrics.policy_reload_ttft.labels().value == 1.25
+    assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.25
     await feed.reload()
-    assert metrics.policy_reload_ttft.labels().value == 1.0, "nothing changed"
+    assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.0, "nothing changed"
 
 
 async def test_a_failing_review_does_not_prevent_the_reload(folder: PolicyFolder) -> None:

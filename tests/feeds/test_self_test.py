@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from router.apis.anthropic_messages import messages_probes
-from router.apis.probe_text import PROBE_BLOCKS
+from router.apis.api import PROBE_BLOCKS
 from router.feeds.probe_bodies import probes
 from router.feeds.self_test import (
     Parity,

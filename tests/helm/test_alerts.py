@@ -14,9 +14,9 @@ import pytest
 
 from helm.generate import CHART
 from helm.monitoring.alerts import ALERTS, FAILED, Alert, commands, runbook
+from helm.monitoring.metric_catalog import DECLARED
 from router.cli import COMMANDS, pods_command
 from router.frontends.admin.views import describe_pods
-from router.observe.declared.metric_catalog import DECLARED
 from tests.helm.charts import minimal
 from tests.helm.prometheus_tool import needs_promtool, promtool
 

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from helm.monitoring.dashboards import ACROSS, DASHBOARDS, WIDTH, Dashboard, dashboard_file
+from helm.monitoring.metric_catalog import DECLARED
 from helm.monitoring.metrics_page import metrics_page, unit_of, uses
 from helm.monitoring.promql import DASHBOARD, EACH_ROUTER, name_of
 from router.observe.declared import of_pods, of_process, of_requests
-from router.observe.declared.metric_catalog import DECLARED
 from tests.helm.charts import minimal
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.observe.declared.metric_catalog import DECLARED
+from helm.monitoring.metric_catalog import DECLARED
 from router.observe.metrics import Metrics, add_process_metrics
 from tests.helm.charts import Rendered, example, minimal
 

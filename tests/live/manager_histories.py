@@ -33,6 +33,7 @@ from router.types import AttentionKind, Generation, LayerType, PromptPrefix
 from tests.index.decoding import decode_batch
 from tests.live.engines import HOME
 from tests.policy.scenes import LLAMA_8B, make_pod
+from tests.sim.layered_pool import layered
 
 BLOCK = 16
 INTERVAL_S, TTL_S = 0.1, 0.0
@@ -181,8 +182,8 @@ def by_events(history: History, answers: Answers) -> list[int]:
 def by_the_mock_engine(history: History) -> list[int]:
     family, found = FAMILIES[history.family], list[int]()
     habits = CacheHabits(drops_block=family.drops)
-    config = SimPodConfig(speed=LLAMA_8B, num_blocks=history.blocks, kv_groups=family.groups, habits=habits)
-    pod = SimPod(config)
+    pool = layered(family.groups, habits)
+    pod = SimPod(SimPodConfig(speed=LLAMA_8B, num_blocks=history.blocks, new_pool=pool))
     for prompt, output in history.requests:
         pod.submit(SimRequest(id="one", prompt=token_array(prompt), output=output))
         while pod.start_step() is not None:

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from loadtest.oscillation import back_after_s, parts_of, waves_of, with_burst
+from loadtest.oscillation import SampledWorld, back_after_s, parts_of, waves_of, with_burst
 from router.sim.virtual.outcome import RequestOutcome, Run
+from router.sim.virtual.scenario import Conditions
 from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
+from router.sim.virtual.world import World
+from tests.policy.scenes import policy
+from tests.sim.virtual.worlds import BLOCK, fleet, prompt, traffic
 
 PODS = 8
 REQUEST = TrafficRequest(100, 1, (1,), 1)
@@ -60,10 +64,23 @@ def test_the_fleet_is_back_after_the_last_slow_window() -> None:
     outcomes = [
         RequestOutcome("any", at * 1000.0, 100, 1, ttft_ms=500.0 if 600 <= at < 815 else 100.0) for at in range(1200)
     ]
-    run = Run(outcomes, {}, 1.2e6, 0, [[0.0, 1.0]] * 1300)
+    run, backlogs_ms = Run(outcomes, {}, 1.2e6, 0), [[0.0, 1.0]] * 1300
     assert back_after_s(run) == 120
-    assert {part: len(samples) for part, samples in parts_of(run, 10.0).items()} == {
+    assert {part: len(samples) for part, samples in parts_of(run, backlogs_ms, 10.0).items()} == {
         "steady": 480,
         "after the burst": 479,
     }
-    assert len(parts_of(run, 0.0)["steady"]) == 1079
+    assert len(parts_of(run, backlogs_ms, 0.0)["steady"]) == 1079
+
+
+def test_backlogs_are_recorded_and_change_nothing() -> None:
+    """One pod gets a prompt of 2,002 ms, and is idle afterwards."""
+    sessions = Session(0.0, (prompt(1, 20_000),)), Session(10.0, (prompt(2, 100),))
+    sampled, plain = (
+        kind(fleet(2), policy("queue"), Conditions(), block_size_tokens=BLOCK) for kind in (SampledWorld, World)
+    )
+    assert sampled.run(traffic(*sessions)).outcomes == plain.run(traffic(*sessions)).outcomes
+    assert isinstance(sampled, SampledWorld)
+    assert [len(row) for row in sampled.backlogs_ms[:10]] == [2] * 10
+    assert max(sampled.backlogs_ms[1]) > 1000 and min(sampled.backlogs_ms[1]) == 0
+    assert max(sampled.backlogs_ms[8]) == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
 from router.decision import Candidate, Cost, Direct
 from router.observe.class_metrics import (
     NAMED_TENANTS,
@@ -13,6 +11,7 @@ from router.observe.class_metrics import (
     BusiestTenants,
     ClassMetrics,
 )
+from router.observe.exposition import Registry
 from router.observe.fast_metrics import OTHER
 from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene, record
@@ -22,7 +21,7 @@ SERVED = Candidate(Direct(pod("a")), Cost((), (), 0.0))
 MINE = policy(slo={"ttft_ms": 500.0})
 
 
-def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+def value(registry: Registry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
@@ -39,7 +38,7 @@ def decided(workload: str, tenant: str, *, prompt_tokens: int | None = None) -> 
 
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
     """SLOs only where a policy has one; tokens of served requests only."""
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = ClassMetrics(registry)
     for outcome in (
         ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0),
@@ -47,7 +46,6 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
         ended(prompt_tokens=100, result="client_gone"),
     ):
         metrics.settle(outcome, decided("chat", "acme", prompt_tokens=100), MINE)
-    metrics.tokens.count()
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
     assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
     assert value(registry, "warmroute_tenant_prompt_tokens_total", tenant="acme", stage="all") == 200
@@ -58,7 +56,7 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
 
 def test_prompt_tokens_in_flight_have_few_labels() -> None:
     """Those of the busiest tenants, and of those with the most tokens."""
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = ClassMetrics(registry)
     metrics.settle(ended(), decided("chat", "acme"), MINE)
     metrics.observe_in_flight({"acme": 1} | {f"invented-{number}": 1000 - number for number in range(300)})
@@ -72,7 +70,7 @@ def test_prompt_tokens_in_flight_have_few_labels() -> None:
 
 def test_any_number_of_tenants_makes_few_labels() -> None:
     """Invented names count as `other`; the busiest tenant gets its own label in time."""
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = ClassMetrics(registry)
     for number in range(3 * RENEW_EVERY_REQUESTS):
         tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"

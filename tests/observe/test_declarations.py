@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
+from helm.monitoring.metric_catalog import CHAPTERS, DECLARED, LABELS, declarations_of
 from router.observe.declared import of_publisher
-from router.observe.declared.declaration import LABELS, Declaration
-from router.observe.declared.metric_catalog import CHAPTERS, DECLARED, declarations_of
+from router.observe.declared.declaration import Declaration
 from router.observe.metrics import Metrics, add_process_metrics
 from router.publisher.publisher_app import PublisherMetrics
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.decision import Direct, Split
+from router.observe.declared import of_decisions
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import SAMPLE, SAMPLE_HOLDERS, HitWorth
 from router.observe.metrics import Metrics
@@ -48,10 +49,15 @@ class Served:
     def saved(self) -> dict[str, float]:
         """Milliseconds of pods by placement."""
         asyncio.run(self.worth.observe())
-        return {labels[1]: value * 1000 for labels, [value] in self.metrics.prefill_saved_s.series().items()}
+        return {
+            labels[1]: value * 1000 for labels, [value] in self.metrics[of_decisions.PREFILL_SAVED_S].series().items()
+        }
 
     def gpus(self) -> dict[str, float]:
-        return {labels[1]: value * 1000 for labels, [value] in self.metrics.prefill_saved_gpu_s.series().items()}
+        return {
+            labels[1]: value * 1000
+            for labels, [value] in self.metrics[of_decisions.PREFILL_SAVED_GPU_S].series().items()
+        }
 
 
 def test_a_hit_saves_the_prefill_of_its_tokens_by_the_pods_own_speed() -> None:

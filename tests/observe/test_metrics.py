@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from router.observe.declared import of_pods, of_process
 from router.observe.exposition import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
@@ -20,8 +21,8 @@ async def test_rendering_in_turns_gives_the_same_text() -> None:
     """Family by family, in the same order."""
     metrics = Metrics()
     metrics.requests.labels("chat", "demo", "ok").inc()
-    metrics.loop_lag_s.labels().observe(0.003)
-    metrics.pod_in_flight.replace({(f"pod-{number}",): number for number in range(2 * PIECE_SAMPLES + 1)})
+    metrics[of_process.LOOP_LAG_S].labels().observe(0.003)
+    metrics[of_pods.POD_IN_FLIGHT].replace({(f"pod-{number}",): number for number in range(2 * PIECE_SAMPLES + 1)})
     assert await metrics.render_in_turns() == metrics.render()
 
 
@@ -36,7 +37,7 @@ async def test_other_tasks_run_while_metrics_are_rendered() -> None:
             await asyncio.sleep(0)
 
     metrics = Metrics()
-    metrics.pod_in_flight.replace({(f"pod-{number}",): 0.0 for number in range(100 * PIECE_SAMPLES)})
+    metrics[of_pods.POD_IN_FLIGHT].replace({(f"pod-{number}",): 0.0 for number in range(100 * PIECE_SAMPLES)})
     serving = asyncio.create_task(serve())
     await metrics.render_in_turns()
     assert turns > 120
@@ -60,7 +61,7 @@ def test_the_series_of_a_pod_leave_with_it() -> None:
         metrics.kv.events.labels(name).inc()
         metrics.kv.complete.labels(name).set(1)
         metrics.pod_ttft_s.labels(name).observe(0.2)
-        metrics.ejections_refused.labels(name).inc()
+        metrics[of_pods.EJECTIONS_REFUSED].labels(name).inc()
     metrics.observe_fleet(fleet, {}, 0)
     assert b"gone" not in metrics.render()
     metrics.sent.labels("gone", "ok").inc()
@@ -74,10 +75,12 @@ def test_every_state_of_a_pod_is_a_series() -> None:
     metrics = Metrics()
     metrics.observe_fleet(FleetSnapshot(1, (PodStatus(pod("a"), PodState.EJECTED),)), {}, 0)
     found = {
-        (sample.labels["state"], sample.value) for family in metrics.pod_state.collect() for sample in family.samples
+        (sample.labels["state"], sample.value)
+        for family in metrics[of_pods.POD_STATE].collect()
+        for sample in family.samples
     }
     assert found == {("joining", 0.0), ("ready", 0.0), ("draining", 0.0), ("ejected", 1.0)}
-    trusts = [sample.value for family in metrics.pod_trust.collect() for sample in family.samples]
+    trusts = [sample.value for family in metrics[of_pods.POD_TRUST].collect() for sample in family.samples]
     assert sorted(trusts) == [0.0, 0.0, 1.0]
 
 

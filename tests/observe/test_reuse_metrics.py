@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from router.observe import class_metrics
 from router.observe.class_metrics import ReuseMetrics
+from router.observe.exposition import Registry
 
 
-def intervals(registry: CollectorRegistry) -> tuple[float, float]:
+def intervals(registry: Registry) -> tuple[float, float]:
     """Their number and sum."""
     name, labels = "warmroute_prefix_reuse_interval_seconds", {"model": "m"}
     count, total = (registry.get_sample_value(f"{name}_{end}", labels) for end in ("count", "sum"))
@@ -18,7 +18,7 @@ def intervals(registry: CollectorRegistry) -> tuple[float, float]:
 
 def test_the_interval_between_two_uses_of_a_prefix() -> None:
     """The first use of each has none, nor has a prompt without blocks."""
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = ReuseMetrics(registry)
     for now_s in (10.0, 40.0, 45.0):
         metrics.add("m", 7, now_s)
@@ -30,7 +30,7 @@ def test_the_interval_between_two_uses_of_a_prefix() -> None:
 def test_only_the_latest_prefixes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that repeats nothing does not fill the memory."""
     monkeypatch.setattr(class_metrics, "MAX_PREFIXES", 3)
-    registry = CollectorRegistry()
+    registry = Registry()
     metrics = ReuseMetrics(registry)
     for number in (1, 2, 3, 4, 1, 4):
         metrics.add("m", number, float(number))

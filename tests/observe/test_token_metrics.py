@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
+from router.observe.exposition import Registry
 from router.observe.receipts import Outcome
 from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import record
@@ -24,7 +24,7 @@ class Seen:
     """Metrics and their sums."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = Registry()
         self.metrics = TokenMetrics(self.registry)
 
     def add(
@@ -42,7 +42,6 @@ class Seen:
         self.metrics.add(ended, (model, *LABELS[1:]), "acme", seen)
 
     def sum(self, name: str, **labels: str) -> float:
-        self.metrics.count()
         samples = (sample for family in self.registry.collect() for sample in family.samples)
         return sum(
             one.value for one in samples if one.name == f"warmroute_{name}" and one.labels.items() >= labels.items()

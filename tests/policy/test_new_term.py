@@ -79,7 +79,7 @@ assert "Keeps the pods whose name ends in an even digit." in reference_page() an
 
 
 def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -> str:
-    """What `then` prints in a copy of the tree that has one file more, and one line more in that table."""
+    """What `then` prints in a copy of the tree that has one file more; the catalog has its import and a line."""
     for folder in ("router", "policies", "config"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "loadtest" / "simulated_peers", tree / "loadtest" / "simulated_peers")
@@ -90,7 +90,9 @@ def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -
     catalog = tree / "router" / "policy" / "catalog.py"
     lines = catalog.read_text().splitlines()
     begin = next(at for at, row in enumerate(lines) if row.startswith(table))
-    lines.insert(lines.index("    {", begin) + 1, line)
+    lines.insert(begin + 1, line)
+    package = ".".join(["router.policy", *Path(file).parts[:-1]])
+    lines.insert(lines.index("from collections.abc import Mapping") + 1, f"from {package} import {Path(file).stem}")
     catalog.write_text("\n".join(lines))
     ran = subprocess.run([sys.executable, "-c", then], cwd=tree, env={"PYTHONPATH": str(tree)},
                          capture_output=True, text=True, check=False)  # fmt: skip
@@ -101,11 +103,11 @@ def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -
 def test_a_new_cost_term_is_one_file_and_one_line_of_the_catalog(tmp_path: Path) -> None:
     """Policies can price by it; the expected time to first token, the explanation, the reference page and the schema
     have it, too."""
-    line = '        "distance": "costs.distance.Distance",'
+    line = '    "distance": distance.Distance,'
     assert learnt(tmp_path, "costs/distance.py", TERM, "COSTS", line, PRICES) == "[('b', 0.0, 0.0), ('a', 7.0, 7.0)]"
 
 
 def test_a_new_filter_is_one_file_and_one_line_of_the_catalog(tmp_path: Path) -> None:
     """Policies can leave pods out by it; the reference page and the schema have it, too."""
-    line = '        "even": "even.Even",'
+    line = '    "even": even.Even,'
     assert learnt(tmp_path, "even.py", FILTER, "FILTERS", line, FILTERS) == "['a2']"

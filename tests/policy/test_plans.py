@@ -12,7 +12,7 @@ from msgspec import structs
 
 from router.decision import Direct, Pull
 from router.policy.decide import decide
-from router.policy.plans import Planner, expected_cached_tokens, most_promising, prompt_token_count
+from router.policy.plans import Planner, expected_cached_tokens, prompt_token_count
 from router.policy.recording import record
 from router.policy.term import Placement
 from router.types import (
@@ -303,12 +303,15 @@ def test_more_cached_blocks_never_raise_the_cost_of_a_pod_that_could_pull(seen: 
 
 # --- at a first glance ---
 
+C1 = policy(costs={"prefill": {}}).costs
+"""Weighs an uncached token with c1, and with c2 in long prompts."""
+
 
 def test_without_a_limit_and_within_it_everybody_is_looked_at() -> None:
     """In the order of the snapshot."""
     seen = scene(*ready(*(pod(name) for name in "abc")))
     for most in (0, 3, 4):
-        assert most_promising(seen, seen.fleet.pods, 1000, most) == seen.fleet.pods
+        assert Planner(seen, 1000).most_promising(seen.fleet.pods, C1, most) == seen.fleet.pods
 
 
 def test_the_most_promising_hold_much_and_have_little_to_do() -> None:
@@ -317,8 +320,8 @@ def test_the_most_promising_hold_much_and_have_little_to_do() -> None:
     pods = ready(*(pod(name) for name in ("busy", "cold", "done", "held")))
     inflight = {"busy": long_queue, "done": over, "held": InFlight(1, 1, prefill_ms=30.0)}
     seen = holding(scene(*pods, prompt=prompt(10_000), inflight=inflight, now_s=4.5), "held", 600)
-    assert [one.pod.id for one in most_promising(seen, pods, 10_000, 1)] == ["held"]
-    assert {one.pod.id for one in most_promising(seen, pods, 10_000, 3)} == {"held", "cold", "done"}
+    assert [one.pod.id for one in Planner(seen, 10_000).most_promising(pods, C1, 1)] == ["held"]
+    assert {one.pod.id for one in Planner(seen, 10_000).most_promising(pods, C1, 3)} == {"held", "cold", "done"}
 
 
 def test_an_uncached_token_may_cost_more_than_c1() -> None:
@@ -326,8 +329,9 @@ def test_an_uncached_token_may_cost_more_than_c1() -> None:
     pods = ready(*(pod(name) for name in ("cold", "held")))
     queue = {"held": InFlight(1, 1, prefill_ms=60.0)}
     seen = holding(scene(*pods, prompt=prompt(2001), inflight=queue), "held", 125)
-    for weight, first in ((1.0, "cold"), (2.0, "held")):
-        assert [one.pod.id for one in most_promising(seen, pods, 2001, 1, weight)] == [first]
+    twice = policy(costs={"prefill": {}, "eviction": {"reuse": 1.0}}).costs
+    for costs, first in ((C1, "cold"), (twice, "held")):
+        assert [one.pod.id for one in Planner(seen, 2001).most_promising(pods, costs, 1)] == [first]
 
 
 def test_what_a_missing_token_costs_is_what_all_terms_say() -> None:
@@ -346,8 +350,9 @@ def test_among_equal_pods_the_key_selects_the_shortlist() -> None:
     looked_at: set[str] = set()
     for salt in range(60):
         seen = scene(*pods, prompt=prompt(200, salt * 1000))
-        found = [one.pod.id for one in most_promising(seen, pods, 200, 2)]
-        assert found == [one.pod.id for one in most_promising(structs.replace(seen, turn=9), pods, 200, 2)]
+        found = [one.pod.id for one in Planner(seen, 200).most_promising(pods, C1, 2)]
+        later = structs.replace(seen, turn=9)
+        assert found == [one.pod.id for one in Planner(later, 200).most_promising(pods, C1, 2)]
         looked_at.update(found)
     assert len(looked_at) == 8
 

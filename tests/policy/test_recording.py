@@ -17,10 +17,10 @@ from router.policy.recording import (
     RecordedScene,
     SceneFacts,
     SceneLine,
+    digest_of,
     fleet_digest,
     fleet_line,
     record,
-    scene_digest,
     scene_line,
 )
 from router.policy.spec import Policy
@@ -148,7 +148,7 @@ def test_a_scene_is_named_by_everything_that_decides() -> None:
     """Another load is another scene; another order of its parts is not."""
     one = scene(*ready(pod("a"), pod("b")))
     digests = {
-        scene_digest(scene_line(record(each), fleet_digest(each.fleet)))
+        digest_of(scene_line(record(each), fleet_digest(each.fleet)))
         for each in (
             one,
             structs.replace(one, match=structs.replace(one.match, blocks={"a": (1, 0, 0, 0), "b": (2, 0, 0, 0)})),

@@ -178,8 +178,7 @@ class Town(CoreOfPods):
         """The result of `read` for every prompt."""
         self.responses = ResponseLocator(self.fleet, self.state.stored)
         self.steps = build_steps(self.core, {"m": self}, self.responses, self.metrics)
-        facts, edge = self.lookups.handoff_facts, self.config.edge
-        self.forwarder = build_forwarder(self.core, self.steps, self.pools, edge, facts, self.metrics)
+        self.forwarder = build_forwarder(self.core, self.steps, self.pools, self.config.edge, self.metrics)
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         """The reader of all prompts."""

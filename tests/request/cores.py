@@ -37,7 +37,7 @@ from router.request.inbound import HeaderList, Inbound
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
-from router.wiring.core_parts import SYSTEM_CLOCK, PodLookups, core_settings, observers
+from router.wiring.core_parts import SYSTEM_CLOCK, core_settings, observers
 from tests.policy.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
@@ -125,11 +125,13 @@ class CoreOfPods:
         self.quotas = Quotas()
         recording = observers(self.metrics, self.recent, RequestLog("json", write=self.log_lines.append))
         recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
-        self.lookups = PodLookups(
-            handoff_facts=lambda pod, dialect: self.facts, publishes_events=lambda pod: self.publishes_events
-        )
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES))
-        settings = core_settings(self.config, self.lookups, QuotaCharges(self.quotas, clock))
+        settings = core_settings(
+            self.config,
+            QuotaCharges(self.quotas, clock),
+            handoff_facts=lambda pod, dialect: self.facts,
+            publishes_events=lambda pod: self.publishes_events,
+        )
         self.core = build_core(self.state, settings, routing, recording, clock)
 
     def is_idle(self) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
 from router.endpoints import endpoint_of
-from router.errors import RouterError, UpstreamError
+from router.errors import RouterError, UpstreamError, status_of
 from router.index.stored_responses import StoredResponse
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.core import Core
-from router.request.error_responses import error_body, response_for
+from router.request.error_responses import error_body
 from router.request.inbound import Inbound
 from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
@@ -99,7 +99,7 @@ class MemoryExchange:
         if self.context is not None:
             self.core.requests.endings.failed(self.context, error, has_answered=has_answered)
         if not has_answered:
-            self.status, self.received = response_for(error).status, error_body(error)
+            self.status, self.received = status_of(error), error_body(error)
         self._finish()
 
     def _finish(self) -> None:

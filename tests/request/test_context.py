@@ -94,6 +94,13 @@ def test_a_body_is_checked_once_for_splits() -> None:
     assert responded(Direct(pod("d")), None, b'{"messages": []}').split_refusal() == ""
 
 
+def test_several_prompts_are_not_split() -> None:
+    """Their number is that of the request, which was counted when it was read."""
+    context = responded(Direct(pod("d")), None, b'{"prompt": ["a", "b"]}')
+    context.request = replace(context.request, prompts=2)
+    assert "Several prompts" in context.split_refusal()
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_a_dropped_prompt_keeps_its_length_and_hashes(read: bool) -> None:
     """Only body and tokens are freed."""

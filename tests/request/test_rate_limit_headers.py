@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.admission.quotas import Hold, Quota, Quotas
 from router.endpoints import Endpoint
-from router.request.quota_charges import limit_headers, refusal_headers
+from router.request.quota_charges import limit_headers
 
 NOW_S, UNIX_S = 1000.5, 1_800_000_000.25
 LIMITS = (
@@ -51,7 +51,7 @@ def test_a_refused_request_sees_when_the_limits_are_whole_again() -> None:
     hold = quotas.begin("t", LIMITS, "m", "", NOW_S)
     assert isinstance(hold, Hold)
     for now_s, shown in ((NOW_S, b"1m0.5s"), (NOW_S + 10.25, b"50.25s"), (NOW_S + 100, b"0s")):
-        found = dict(refusal_headers(Endpoint.CHAT, hold.applied, now_s, UNIX_S))
+        found = dict(limit_headers(Endpoint.CHAT, hold.applied, now_s, UNIX_S, is_refused=True))
         assert found[b"x-ratelimit-reset-requests"] == shown
-    found = dict(refusal_headers(Endpoint.MESSAGES, hold.applied, NOW_S + 100, UNIX_S))
+    found = dict(limit_headers(Endpoint.MESSAGES, hold.applied, NOW_S + 100, UNIX_S, is_refused=True))
     assert found[b"anthropic-ratelimit-requests-reset"] == b"2027-01-15T08:00:01Z"

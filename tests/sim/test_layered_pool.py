@@ -21,6 +21,7 @@ from tests.examples import examples
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import SESSIONS, Sent, requests
 from tests.policy.scenes import LLAMA_8B
+from tests.sim.layered_pool import layered
 
 POD, BLOCK = "pod", 4
 FULL, STATE = LayerType(AttentionKind.FULL, 0), LayerType(AttentionKind.STATE, 0)
@@ -32,10 +33,8 @@ def window(tokens: int) -> LayerType:
 
 
 def pod_of(groups: Sequence[LayerType], habits: CacheHabits, block: int, num_blocks: int = 10_000) -> SimPod:
-    config = SimPodConfig(
-        speed=LLAMA_8B, block_size_tokens=block, num_blocks=num_blocks, kv_groups=groups, habits=habits
-    )
-    return SimPod(config)
+    pool = layered(groups, habits)
+    return SimPod(SimPodConfig(speed=LLAMA_8B, block_size_tokens=block, num_blocks=num_blocks, new_pool=pool))
 
 
 def served(pod: SimPod, prompt: Sequence[int], output: Sequence[int], salt: str = "") -> tuple[int, list[KvEvent]]:

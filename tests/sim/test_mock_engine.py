@@ -186,7 +186,7 @@ def test_serve_runs_until_a_signal(make_config: MakeConfig) -> None:
         urls.extend(engine.url for engine in engines)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    serve([make_config(), make_config()], ready)
+    asyncio.run(serve([make_config(), make_config()], ready, 0.0))
     assert len(set(urls)) == 2
     with pytest.raises(httpx.ConnectError):
         httpx.get(urls[0])

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from router.config.schema import AdmissionConfig, SloConfig
+from router.observe.declared import of_requests
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -23,10 +24,10 @@ def chat(number: int, words: int = 2500) -> Chat:
 def counted(deployment: Deployment, name: str) -> float:
     """The sum of the samples of a metric."""
     metrics = deployment.program.metrics
-    found = {"queued": metrics.queued.value, "refused": 0.0, "waited": 0.0}
-    for family in metrics.queue_refused.collect():
+    found = {"queued": metrics[of_requests.QUEUED].labels().value, "refused": 0.0, "waited": 0.0}
+    for family in metrics[of_requests.QUEUE_REFUSED].collect():
         found["refused"] += sum(one.value for one in family.samples if one.name.endswith("_total"))
-    for family in metrics.queue_s.collect():
+    for family in metrics[of_requests.QUEUE_S].collect():
         found["waited"] += sum(one.value for one in family.samples if one.name.endswith("_count"))
     return found[name]
 
@@ -99,7 +100,10 @@ async def test_slow_answers_make_pods_rest_longer_between_prompts(deploy: Deploy
         async def learnt(body: dict[str, object], headers: dict[str, str]) -> dict[str, float]:
             assert (await deployment.client.post("/v1/chat/completions", json=body, headers=headers)).is_success
             await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
-            families = (deployment.program.metrics.queue_error, deployment.program.metrics.queue_rest_s)
+            families = (
+                deployment.program.metrics[of_requests.QUEUE_ERROR],
+                deployment.program.metrics[of_requests.QUEUE_REST_S],
+            )
             return {one.name: one.value for family in families for one in next(iter(family.collect())).samples}
 
         assert await learnt(usage, deadline) == await learnt(whole, {}) == {}

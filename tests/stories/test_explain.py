@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from helm.monitoring.metric_catalog import declarations_of
 from router.cli import main
 from router.cli.replay import RecordedChoices
 from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.declared.declaration import MetricKind
-from router.observe.declared.metric_catalog import declarations_of
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
@@ -106,7 +106,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         for number in range(12):
             await deployment.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
-        seen = deployment.program.core.requests.decisions._traffic._by_model
+        seen = deployment.program.core.requests.decisions._prefixes
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await counted(deployment), [engine.load for engine in deployment.engines]
         previews = [await deployment.admin.post("/admin/preview", json=body) for _ in range(3)]

@@ -8,6 +8,7 @@ import pytest
 
 from router.index.hit_probe import CacheHabits
 from router.types import AttentionKind, LayerType
+from tests.sim.layered_pool import layered
 from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -35,7 +36,7 @@ async def test_a_pod_says_what_decides_its_hits(
     groups: tuple[LayerType, ...], habits: CacheHabits, hits: str, deploy: Deploy
 ) -> None:
     """After five prompts that the router has sent: before, only what events say is known."""
-    async with deploy(pods=1, engine={"kv_groups": groups, "habits": habits}) as deployment:
+    async with deploy(pods=1, engine={"new_pool": layered(groups, habits)}) as deployment:
 
         async def is_known() -> bool:
             pods: list[dict[str, Any]] = await deployment.pods()

@@ -11,24 +11,25 @@ from typing import Any
 import pytest
 from prometheus_client.samples import Sample
 
+from helm.monitoring.metric_catalog import DECLARED
 from router import __version__, errors
 from router.admission.meter import Dimension
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource
 from router.observe.class_metrics import NAMED_TENANTS
-from router.observe.declared.metric_catalog import DECLARED
 from router.observe.fast_metrics import OTHER
 from router.phases import PHASES
 from router.policy.calibration import class_key
 from router.prompt.conversation import UnreadReason
-from router.request.error_responses import RESPONSES
 from router.types import Endpoint, Matching, PodSpeed, PodState, PrefixTrust, Role, Tier
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-ERRORS = {errors.INTERNAL, *(error.code for error in RESPONSES)}
+ERRORS = {
+    error.code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, errors.RouterError)
+}
 RESULTS = ERRORS | {"ok", "pod_refused", "pod_error", "client_gone", "refused"}
 BY_THE_ROUTER: dict[str, set[str]] = {
     "endpoint": {endpoint.value for endpoint in Endpoint},

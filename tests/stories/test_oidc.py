@@ -17,6 +17,7 @@ import pytest
 
 from router.feeds import signing_keys
 from router.feeds.signing_keys import DISCOVERY
+from router.observe.declared import of_process
 from tests.admission.oidc_tokens import jwk, key_set, token
 from tests.stories.conftest import Deploy, Deployment
 
@@ -81,7 +82,7 @@ async def post(deployment: Deployment, key: str) -> tuple[int, str]:
 
 def failing(deployment: Deployment) -> float:
     """Number of identity providers, in the metrics."""
-    return sum(child.value for _, child in deployment.program.metrics.identity_providers_failing.items())
+    return sum(child.value for _, child in deployment.program.metrics[of_process.IDENTITY_PROVIDERS_FAILING].items())
 
 
 async def test_a_token_is_admitted_as_its_tenant(deploy: Deploy, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from router.config.schema import AdmissionConfig, SloConfig
+from router.observe.declared import of_requests
 from router.observe.ended import UsedTokens
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
@@ -99,7 +100,7 @@ async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) ->
         deployment.client.stream("POST", CHAT, json=endless) as stream,
     ):
         await anext(stream.aiter_lines())
-        queued = deployment.program.metrics.queued
+        queued = deployment.program.metrics[of_requests.QUEUED].labels()
         waiting = asyncio.create_task(send(deployment, text="y " * 999))
         await deployment.until(lambda: queued.value == 1)
         waiting.cancel()

@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "engines/handoff/bodies.py:whole_response": "`read_prefill` has accepted it within its bound",
     "engines/handoff/dialect.py:split_refusal": _CLIENT,
     "engines/handoff/dialect.py:_small": "at most 64 bytes",
-    "engines/handoff/dialect.py:_has_several_prompts": _CLIENT,
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
     "feeds/continuation_test.py:ContinuationTestFeed._failure": "a body of the router's own",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",

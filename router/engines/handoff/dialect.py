@@ -100,19 +100,17 @@ class _SplitFields(msgspec.Struct):
     use_beam_search: msgspec.Raw = _NULL
     echo: msgspec.Raw = _NULL
     prompt_logprobs: msgspec.Raw = _NULL
-    prompt: msgspec.Raw = _NULL
 
 
 _SPLIT_FIELDS = msgspec.json.Decoder(_SplitFields)
 # As lenient as the engines.
 _COUNT = msgspec.json.Decoder(int | None, strict=False)
 _FLAG = msgspec.json.Decoder(bool | None, strict=False)
-_ONE_PROMPT = msgspec.json.Decoder(tuple[msgspec.Raw])
 
 
-def split_refusal(endpoint: Endpoint, body: bytes) -> str:
-    """Why a request cannot be split between two pods, as a sentence; empty where it can. KV that is handed over belongs
-    to one prompt and is read once. `Dialect` is never given a refused request."""
+def split_refusal(endpoint: Endpoint, body: bytes, prompts: int = 1) -> str:
+    """Why a request with this number of prompts cannot be split between two pods, as a sentence; empty where it can. KV
+    that is handed over belongs to one prompt and is read once. `Dialect` is never given a refused request."""
     if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         return "Only chats and completions decode tokens."
     try:
@@ -124,7 +122,7 @@ def split_refusal(endpoint: Endpoint, body: bytes) -> str:
         return "The body cannot be read."
     if max(count or 1 for count in choices) > 1 or beam:
         return "Several choices would each need the KV, which can be read only once."
-    if _has_several_prompts(fields.prompt):
+    if prompts > 1:
         return "Several prompts in one request would each need a handoff."
     if echo or logprobs is not None:
         return "Logprobs and echoes of the prompt exist only where it was computed."
@@ -136,15 +134,3 @@ def _small(decoder: msgspec.json.Decoder[Any], value: msgspec.Raw) -> Any:
     if len(memoryview(value)) > _MAX_VALUE_BYTES:
         raise msgspec.DecodeError("the value is too long")
     return decoder.decode(value)
-
-
-def _has_several_prompts(prompt: msgspec.Raw) -> bool:
-    """Neither a list of token ids, which is one prompt, nor a list of prompts is decoded to its end: it may be long."""
-    head = bytes(memoryview(prompt)[:64])
-    if not head.startswith(b"[") or head[1:].lstrip()[:1].isdigit():
-        return False
-    try:
-        _ONE_PROMPT.decode(prompt)
-    except msgspec.ValidationError:
-        return head[1:].lstrip() != b"]"
-    return False

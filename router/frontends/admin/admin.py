@@ -38,11 +38,11 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
-from router.frontends.admin.views import describe_policies, explained_json
+from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound
 from router.observe.exposition import TextFormat, accepted_format
-from router.observe.receipts import RecordedDecision
+from router.observe.receipts import RecordedDecision, explained
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
@@ -216,7 +216,7 @@ class ExplainRoutes:
                     f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
                     "request was answered without one, for the reason in its log line.",
                 )
-            return Response(explained_json(kept), media_type="application/json")
+            return Response(msgspec.json.encode(explained(kept)), media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:
@@ -226,5 +226,5 @@ class ExplainRoutes:
             if tenant := request.query_params.get("tenant"):
                 named[PREVIEWED_TENANT] = tenant.encode("latin-1", "replace")
             parsed = await self.read(Endpoint.CHAT, named, body, f"preview-{uuid.uuid4().hex}")
-            found = explained_json(await self.preview(parsed, headers))
+            found = msgspec.json.encode(explained(await self.preview(parsed, headers)))
             return Response(found, media_type="application/json")

@@ -37,9 +37,7 @@ class AdminEdge(HttpEdge):
         self._host = host
         self._bearer = bearer
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         headers = _by_name(received.headers)
         try:
             if not self._is_probe(received):

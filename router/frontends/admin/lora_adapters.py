@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 import structlog
@@ -27,9 +27,6 @@ ANSWER = Bound("answer", 64 * 1024)
 MAX_ANSWER_CHARACTERS = 300
 _DONE = {True: "loaded", False: "unloaded"}
 
-OnChange: TypeAlias = Callable[[PodId, tuple[str, ...]], None]
-"""Called with the new adapters of a pod."""
-
 log = structlog.get_logger()
 
 
@@ -41,10 +38,9 @@ class PodAnswer(msgspec.Struct, frozen=True):
 
 
 class LoraAdapters:
-    def __init__(self, fleet: Fleet, pool_of: Callable[[Pod], UpstreamPool], on_change: OnChange) -> None:
+    def __init__(self, fleet: Fleet, pool_of: Callable[[Pod], UpstreamPool]) -> None:
         self._fleet = fleet
         self._pool_of = pool_of
-        self._on_change = on_change
         self._turn = asyncio.Lock()
 
     async def change(self, body: Mapping[str, Any], *, load: bool) -> Mapping[PodId, PodAnswer]:
@@ -110,8 +106,7 @@ class LoraAdapters:
     def _learn(self, pod_id: PodId, name: str, *, load: bool) -> None:
         if (status := self._fleet.status(pod_id)) is not None:
             others = tuple(adapter for adapter in status.pod.adapters if adapter != name)
-            if (wanted := (*others, name) if load else others) != status.pod.adapters:
-                self._on_change(pod_id, wanted)
+            self._fleet.learn(pod_id, adapters=(*others, name) if load else others)
 
 
 def _name_of(body: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import add, sub
 from sys import float_info
+from typing import Any
 
 import msgspec
 
@@ -68,42 +69,6 @@ class Quantiles(msgspec.Struct, frozen=True, omit_defaults=True):
     p99: float | None = None
 
 
-class ClassFigures(msgspec.Struct, frozen=True):
-    requests: float
-    failures: float
-    ttft_s: Quantiles
-    tpot_s: Quantiles
-
-
-class PageFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between two snapshots. Failures: requests that failed, unless their client left."""
-
-    requests: float
-    failures: float
-    classes: dict[str, ClassFigures]
-    ttft_s: Quantiles
-    ttft_error: Quantiles
-    token_shares: dict[str, float | None]
-    """Shares of prompt tokens, by line; None without tokens."""
-    saved_s: dict[str, float]
-    """Prefill seconds of pods that hits saved, by placement."""
-    saved_gpu_s: dict[str, float]
-    """The same in seconds of their GPUs."""
-    phases_s: dict[str, Quantiles]
-    loop_lag_s: Quantiles
-    retries: float
-    degraded: float
-    """Matches without the cluster index."""
-    unread_prompts: float
-    receipts_lost: float
-    reuse_s: dict[str, Quantiles]
-    """Times between two uses of a prefix, by model."""
-    evicted_tokens: dict[str, float]
-    """Those evicted too soon, by model."""
-    evicted_s: dict[str, float]
-    """Prefill seconds of these tokens, by model."""
-
-
 def _first(labels: Labels) -> str:
     return labels[0] if labels else ""
 
@@ -115,27 +80,31 @@ class MetricsGrowth:
         self._now = now
         self._before = before
 
-    def figures(self) -> PageFigures:
+    def figures(self) -> dict[str, Any]:
+        """What the page shows of the time between two snapshots. Failures: requests that failed, unless their client
+        left. `saved_s`: prefill seconds of pods that hits saved, by placement; `saved_gpu_s`: of their GPUs.
+        `degraded`: matches without the cluster index. `reuse_s`: times between two uses of a prefix, by model.
+        `evicted_tokens` were evicted too soon, by model; `evicted_s`: their prefill."""
         classes = self._classes()
-        return PageFigures(
-            requests=sum(one.requests for one in classes.values()),
-            failures=sum(one.failures for one in classes.values()),
-            classes=classes,
-            ttft_s=self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
-            ttft_error=self._quantiles(of_decisions.TTFT_ERROR)[""],
-            token_shares=self.token_shares(),
-            saved_s=self._values(of_decisions.PREFILL_SAVED_S),
-            saved_gpu_s=self._values(of_decisions.PREFILL_SAVED_GPU_S),
-            phases_s=self._quantiles(of_requests.PHASE_S),
-            loop_lag_s=self._quantiles(of_process.LOOP_LAG_S)[""],
-            retries=self._values(of_requests.RETRIES)[""],
-            degraded=self._values(of_process.DEGRADED_MATCHES)[""],
-            unread_prompts=sum(self.unread().values()),
-            receipts_lost=self._values(of_process.RECEIPTS_LOST)[""],
-            reuse_s=self._quantiles(of_requests.REUSE_INTERVAL_S),
-            evicted_tokens=self._values(of_decisions.EVICTED_SOON_TOKENS),
-            evicted_s=self._values(of_decisions.EVICTED_SOON_S),
-        )
+        return {
+            "requests": sum(one["requests"] for one in classes.values()),
+            "failures": sum(one["failures"] for one in classes.values()),
+            "classes": classes,
+            "ttft_s": self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
+            "ttft_error": self._quantiles(of_decisions.TTFT_ERROR)[""],
+            "token_shares": self.token_shares(),
+            "saved_s": self._values(of_decisions.PREFILL_SAVED_S),
+            "saved_gpu_s": self._values(of_decisions.PREFILL_SAVED_GPU_S),
+            "phases_s": self._quantiles(of_requests.PHASE_S),
+            "loop_lag_s": self._quantiles(of_process.LOOP_LAG_S)[""],
+            "retries": self._values(of_requests.RETRIES)[""],
+            "degraded": self._values(of_process.DEGRADED_MATCHES)[""],
+            "unread_prompts": sum(self.unread().values()),
+            "receipts_lost": self._values(of_process.RECEIPTS_LOST)[""],
+            "reuse_s": self._quantiles(of_requests.REUSE_INTERVAL_S),
+            "evicted_tokens": self._values(of_decisions.EVICTED_SOON_TOKENS),
+            "evicted_s": self._values(of_decisions.EVICTED_SOON_S),
+        }
 
     def unread(self) -> dict[str, float]:
         return self._values(of_requests.UNREAD_PROMPTS)
@@ -144,19 +113,20 @@ class MetricsGrowth:
         return sum(self._values(of_requests.CLASS_REQUESTS).values())
 
     def token_shares(self) -> dict[str, float | None]:
+        """Shares of prompt tokens, by line; None without tokens."""
         found: dict[str, float | None] = {}
         for line, (part, whole) in TOKEN_LINES.items():
             tokens = self._values(whole)[""]
             found[line] = min(self._values(part)[""] / tokens, 1.0) if tokens else None
         return found
 
-    def _classes(self) -> dict[str, ClassFigures]:
+    def _classes(self) -> dict[str, dict[str, Any]]:
         """A request failed if its result is an error and its client did not leave."""
         requests = of_requests.CLASS_REQUESTS
         failures = self._values(requests, lambda labels: None if labels[1] in ("ok", CLIENT_GONE) else labels[0])
         ttft_s, tpot_s = self._quantiles(of_requests.TTFT_S), self._quantiles(of_requests.TPOT_S)
         return {
-            name: ClassFigures(ended, failures[name], ttft_s[name], tpot_s[name])
+            name: {"requests": ended, "failures": failures[name], "ttft_s": ttft_s[name], "tpot_s": tpot_s[name]}
             for name, ended in self._values(requests).items()
         }
 

@@ -120,7 +120,7 @@ def counted_of(own: Metrics, merged: Mapping[str, MetricRows]) -> Counted:
     slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
     return Counted(
         time.monotonic(),
-        {pod: count.value for (pod,), count in own.pod_restarts.items()},
+        {pod: count.value for (pod,), count in own[of_pods.POD_RESTARTS].items()},
         {link: (sum(counts), sum(counts[slow_from:])) for link, counts in slowdowns.items()},
         merged,
     )

@@ -31,7 +31,7 @@ from router.frontends.admin.page_notices import (
     latest_ratios,
 )
 from router.frontends.admin.views import MetricsPage, kv_events_state
-from router.observe.declared import of_requests
+from router.observe.declared import of_process, of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.receipts import RecordedDecision
@@ -81,24 +81,6 @@ class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
     """Time of a prefill relative to other pods of its class, as learnt, of a slow pod."""
     load_age_s: float | None = None
     """None: its load was never scraped."""
-
-
-class DecisionRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One recent decision. A row without a result is still being served."""
-
-    id: str
-    at_s: float
-    model: str
-    pod: str
-    policy: str
-    workload: str = ""
-    reason: str = ""
-    result: str = ""
-    expected_ms: float = 0.0
-    ttft_ms: float | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +206,7 @@ class PageSource:
         self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         reload, statuses = self.policies.last_reload, self.gauges.fleet.snapshot.pods
-        failing = sum(child.value for _, child in self.gauges.metrics.identity_providers_failing.items())
+        failing = sum(child.value for _, child in self.gauges.metrics[of_process.IDENTITY_PROVIDERS_FAILING].items())
         ready = [status.pod for status in statuses if status.state is PodState.READY]
         streams = self.kv_streams
         present = Present(
@@ -259,11 +241,11 @@ class PageSource:
         metrics = self.gauges.metrics
         if self.gauges.observe_cluster:
             self.gauges.observe_cluster(metrics)
-        holders = [child.value for _, child in metrics.index_holder.items()]
+        holders = [child.value for _, child in metrics[of_process.INDEX_HOLDER_COMPLETE].items()]
         return {
             "shared_index": self.gauges.observe_cluster is not None,
-            "index_age_s": sum(child.value for _, child in metrics.index_age_s.items()),
-            "replicas": sum(child.value for _, child in metrics.replicas.items()),
+            "index_age_s": sum(child.value for _, child in metrics[of_process.INDEX_AGE_S].items()),
+            "replicas": sum(child.value for _, child in metrics[of_process.REPLICAS].items()),
             "block_holders": self.gauges.store.block_holders,
             "holders": len(holders),
             "incomplete_holders": holders.count(0.0),
@@ -289,25 +271,27 @@ class PageSource:
                 }
 
 
-def decision_row(kept: RecordedDecision) -> DecisionRow:
-    """A decision in a line: the candidate that served, or the best one while nothing has."""
+def decision_row(kept: RecordedDecision) -> dict[str, Any]:
+    """A decision in a line: the candidate that served, or the best one while nothing has. A row without a result is
+    still being served."""
     ended, facts = kept.outcome, kept.scene
     chosen = (ended.served if ended else None) or kept.candidates[0]
-    return DecisionRow(
-        id=facts.request_id,
-        at_s=kept.at_s,
-        model=_short(facts.model),
-        pod=_short(str(choice_of(chosen.plan))),
-        policy=_short(kept.policy.name),
-        workload=_short(facts.workload),
-        reason=_short(kept.reason),
-        result=_short(ended.result) if ended else "",
-        expected_ms=expected_ttft_ms(chosen.cost),
-        ttft_ms=ended.ttft_ms if ended else None,
-        prompt_tokens=facts.prompt_tokens or 0,
-        cached_tokens=ended.cached_tokens if ended else None,
-        failures=len(ended.failures) if ended else 0,
-    )
+    row = {
+        "id": facts.request_id,
+        "at_s": kept.at_s,
+        "model": _short(facts.model),
+        "pod": _short(str(choice_of(chosen.plan))),
+        "policy": _short(kept.policy.name),
+        "workload": _short(facts.workload),
+        "reason": _short(kept.reason),
+        "result": _short(ended.result) if ended else "",
+        "expected_ms": expected_ttft_ms(chosen.cost),
+        "ttft_ms": ended.ttft_ms if ended else None,
+        "prompt_tokens": facts.prompt_tokens or 0,
+        "cached_tokens": ended.cached_tokens if ended else None,
+        "failures": len(ended.failures) if ended else 0,
+    }
+    return {name: value for name, value in row.items() if value not in (None, "")}
 
 
 def _summed(metric: Labelled[Any], kept: tuple[str, ...]) -> MetricRows:

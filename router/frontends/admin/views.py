@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
@@ -17,14 +15,14 @@ from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
+from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.exposition import TextFormat
 from router.observe.fast_metrics import Labels
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
-from router.observe.receipts import RecordedDecision, explained
+from router.observe.pool_metrics import replace_pools
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
-from router.policy.term import Picker
 from router.stores.prefix_store import LocalStore
 from router.types import Matching, Pod, PodId, PodState
 
@@ -83,15 +81,13 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
             "percent": policy.percent,
             "filters": {name: one.model_dump() for name, one in policy.filters},
             "costs": {name: term.model_dump() for name, term in policy.costs},
-            "picker": _named(policy.picker),
+            "picker": {
+                name: policy.picker.model_dump() for name, kind in PICKERS.items() if isinstance(policy.picker, kind)
+            },
         }
         for policy in current.active
     ]
     return {"version": current.version, "error": feed.error or None, "active": active}
-
-
-def _named(picker: Picker) -> dict[str, Any]:
-    return {name: picker.model_dump() for name, kind in PICKERS.items() if isinstance(picker, kind)}
 
 
 def describe_readiness(
@@ -106,10 +102,6 @@ def describe_readiness(
         "pods": {state: states.count(state) for state in set(states)},
         "policies": {"version": version} | ({"error": error} if error else {}),
     } | ({"tenants": {"error": tenants.error}} if tenants and tenants.error else {})
-
-
-def explained_json(kept: RecordedDecision) -> bytes:
-    return msgspec.json.encode(explained(kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +129,21 @@ class MetricsPage:
         await asyncio.sleep(0)
         pods = [status.pod for status in self.fleet.snapshot.pods]
         matching: dict[Labels, Matching] = {(pod.id,): self.matching_of(pod)[0] for pod in pods}
-        self.metrics.pod_matching.replace_states(matching, Matching)
+        self.metrics[of_pods.POD_MATCHING].replace_states(matching, Matching)
         self.metrics.observe_loads(self.fleet.snapshot, time.monotonic())
         await asyncio.sleep(0)
-        self.metrics.pools.replace(self.scaling.signals(time.monotonic()))
+        replace_pools(self.metrics.registry, self.scaling.signals(time.monotonic()))
         await asyncio.sleep(0)
         calibration = self.calibrator.calibration
         self.metrics.observe_calibration(calibration.rows())
         slower = calibration.slowdowns()
-        self.metrics.pod_slowdown.replace({(pod.id,): slower.get(pod.id, 1.0) for pod in pods})
+        self.metrics[of_pods.POD_SLOWDOWN].replace({(pod.id,): slower.get(pod.id, 1.0) for pod in pods})
         await asyncio.sleep(0)
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
-        self.metrics.prompt_cache_bytes.replace({(model,): size for model, size in self.prompt_cache_bytes().items()})
+        cached = {(model,): size for model, size in self.prompt_cache_bytes().items()}
+        self.metrics[of_requests.PROMPT_CACHE_BYTES].replace(cached)
         learnt = self.store.evicted.reuse()
-        self.metrics.evicted_reuse.replace({(model,): reuse for model, reuse in learnt.items()})
+        self.metrics[of_decisions.EVICTED_REUSE].replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
         await self.observe_requests()

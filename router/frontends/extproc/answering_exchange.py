@@ -44,7 +44,7 @@ class AnsweringExchange(GatewayExchange):
     def start(self, status: int, headers: HeaderList) -> None:
         self._answer, self.streams = headers, is_stream(headers)
         self.received.body = b""
-        self.release_body()
+        self._memory.release(self)
         message = ProcessingResponse()
         sent = message.streamed_immediate_response.headers_response.headers.headers
         for name, value in [(b":status", b"%d" % status), *headers, *self.received.cors_headers]:

@@ -18,9 +18,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.errors import BodyTooLarge, MalformedRequest, RequestTimeout, RouterError, Stopping
+from router.errors import MalformedRequest, RequestTimeout, RouterError, Stopping
 from router.frontends.body_edits import BodyEdits
-from router.frontends.extproc.llm_d import MODEL_HEADER, OBJECTIVE_HEADER, translated
 from router.frontends.extproc.messages import (
     BUFFERED,
     FULL_DUPLEX_STREAMED,
@@ -30,7 +29,14 @@ from router.frontends.extproc.messages import (
     ProcessingResponse,
     bytes_besides_body,
 )
-from router.frontends.extproc.metadata import POD_HEADER, addresses_in, peer_in
+from router.frontends.extproc.metadata import (
+    MODEL_HEADER,
+    OBJECTIVE_HEADER,
+    POD_HEADER,
+    addresses_in,
+    peer_in,
+    translated,
+)
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
 from router.frontends.http.exchange import ReceivedRequest
@@ -65,24 +71,6 @@ class GatewayTerms(NamedTuple):
     aliases: Mapping[bytes, bytes]
     priority: Callable[[bytes], int]
     trusts_test_header: bool = False
-
-
-class Pick(NamedTuple):
-    """What the gateway is to do with the request. `body`: None where it has none."""
-
-    addresses: str
-    headers: HeaderList
-    removed: list[bytes]
-    body: bytes | None
-    is_changed: bool
-    """Whether the body is not the client's."""
-
-
-def modes_of(message: Any) -> Modes:
-    """The modes of a stream, from its first message. Envoy below 1.32 does not send them."""
-    if not message.HasField("protocol_config"):
-        return Modes()
-    return Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
 
 
 def unsupported(modes: Modes, *, answers: bool) -> str:
@@ -122,7 +110,7 @@ class GatewayExchange:
         self.was_reset = False
         self.is_picked = False
         self.response_complete = False
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []
         self._has_trailers = False
         self._answer: Any = None
 
@@ -162,7 +150,8 @@ class GatewayExchange:
         first = await self.read()
         if first is None:
             return
-        self.modes = modes_of(first)
+        if first.HasField("protocol_config"):  # Envoy below 1.32 does not send it
+            self.modes = Modes(first.protocol_config.request_body_mode, first.protocol_config.response_body_mode)
         if why := unsupported(self.modes, answers=self.answers):
             log.warning("refused a gateway", why=why)
             await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
@@ -176,7 +165,7 @@ class GatewayExchange:
                 return
             await (self._app.edge.serve(self) if methods else self._app.serve_own(self))
         finally:
-            self.release_body()
+            self._memory.release(self)
         await self.end()
 
     async def stop(self) -> None:
@@ -257,7 +246,7 @@ class GatewayExchange:
         except TimeoutError:
             self.refuse(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
         self._memory.arriving.pop(self, None)
-        self.received.body, self._pieces = b"".join(self._pieces), []
+        self.received.body, self.pieces = b"".join(self.pieces), []
         if (model := self.received.named.get(MODEL_HEADER)) and self.received.refusal is None:
             await self._rename_model(model.decode("latin-1"))
         return True
@@ -277,52 +266,39 @@ class GatewayExchange:
             self._has_trailers = True
             return True
         piece = message.request_body.body
-        memory, size_bytes, self.arrived_s = self._memory, len(piece), asyncio.get_running_loop().time()
-        max_bytes = self._limits.max_body_bytes
-        if self.buffered_bytes + size_bytes > max_bytes:
-            self.refuse(BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."))
-        elif not memory.has_taken(self, size_bytes, self.arrived_s):
-            self.refuse(memory.bound.refusal(self.received.owner, self.received.tenant.weight))
-        else:
-            memory.arriving.setdefault(self, self.arrived_s)
-            self.buffered_bytes += size_bytes
-            self._pieces.append(piece)
+        now_s = asyncio.get_running_loop().time()
+        if piece and self._memory.take(self, len(piece), self._limits.max_body_bytes, now_s):
+            self.pieces.append(piece)
         return bool(message.request_body.end_of_stream) or self.modes.request == BUFFERED
-
-    def release_body(self) -> None:
-        """See `BodyHolder`."""
-        self._memory.arriving.pop(self, None)
-        if self.buffered_bytes:
-            self._memory.bound.give_back(self.received.owner, self.buffered_bytes)
-            self._memory.freed_bytes += self.buffered_bytes
-            self.buffered_bytes, self._pieces = 0, []
 
     def refuse(self, error: RouterError) -> None:
         """See `BodyHolder`."""
-        self.release_body()
+        self._memory.release(self)
         self.received.refusal = error
 
     # --- the pick ---
 
-    async def pick(self, pick: Pick) -> None:
-        """Send the pick to the gateway."""
+    async def pick(
+        self, addresses: str, headers: HeaderList, removed: list[bytes], body: bytes, *, is_changed: bool
+    ) -> None:
+        """Name the pods to the gateway, the best first. `is_changed`: whether the body is not the client's."""
         self.is_picked = True
         response = ProcessingResponse()
         fields = response.dynamic_metadata.fields.add(key=b"envoy.lb").value.struct_value
-        fields.fields.add(key=POD_HEADER).value.string_value = pick.addresses.encode()
+        fields.fields.add(key=POD_HEADER).value.string_value = addresses.encode()
         is_buffered = self.has_body and self.modes.request == BUFFERED
         common = (response.request_body if is_buffered else response.request_headers).response
         common.clear_route_cache = True
-        set_headers(common.header_mutation, [(POD_HEADER, pick.addresses.encode()), *pick.headers])
-        common.header_mutation.remove_headers.extend(pick.removed)
-        if is_buffered and pick.is_changed:
-            common.body_mutation.body = pick.body or b""
-            set_headers(common.header_mutation, [(b"content-length", b"%d" % len(pick.body or b""))])
+        set_headers(common.header_mutation, [(POD_HEADER, addresses.encode()), *headers])
+        common.header_mutation.remove_headers.extend(removed)
+        if is_buffered and is_changed:
+            common.body_mutation.body = body
+            set_headers(common.header_mutation, [(b"content-length", b"%d" % len(body))])
         await self.write(response)
         if self.has_body and not is_buffered:
-            await self._send_body(pick.body or b"")
+            await self._send_body(body)
         self.received.body = b""
-        self.release_body()
+        self._memory.release(self)
 
     async def _send_body(self, body: bytes) -> None:
         """Send the whole body back: in this mode Envoy has kept nothing of it."""
@@ -355,14 +331,14 @@ class GatewayExchange:
         self._answer = response
 
     def put(self, piece: bytes) -> bool:
-        self._pieces.append(piece)
+        self.pieces.append(piece)
         return True
 
     async def ready(self) -> None:
         """Return: answers are sent whole."""
 
     def finish(self) -> None:
-        self._answer.body, self._pieces = b"".join(self._pieces), []
+        self._answer.body, self.pieces = b"".join(self.pieces), []
         self.response_complete = True
 
 

@@ -18,8 +18,8 @@ from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.frontends.extproc.answering_exchange import AnsweringExchange
 from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
-from router.frontends.extproc.llm_d import aliases
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
+from router.frontends.extproc.metadata import aliases
 from router.frontends.http.app import App
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -76,7 +76,7 @@ class PickerServer:
 
     async def close(self, delay_s: float, timeout_s: float) -> None:
         """Stop without losing a response."""
-        self._app.begin_stopping()
+        self._app.is_stopping = True
         await asyncio.sleep(delay_s)
         stopping = asyncio.ensure_future(self._server.stop(timeout_s + 1.0))
         if self._exchanges:

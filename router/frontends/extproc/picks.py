@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -16,10 +17,10 @@ from urllib.parse import urlsplit
 from router.config.listen_schema import PickerListen
 from router.decision import Candidate, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded
-from router.frontends.extproc.gateway_exchange import GatewayExchange, Pick, set_headers
+from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
-from router.frontends.http.attempt import CoarseTimers, first_success
+from router.frontends.http.attempt import begin, first_success
 from router.frontends.http.forward import Forwarder, send_answer
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import Downstream, is_stream, relay
@@ -41,27 +42,20 @@ _GATEWAYS = frozenset(
 """Headers that the gateway writes itself for the connection to the pod."""
 
 
+@dataclass(eq=False)
 class PickForwarder(Forwarder):
     """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
 
-    def __init__(
-        self,
-        requests: Requests,
-        steps: StepExecutor,
-        sender: UpstreamSender,
-        splits: SplitExecutor,
-        pulls: PullExecutor,
-        picker: PickerListen,
-    ) -> None:
-        self._requests = requests
-        self._steps = steps
-        self._sender = sender
-        self._splits = splits
-        self._pulls = pulls
-        self._fallbacks = picker.fallbacks
-        self._runs_prefill = picker.prefill == "picker"
-        self._timeout_s = picker.message_timeout_s * _SHARE_OF_TIMEOUT
-        self._timers = CoarseTimers()
+    _requests: Requests
+    _steps: StepExecutor
+    _sender: UpstreamSender
+    _splits: SplitExecutor
+    _pulls: PullExecutor
+    _picker: PickerListen
+
+    def __post_init__(self) -> None:
+        self._runs_prefill = self._picker.prefill == "picker"
+        self._timeout_s = self._picker.message_timeout_s * _SHARE_OF_TIMEOUT
 
     async def _serve(self, context: RequestContext, client: Downstream) -> None:
         assert isinstance(client, GatewayExchange)
@@ -92,7 +86,7 @@ class PickForwarder(Forwarder):
         self, tracker: Tracker, client: GatewayExchange, limit: asyncio.Timeout, candidate: Candidate
     ) -> None:
         """Name the pod of a candidate, which is booked first, and follow the response. `limit` ends with the pick."""
-        self._begin(tracker, candidate)
+        begin(tracker, candidate)
         plan, context, handoff = candidate.plan, tracker.context, None
         body: bytes | WholeReply | None = None
         try:
@@ -126,7 +120,7 @@ class PickForwarder(Forwarder):
         headers, removed = self._changes(context, plan.pod)
         others = [
             one
-            for one in (tracker.fallbacks(self._fallbacks) if may_repeat else ())
+            for one in (tracker.fallbacks(self._picker.fallbacks) if may_repeat else ())
             if not isinstance(one.plan, Split) and self._changes(context, one.pod) == (headers, removed)
         ]  # a gateway sends the same headers to all of them, the key of the first pod among them
         addresses = [gateway_address(one.pod) for one in (candidate, *others)]
@@ -134,13 +128,8 @@ class PickForwarder(Forwarder):
             headers.append((PREFILL_HEADER, gateway_address(plan.prefill).encode()))
         body, context.is_picked = changed or context.request.body, True
         is_changed = body != client.received.body
-        await client.pick(Pick(",".join(dict.fromkeys(addresses)), headers, removed, body, is_changed))
+        await client.pick(",".join(dict.fromkeys(addresses)), headers, removed, body, is_changed=is_changed)
         context.drop_prompt()
-
-    def _begin(self, tracker: Tracker, candidate: Candidate) -> None:
-        delay_s = tracker.begin(candidate, time.monotonic())
-        if delay_s is not None:
-            self._timers.call_later(delay_s, tracker.assumption)
 
     def _changes(self, context: RequestContext, pod: Pod) -> tuple[HeaderList, list[bytes]]:
         """Headers to set, and names to remove, so that the pod receives what `warmroute serve` would send."""
@@ -207,7 +196,7 @@ class PickForwarder(Forwarder):
             if served in addresses_of(other.pod.url):
                 pod = candidate.pod.id
                 tracker.failed(ConnectFailed(f"pod {pod}: the gateway used {other.pod.id}", pod=pod), time.monotonic())
-                self._begin(tracker, other)
+                begin(tracker, other)
                 return
 
 

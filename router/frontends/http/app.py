@@ -22,13 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, changes_engine
-from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
+from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, status_of
 from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
-from router.request.error_responses import error_body, error_headers, error_object, response_for
+from router.request.error_responses import error_body, error_headers, error_object
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
 
@@ -55,7 +55,7 @@ class App:
         self.edge = edge
         self.gate = gate
         self.is_stopping = False
-        """Each response closes its connection, so that the client reconnects to another router."""
+        """Each response closes its connection, so that the client reconnects to another router; `/readyz` fails."""
         self._own = own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,12 +67,9 @@ class App:
         """Answer a request that the edge does not take, unless it was refused meanwhile."""
         await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
-        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner. `is_next`: see
-        `HttpEdge.refusal`."""
-        refused = self.edge.refusal(received, methods, is_next=is_next)
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner."""
+        refused = self.edge.refusal(received, methods)
         if refused is not None or not needs_key(received, methods):
             return refused
         admitted = self.gate.admit(received.path, received.named, time.time())
@@ -82,10 +79,6 @@ class App:
         if admitted is not OPEN_TENANT:
             received.owner = admitted.name
         return None
-
-    def begin_stopping(self) -> None:
-        """Make each response close its connection, and `/readyz` fail."""
-        self.is_stopping = True
 
 
 def needs_key(received: ReceivedRequest, methods: frozenset[str]) -> bool:
@@ -147,7 +140,7 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
         on_refused(error)
         body = error_body(error, request.url.path)
         headers = {name.decode(): value.decode() for name, value in error_headers(error, body)}
-        return Response(body, status_code=response_for(error).status, headers=headers)
+        return Response(body, status_code=status_of(error), headers=headers)
 
     @app.exception_handler(RouterError)
     async def router_error(request: Request, error: Exception) -> Response:

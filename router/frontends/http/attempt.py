@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from time import monotonic
-from typing import TypeAlias
 
 from router.decision import Candidate, Split
 from router.errors import UpstreamError, UpstreamTimeout
@@ -21,41 +17,6 @@ from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.tracker import Tracker
-
-RESOLUTION_S = 0.01
-
-Call: TypeAlias = Callable[[float], object]
-"""Receives the time in seconds of `monotonic`."""
-
-
-class CoarseTimers:
-    """Many calls by one timer of the event loop: one for each takes 8 us, and most are not needed when it fires.
-
-    Makes each call up to about `RESOLUTION_S` late. Calls cannot be cancelled: each must be harmless when it is not
-    needed any more."""
-
-    def __init__(self) -> None:
-        self._numbers = count()
-        self._waiting: list[tuple[float, int, Call]] = []
-        self._is_running = False
-
-    def call_later(self, delay_s: float, call: Call) -> None:
-        loop = asyncio.get_running_loop()
-        heappush(self._waiting, (loop.time() + delay_s, next(self._numbers), call))
-        if not self._is_running:
-            self._is_running = True
-            loop.call_later(RESOLUTION_S, self._run, loop)
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the calls that are due, and look again later while there are others."""
-        loop_s, waiting = loop.time(), self._waiting
-        try:
-            while waiting and waiting[0][0] <= loop_s:
-                heappop(waiting)[2](monotonic())
-        finally:
-            self._is_running = bool(waiting)
-            if waiting:
-                loop.call_later(RESOLUTION_S, self._run, loop)
 
 
 class LeavingStreams:
@@ -92,16 +53,24 @@ class LeavingStreams:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
 
+def begin(tracker: Tracker, candidate: Candidate) -> None:
+    """Book a candidate. A first token that does not show is assumed to exist when it is expected to."""
+    delay_s = tracker.begin(candidate, monotonic())
+    if delay_s is not None:
+        assume = tracker.assumption
+        asyncio.get_running_loop().call_later(delay_s, lambda: assume(monotonic()))
+
+
 async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitable[None]]) -> None:
     """Try the candidates of a request until an attempt raises no `UpstreamError`. Raises that of the last one."""
-    candidate = tracker.first(time.monotonic())
+    candidate = tracker.first(monotonic())
     while True:
         try:
             return await attempt(candidate)
         except UpstreamError as error:
             if isinstance(tracker, ContinuingTracker) and not tracker.planned and (planning := tracker.planning):
                 tracker.planned = await asyncio.to_thread(planning)
-            following = tracker.failed(error, time.monotonic())
+            following = tracker.failed(error, monotonic())
             if following is None:
                 raise
         candidate = following
@@ -112,7 +81,6 @@ class Attempts:
         self._sender = sender
         self._splits = splits
         self._pulls = pulls
-        self._timers = CoarseTimers()
         self._leaving = LeavingStreams()
 
     async def serve(self, tracker: Tracker, client: Downstream) -> None:
@@ -120,18 +88,16 @@ class Attempts:
         try:
             await first_success(tracker, partial(self._attempt, tracker, client))
         except UpstreamError:
-            if not (last := tracker.last_events(time.monotonic())):
+            if not (last := tracker.last_events(monotonic())):
                 raise
             client.put(last)
             client.finish()
         finally:
-            tracker.end(time.monotonic())
+            tracker.end(monotonic())
 
     async def _attempt(self, tracker: Tracker, client: Downstream, candidate: Candidate) -> None:
         """Try one candidate. It is booked before the first await, and released in any case."""
-        delay_s = tracker.begin(candidate, time.monotonic())
-        if delay_s is not None:
-            self._timers.call_later(delay_s, tracker.assumption)
+        begin(tracker, candidate)
         try:
             if isinstance(tracker, ContinuingTracker) and tracker.joins:
                 reply = await self._watched_open(tracker, candidate)
@@ -141,7 +107,7 @@ class Attempts:
                 if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
                     reply = await message_error(reply)
                 is_event_stream = is_stream(reply.headers)
-                tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_event_stream)
+                tracker.head(reply.pod, reply.status, monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
                     with self._leaving.watched(tracker, reply.close):
@@ -151,10 +117,10 @@ class Attempts:
             finally:
                 reply.close()
         except asyncio.CancelledError:
-            tracker.left(time.monotonic())
+            tracker.left(monotonic())
             raise
         finally:
-            tracker.release(time.monotonic())
+            tracker.release(monotonic())
 
     async def _watched_open(self, tracker: ContinuingTracker, candidate: Candidate) -> AnyReply:
         """The same; a pod whose response does not begin while it is not ready any more has failed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import inf
 
 from router.config.schema import Limits
@@ -17,43 +18,41 @@ RECHECK_S = 0.005
 """Time for the event loop to read bytes that already arrived."""
 
 
+@dataclass(slots=True, eq=False)
 class ClientDeadlines:
     """The deadlines of one connection. `on_late_request` is called when a request is not complete in time; every other
     deadline closes the connection."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        transport: asyncio.Transport,
-        limits: Limits,
-        keep_alive_s: float,
-        on_late_request: Callable[[], None],
-    ) -> None:
-        self._loop = loop
-        self._transport = transport
-        self._limits = limits
-        self._keep_alive_s = keep_alive_s
-        self._on_late_request = on_late_request
-        self._shortest_s = min(
-            keep_alive_s, limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
-        )
-        self.waiting_since_s = inf
-        """Since when the client's next action has been awaited."""
-        self._act_by_s = inf  # when the client must begin or complete its request; then `_on_late` is called
-        self._on_late: Callable[[], None] = self._close_idle
-        self._read_by_s = self._drain_by_s = inf
-        self._buffered_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
+    _loop: asyncio.AbstractEventLoop
+    _transport: asyncio.Transport
+    _limits: Limits
+    _keep_alive_s: float
+    _on_late_request: Callable[[], None]
+    waiting_since_s: float = inf
+    """Since when the client's next action has been awaited."""
+    _shortest_s: float = field(init=False)
+    _act_by_s: float = inf
+    """When the client must begin or complete its request; then `_on_late` is called."""
+    _on_late: Callable[[], None] = field(init=False)
+    _read_by_s: float = inf
+    _drain_by_s: float = inf
+    _buffered_bytes: int = 0
+    _timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        limits, self._on_late = self._limits, self._close_idle
+        timeouts_s = limits.request_timeout_s, limits.write_timeout_s, limits.slow_read_timeout_s
+        self._shortest_s = min(self._keep_alive_s, *timeouts_s)
 
     def await_request(self) -> None:
-        self.waiting_since_s = self._loop.time()
-        self._act_by_s, self._on_late = self.waiting_since_s + self._keep_alive_s, self._close_idle
-        if self._timer is None:
-            self._start_timer()
+        self._await(self._keep_alive_s, self._close_idle)
 
     def await_rest_of_request(self) -> None:
+        self._await(self._limits.request_timeout_s, self._on_late_request)
+
+    def _await(self, timeout_s: float, on_late: Callable[[], None]) -> None:
         self.waiting_since_s = self._loop.time()
-        self._act_by_s, self._on_late = self.waiting_since_s + self._limits.request_timeout_s, self._on_late_request
+        self._act_by_s, self._on_late = self.waiting_since_s + timeout_s, on_late
         if self._timer is None:
             self._start_timer()
 

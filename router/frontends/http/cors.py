@@ -29,7 +29,10 @@ _PREFLIGHT: HeaderList = [
 
 class CorsPolicy:
     def __init__(self, origins: Iterable[str]) -> None:
-        self._headers: Mapping[bytes, HeaderList] = {origin.encode(): _allowing(origin.encode()) for origin in origins}
+        shared = (b"access-control-expose-headers", _EXPOSED), (b"vary", b"origin")
+        self._headers: Mapping[bytes, HeaderList] = {
+            origin: [(b"access-control-allow-origin", origin), *shared] for origin in map(str.encode, origins)
+        }
         self._other = self._headers.get(b"*", [])
 
     def headers_for(self, origin: bytes | None) -> HeaderList:
@@ -46,11 +49,3 @@ async def answer_preflight(client: Exchange) -> None:
     """Allow every method and header; the request itself is checked when it arrives."""
     client.start(204, _PREFLIGHT)
     client.finish()
-
-
-def _allowing(origin: bytes) -> HeaderList:
-    return [
-        (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", _EXPOSED),
-        (b"vary", b"origin"),
-    ]

@@ -60,6 +60,8 @@ class ReceivedRequest(msgspec.Struct):
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
     pods_allowed: frozenset[str] | None = None
+    is_next: bool = True
+    """Whether no earlier request of its connection is being served; others begin when earlier ones have ended."""
 
 
 class BodyHolder(Protocol):
@@ -69,9 +71,7 @@ class BodyHolder(Protocol):
     arrived_s: float
     """When the last piece arrived."""
     buffered_bytes: int
-
-    def release_body(self) -> None:
-        """Free the body. Idempotent."""
+    pieces: list[bytes]
 
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without waiting for the rest of the request."""
@@ -93,14 +93,36 @@ class BodyMemory:
     def bytes(self) -> int:
         return self.bound.used
 
-    def has_taken(self, holder: BodyHolder, size_bytes: int, now_s: float) -> bool:
-        """Take memory for a piece of a body, if necessary from slow ones."""
+    def take(self, holder: BodyHolder, size_bytes: int, max_bytes: int, now_s: float) -> bool:
+        """Count a piece of a body, and drop slow ones if necessary. Where there is no room for it, or the body has more
+        than `max_bytes`, free the body, refuse the request and return False."""
+        holder.arrived_s, owner, weight = now_s, holder.received.owner, holder.received.tenant.weight
+        is_long = holder.buffered_bytes + size_bytes > max_bytes
+        if is_long or not (self.bound.take(owner, weight, size_bytes) or self._takes_from_slow(holder, size_bytes)):
+            why = f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."
+            self.release(holder)
+            holder.refuse(BodyTooLarge(why) if is_long else self.bound.refusal(owner, weight))
+            return False
+        if not holder.buffered_bytes:
+            self.arriving[holder] = now_s
+        holder.buffered_bytes += size_bytes
+        return True
+
+    def release(self, holder: BodyHolder) -> None:
+        """Free a body. Idempotent."""
+        if holder.buffered_bytes:
+            self.arriving.pop(holder, None)
+            self.bound.give_back(holder.received.owner, holder.buffered_bytes)
+            self.freed_bytes += holder.buffered_bytes
+            holder.buffered_bytes, holder.pieces = 0, []
+
+    def _takes_from_slow(self, holder: BodyHolder, size_bytes: int) -> bool:
         received = holder.received
         for _ in range(MAX_DROPPED):
+            if not self._drop_slowest(holder, holder.arrived_s):
+                return False
             if self.bound.take(received.owner, received.tenant.weight, size_bytes):
                 return True
-            if not self._drop_slowest(holder, now_s):
-                return False
         return False
 
     def _drop_slowest(self, holder: BodyHolder, now_s: float) -> bool:
@@ -113,7 +135,7 @@ class BodyMemory:
         if not slow:
             return False
         slowest = max(slow, key=lambda one: (part(one.received.owner), (now_s - one.arrived_s) * one.buffered_bytes))
-        slowest.release_body()
+        self.release(slowest)
         slowest.refuse(Saturated("The body arrived too slowly, and others need memory (limits.max_held_bytes)."))
         return True
 
@@ -206,32 +228,12 @@ class Exchange(msgspec.Struct, eq=False):
         request that is refused, or was, is dropped."""
         if self._served or self.received.refusal is not None or not self.waits_for_body:
             return
-        memory, size_bytes = self._connection.body_memory, len(piece)
-        self.arrived_s = self._connection.loop.time()
-        if self.buffered_bytes + size_bytes > max_bytes:
-            self.release_body()
-            self.refuse(BodyTooLarge(f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."))
-        elif not memory.has_taken(self, size_bytes, self.arrived_s):
-            self.release_body()
-            self.refuse(memory.bound.refusal(self.received.owner, self.received.tenant.weight))
-        else:
-            if not self.buffered_bytes:
-                memory.arriving[self] = self.arrived_s
-            self.buffered_bytes += size_bytes
+        connection, size_bytes = self._connection, len(piece)
+        if connection.body_memory.take(self, size_bytes, max_bytes, connection.loop.time()):
             if size_bytes < SMALL_PIECE_BYTES and self.pieces and len(self.pieces[-1]) < SMALL_PIECE_BYTES:
                 self.pieces[-1] += piece
             else:
                 self.pieces.append(piece)
-
-    def release_body(self) -> None:
-        """Free the body. Idempotent."""
-        if self.buffered_bytes:
-            self.pieces.clear()
-            memory = self._connection.body_memory
-            memory.arriving.pop(self, None)
-            memory.bound.give_back(self.received.owner, self.buffered_bytes)
-            memory.freed_bytes += self.buffered_bytes
-            self.buffered_bytes = 0
 
     def complete_request(self) -> None:
         self.more_body = False
@@ -275,7 +277,7 @@ class Exchange(msgspec.Struct, eq=False):
                 self._task = None  # a cancelled task keeps its frames, and so this exchange
             if not self.response_complete:
                 self._connection.transport.close()
-                self.release_body()
+                self._connection.body_memory.release(self)
 
     # --- the response ---
 
@@ -285,7 +287,7 @@ class Exchange(msgspec.Struct, eq=False):
         Raises `ValueError` if a header contains a line break."""
         self.started = True
         self.received.body = b""
-        self.release_body()
+        self._connection.body_memory.release(self)
         if self.received.cors_headers:
             headers = [*headers, *self.received.cors_headers]
         self._headers = headers

@@ -107,7 +107,9 @@ def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _RE
         if not body.startswith(b"\r\n", start) or not body.startswith(b"\r\n", end - 2):
             raise MalformedRequest(f"Part {number} of the form has the boundary inside a line.")
         name, value_start = _name(body, start + 2, end - 2, number)
-        _check_field(name, refused)
+        if (base := name.partition(b"[")[0]) in refused:
+            why = "steers the engine and is accepted only from trusted clients (edge.trust_engine_fields)"
+            raise MalformedRequest(f"The form field `{base.decode()}` {why}.", param=base.decode())
         if name == b"model":
             yield body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)]
         start = end + len(delimiter)
@@ -160,17 +162,6 @@ def _unusual(number: int, line: bytes) -> MalformedRequest:
         'name="..."; filename="..." once, without a backslash and not with both ; and = in the filename, and at most '
         "content-type, content-length and content-transfer-encoding: binary."
     )
-
-
-def _check_field(name: bytes, refused: frozenset[bytes]) -> None:
-    base = name.partition(b"[")[0]
-    if base in refused:
-        field = base.decode()
-        raise MalformedRequest(
-            f"The form field `{field}` steers the engine and is accepted only from trusted clients "
-            "(edge.trust_engine_fields).",
-            param=field,
-        )
 
 
 def _only_name(models: list[bytes]) -> str:

@@ -11,13 +11,13 @@ from typing import Protocol
 
 from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
-from router.errors import BodyTooLarge, RouterError
+from router.errors import BodyTooLarge, RouterError, status_of
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import STATUS_LINES, BodyMemory, ReceivedRequest
 from router.frontends.http.relay import Downstream
 from router.frontends.http.websockets import WebSocketClient
-from router.request.error_responses import error_body, error_headers, response_for
+from router.request.error_responses import error_body, error_headers
 
 
 class AnyExchange(Downstream, Protocol):
@@ -56,11 +56,8 @@ class HttpEdge:
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
-        """Why a request is refused before its key is checked; None if it is not. `is_next`: whether no earlier request
-        of its connection is being served."""
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
+        """Why a request is refused before its key is checked; None if it is not."""
         declared = received.named.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
             limit = f"{self.limits.max_body_bytes} bytes (limits.max_body_bytes)"
@@ -92,13 +89,13 @@ def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
     """A whole response, after which the connection is closed."""
     body = error_body(error, names_pods=names_pods)
     headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-    status_line = STATUS_LINES[response_for(error).status]
+    status_line = STATUS_LINES[status_of(error)]
     return b"".join([status_line, b"\r\n", *headers, b"connection: close\r\n\r\n", body])
 
 
 def send_error(client: AnyExchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:
     """Answer with the error object of the API that was called, and `more` headers."""
     body = error_body(error, client.received.path, names_pods=names_pods)
-    client.start(response_for(error).status, [*error_headers(error, body), *more])
+    client.start(status_of(error), [*error_headers(error, body), *more])
     client.put(body)
     client.finish()

@@ -34,6 +34,7 @@ from router.frontends.body_edits import BodyEdits
 from router.frontends.http.relay import RESPONSE, AnyReply, is_stream, read_all
 from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
 from router.frontends.http.upstream import Reply, UpstreamSender
+from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
@@ -150,7 +151,8 @@ class SplitExecutor:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
         attempt = self._begin(tracker, plan)
         prefill = asyncio.ensure_future(self._prefill(attempt))
-        prefill.add_done_callback(_retrieve)
+        # Retrieve its error in any case: after the decode response has begun it does not matter.
+        prefill.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             together = attempt.dialect.order is Order.TOGETHER
             reply = await (self._together if together else self._in_turn)(attempt, prefill)
@@ -195,7 +197,7 @@ class SplitExecutor:
         return SplitAttempt(tracker, plan, DIALECTS[name], pair, tracker.is_last)
 
     def _count(self, attempt: SplitAttempt, result: str) -> None:
-        self._metrics.handoffs.labels(attempt.plan.prefill.handoff, result).inc()
+        self._metrics[of_pods.HANDOFFS].labels(attempt.plan.prefill.handoff, result).inc()
 
     # --- the prefill request ---
 
@@ -318,7 +320,7 @@ class SplitExecutor:
         if not (attempt.context.request.stream and attempt.sent_handoff):
             return
         elapsed_s, plan = now_s - attempt.began_s, attempt.plan
-        self._metrics.handoff_s.labels(plan.prefill.handoff).observe(elapsed_s)
+        self._metrics[of_pods.HANDOFF_S].labels(plan.prefill.handoff).observe(elapsed_s)
         if attempt.dialect.order is Order.PREFILL_FIRST:
             concurrent = attempt.tracker.concurrent_transfers
             self._calibrator.observe_transfer(
@@ -333,12 +335,6 @@ def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:
     if not attempt.last:
         raise HandoffFailed(f"pod {response.pod}: status {response.status} to a prefill request")
     return response
-
-
-def _retrieve(prefill: asyncio.Task[WholeReply]) -> None:
-    """Mark the task's exception as retrieved: after the decode response has begun it does not matter."""
-    if not prefill.cancelled():
-        prefill.exception()
 
 
 # --- pulls ---

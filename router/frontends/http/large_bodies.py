@@ -160,17 +160,14 @@ class LargeBodies:
                     if known is None:
                         counter.feed(bytes(piece))
                     self._check_items(endpoint, counter)
-                    self._remember(key, counter)
+                    self._counted[key] = counter
+                    if len(self._counted) > MAX_COUNTED:
+                        del self._counted[next(iter(self._counted))]
                     if known is None or len(piece) + start & HASHED_BYTES - 1 == 0:
                         await asyncio.sleep(0)
             counter.end()
         except UnicodeDecodeError as error:
             raise MalformedRequest(f"The request body is not valid JSON: {error.reason}") from error
-
-    def _remember(self, key: bytes, counter: ItemCounter) -> None:
-        self._counted[key] = counter
-        if len(self._counted) > MAX_COUNTED:
-            del self._counted[next(iter(self._counted))]
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
         if endpoint.api.is_chat:

@@ -21,13 +21,7 @@ from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import (
-    MalformedRequest,
-    MethodNotAllowed,
-    RouterError,
-    Stopping,
-    UpstreamError,
-)
+from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
@@ -89,13 +83,11 @@ class OpenAiEdge(HttpEdge):
         self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
-    def refusal(
-        self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True
-    ) -> RouterError | None:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         headers, named, limits = received.headers, received.named, self.limits
         if not methods:
             return None  # the listener's own application reads no body
-        if is_next and self.in_flight.is_full:
+        if received.is_next and self.in_flight.is_full:
             return self.in_flight.refusal("", 1.0)
         if received.method not in methods:
             return MethodNotAllowed(f"{received.path} does not support {received.method}.")
@@ -135,9 +127,8 @@ class OpenAiEdge(HttpEdge):
     def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
         if counted:
             self.in_flight.give_back(received.owner, 1)
-        if received.arriving is not None:
-            self._endings.has_arrived(received.arriving)
-            received.arriving = None
+        self._endings.has_arrived(received.arriving)
+        received.arriving = None
         received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     async def serve(self, client: AnyExchange) -> None:
@@ -180,8 +171,7 @@ class OpenAiEdge(HttpEdge):
         try:
             model = model_in_query(received.target)
             context = self.admit(received, request_id, model=model)
-            if received.arriving is not None:
-                self._endings.has_arrived(received.arriving)
+            self._endings.has_arrived(received.arriving)
             await self._forwarder.forward_websocket(context, client)
         except Exception as error:
             if not isinstance(error, RouterError):

@@ -247,7 +247,7 @@ class EdgeProtocol(asyncio.Protocol):
             self._serving.disconnect()
         for exchange in dict.fromkeys((self._serving, self.last, *self.pipeline)):
             if exchange is not None and not exchange.began:
-                exchange.release_body()
+                self._edge.body_memory.release(exchange)
                 if exchange.serve == self._edge.serve:
                     self._edge.abandoned(exchange.received)
         self.connection.on_complete = lambda: None  # breaks a reference cycle
@@ -348,15 +348,15 @@ class EdgeProtocol(asyncio.Protocol):
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
             received.owner = client_network(received.peer, self._proxies)
-        is_next = self.last is None or self.last.response_complete  # others begin when earlier requests have ended
-        refused = self.app.refusal(received, methods, is_next=is_next)
+        received.is_next = self.last is None or self.last.response_complete
+        refused = self.app.refusal(received, methods)
         if refused is not None or not needs_key(received, methods):
             return refused
         if received.owner != self._owner:
             self._edge.client_connections.give_back(self._owner, 1)
             self._owner = received.owner
             self._edge.client_connections.add(self._owner, received.tenant.weight, 1)
-        return self._edge.tenant_refusal(received) if methods and is_next else None
+        return self._edge.tenant_refusal(received) if methods and received.is_next else None
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange

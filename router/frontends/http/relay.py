@@ -70,21 +70,19 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
     def pass_on(piece: bytes) -> bool:
         return client.put(tracker.piece(piece, monotonic()))
 
-    while piece := await reply.read():
+    ready = b""
+    while not ready and (piece := await reply.read()):
         if len(piece) > LARGE_PIECE_BYTES:
             await client.ready()
-        if ready := tracker.piece(piece, monotonic()):
-            client.start(reply.status, headers)
-            if not client.put(ready):
-                await client.ready()
-            await reply.pour(pass_on, client.ready)
-            client.finish()
-            tracker.complete(monotonic())
-            return
-    rest = tracker.rest(monotonic())
+        ready = tracker.piece(piece, monotonic())
+    is_whole = not ready
+    if is_whole:
+        ready = tracker.rest(monotonic())
     client.start(reply.status, headers)
-    if rest and not client.put(rest):
+    if ready and not client.put(ready):
         await client.ready()
+    if not is_whole:
+        await reply.pour(pass_on, client.ready)
     client.finish()
     tracker.complete(monotonic())
 

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import FrameType
@@ -40,26 +41,23 @@ RETRY_S = 0.1
 """Pause after a connection could not be accepted, because no file is left."""
 
 
+@dataclass(slots=True, eq=False)
 class TlsListener:
     """Serves `protocol` on a listening socket, like an `asyncio.Server`, which bounds no handshakes: clients that never
     finish one would take all open files. If more handshakes than `free_connections` are
     in progress, the client with the most of them loses its first one."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        context: ssl.SSLContext,
-        protocol: Callable[[], asyncio.Protocol],
-        free_connections: Callable[[], int],
-    ) -> None:
-        self.sockets = (sock,)
-        self._sock = sock
-        self._context = context
-        self._protocol = protocol
-        self._free_connections = free_connections
-        self._handshakes: dict[asyncio.Task[None], str] = {}
-        self._loop = asyncio.get_running_loop()
-        self._retry: asyncio.TimerHandle | None = None
+    _sock: socket.socket
+    _context: ssl.SSLContext
+    _protocol: Callable[[], asyncio.Protocol]
+    _free_connections: Callable[[], int]
+    _handshakes: dict[asyncio.Task[None], str] = field(default_factory=dict)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _retry: asyncio.TimerHandle | None = None
+
+    @property
+    def sockets(self) -> tuple[socket.socket]:
+        return (self._sock,)
 
     def open(self, backlog: int) -> None:
         self._sock.setblocking(False)
@@ -185,7 +183,7 @@ class DrainingServer(_TlsCapableServer):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
-            cast(App, self.config.app).begin_stopping()
+            cast(App, self.config.app).is_stopping = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -201,7 +199,7 @@ class DrainingServer(_TlsCapableServer):
         began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0
         log.info("draining", delay_s=delay_s, timeout_s=self.config.timeout_graceful_shutdown, **self._figures())
         await asyncio.sleep(delay_s)
-        cast(App, self.config.app).begin_stopping()
+        cast(App, self.config.app).is_stopping = True
         await self._accept_pending()
         await super().shutdown(sockets)
         await self.admin.close()

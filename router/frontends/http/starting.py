@@ -64,7 +64,7 @@ async def _serve(parent: int, listen: Listen, public: socket.socket, admin: sock
 class _StartingEdge(HttpEdge):
     """Answers every request itself, reads no body and closes each connection."""
 
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str], *, is_next: bool = True) -> NoReadyPod:
+    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> NoReadyPod:
         return NoReadyPod("The router is starting; retry later.")
 
     async def serve(self, client: AnyExchange) -> None:

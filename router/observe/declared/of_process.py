@@ -30,11 +30,3 @@ IDENTITY_PROVIDERS_FAILING = gauge(
 )
 
 BUILD_INFO = gauge("warmroute_build_info", "1, with the versions of warmroute and Python.", "version python_version")
-
-# prometheus_client's families.
-CPU_S = counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.")
-RESIDENT_BYTES = gauge("process_resident_memory_bytes", "Resident memory size in bytes.")
-VIRTUAL_BYTES = gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.")
-START_TIME_S = gauge("process_start_time_seconds", "Start time of the process since unix epoch in seconds.")
-OPEN_FDS = gauge("process_open_fds", "Number of open file descriptors.")
-MAX_FDS = gauge("process_max_fds", "Maximum number of open file descriptors.")

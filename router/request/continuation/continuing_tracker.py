@@ -8,15 +8,16 @@ is followed by the attempt of a later pod, whose stream is joined to it. No requ
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 from router.decision import Candidate, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
-from router.observe.counters import Counters
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
-from router.request.attempt_rules import AttemptRules, ContinuationRules
+from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext
+from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.asked import Asked, asked_of
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.later_pods import MOVED, move_ms, other_pod
@@ -27,7 +28,6 @@ from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED
-from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
@@ -41,63 +41,42 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 """Pieces between two counts of what is remembered, unless they are large."""
 
 
+@dataclass(slots=True, eq=False)
 class ContinuingTracker(Tracker):
     """`decide_again` returns a new decision about the request. Raises `RouterError`."""
 
-    __slots__ = (
-        "_asks_ids",
-        "_body",
-        "_cause",
-        "_continuation",
-        "_continuations",
-        "_deaths",
-        "_decide_again",
-        "_gave_up",
-        "_is_leaving",
-        "_joins",
-        "_last_s",
-        "_made",
-        "_moves",
-        "_options",
-        "_pieces",
-        "_reader",
-        "_refusal",
-        "_stays",
-        "_words",
-        "asked",
-        "is_called",
-        "planned",
-    )
+    options: ContinuationRules = field(kw_only=True)
+    decide_again: Callable[[RequestContext, float], RouteDecision] = field(kw_only=True)
+    asked: Asked = field(init=False)
+    """What the pod of this attempt is asked for."""
+    _body: bytes = field(init=False)
+    _words: AnswerWords | None = field(init=False)
+    _reader: PodStream | None = None
+    _refusal: str = ""
+    """Why the stream cannot be continued at all."""
+    _continuation: Continue | None = None
+    """The one in progress, and why it was needed."""
+    _cause: str = ""
+    _made: bytes = b""
+    _continuations: int = 0
+    _deaths: int = 0
+    _moves: int = 0
+    _pieces: int = 0
+    _asks_ids: bool = False
+    _is_leaving: bool = False
+    _joins: bool = False
+    _stays: bool = False
+    is_called: bool = False
+    _gave_up: str = ""
+    """Why the router closes the connection of this pod itself."""
+    planned: StreamPlan | None = None
+    """What `planning` has returned, for the next call of `failed`."""
+    _last_s: float = 0.0
 
-    def __init__(
-        self,
-        context: RequestContext,
-        state: FleetState,
-        rules: AttemptRules,
-        counters: Counters,
-        options: ContinuationRules,
-        decide_again: Callable[[RequestContext, float], RouteDecision],
-    ) -> None:
-        super().__init__(context, state, rules, counters)
-        request = context.request
-        self._options, self._decide_again = options, decide_again
-        self.asked = Asked(request.endpoint, context.inbound, request.body)
-        """What the pod of this attempt is asked for."""
-        self._body = request.body
-        self._words = None if request.adapter else options.words_of(request.model)
-        self._reader: PodStream | None = None
-        self._refusal = ""
-        """Why the stream cannot be continued at all."""
-        self._continuation: Continue | None = None
-        """The one in progress, and why it was needed."""
-        self._cause, self._made = "", b""
-        self._continuations = self._deaths = self._moves = self._pieces = 0
-        self._asks_ids = self._is_leaving = self._joins = self._stays = self.is_called = False
-        self._gave_up = ""
-        """Why the router closes the connection of this pod itself."""
-        self.planned: StreamPlan | None = None
-        """What `planning` has returned, for the next call of `failed`."""
-        self._last_s = 0.0
+    def __post_init__(self) -> None:
+        request = self.context.request
+        self.asked, self._body = Asked(request.endpoint, self.context.inbound, request.body), request.body
+        self._words = None if request.adapter else self.options.words_of(request.model)
 
     @property
     def body(self) -> bytes:
@@ -127,11 +106,11 @@ class ContinuingTracker(Tracker):
             self._asks_ids = is_proven and not self._refusal
             self._reader = None if self._refusal else self._reads()
             self._body = first_body(self.asked.body, self.asked.terms) if self._asks_ids else self.asked.body
-        return super().begin(candidate, now_s)
+        return Tracker.begin(self, candidate, now_s)
 
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
         if not self.has_sent:
-            super().head(pod, status, now_s, is_stream=is_stream)
+            Tracker.head(self, pod, status, now_s, is_stream=is_stream)
             if status >= 400 or not is_stream:
                 self._reader, self._refusal = None, "not a stream"
                 if self.asked.message is not None and status < 400:
@@ -147,7 +126,7 @@ class ContinuingTracker(Tracker):
         """What the client gets of a piece of the pod's stream."""
         reader = self._reader
         if reader is None:
-            shown = super().piece(piece, now_s)
+            shown = Tracker.piece(self, piece, now_s)
             self._drop_body()
             return shown
         shown = self._shown(reader, reader.feed(piece))
@@ -159,7 +138,7 @@ class ContinuingTracker(Tracker):
             self._joins = False
             self._first_token(now_s)
         if shown:
-            return super().piece(shown, now_s)
+            return Tracker.piece(self, shown, now_s)
         if self.has_sent:
             self._stepped(now_s)
         return b""
@@ -198,7 +177,7 @@ class ContinuingTracker(Tracker):
         """Whether the pod has sent nothing for too long and is not ready any more, and another one may go on: its
         connection should be closed. Health checks of a busy pod time out, too, and waiting for it is better than an
         end."""
-        candidate, options = self.context.candidate, self._options
+        candidate, options = self.context.candidate, self.options
         is_continued = self._reader is not None and not self._reader.record.forgotten
         if not is_continued or candidate is None or now_s - self._last_s < options.silence_s:
             return False
@@ -239,7 +218,7 @@ class ContinuingTracker(Tracker):
         if not self.has_sent or reader is None:
             if self.has_sent:
                 self._counters.continued("none", cause, self._refusal)
-            return super().failed(error, now_s)
+            return Tracker.failed(self, error, now_s)
         self._moves += self._is_leaving
         self.release(now_s)
         if self._is_leaving:
@@ -270,25 +249,25 @@ class ContinuingTracker(Tracker):
         return self._made
 
     def left(self, now_s: float) -> None:
-        super().left(now_s)
+        Tracker.left(self, now_s)
         self._count("left")
 
     def complete(self, now_s: float) -> None:
-        super().complete(now_s)
+        Tracker.complete(self, now_s)
         self._count("joined")
         first_s = self.context.first_token_s
         if first_s is not None and self._pieces >= LEAST_PIECES and not self._continuations:
             step_s = (self._last_s - self.context.phases.began_s - first_s) / self._pieces
-            self._options.steps.learn(self._pod, self.context.workload, step_s)
+            self.options.steps.learn(self._pod, self.context.workload, step_s)
 
     def end(self, now_s: float) -> None:
-        super().end(now_s)
+        Tracker.end(self, now_s)
         self._count("failed")
         self._reader = None
         self.asked.body = self._body = b""
 
     def headers(self) -> HeaderList:
-        headers = super().headers()
+        headers = Tracker.headers(self)
         if self._rules.route_headers:
             announced = f"no; reason={self._refusal}" if self._refusal else self.asked.terms.announced
             headers.append((b"x-warmroute-continuable", announced.encode()))
@@ -301,7 +280,7 @@ class ContinuingTracker(Tracker):
         if forgotten or reader.differs:
             return Refuse(forgotten or "differs")
         if isinstance(reader, RepeatedStream):
-            return self._again(reader.said)
+            return self._again(reader.record)
         found, self.planned = self.planned, None
         return found or self._planning(reader)()
 
@@ -320,7 +299,7 @@ class ContinuingTracker(Tracker):
     def _reads(self, before: PodStream | None = None, found: Continue | None = None) -> PodStream:
         """What reads the stream of the first pod, or of one that goes on as `found` after another one."""
         if self.asked.endpoint in REPEATED:
-            said = before.said if isinstance(before, RepeatedStream) else SaidEvents()
+            said = before.record if isinstance(before, RepeatedStream) else SaidEvents()
             return RepeatedStream(self.asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
             return Recorder(self.asked.terms, asks_ids=self._asks_ids)  # the client has only comments
@@ -364,7 +343,7 @@ class ContinuingTracker(Tracker):
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
         try:
-            return other_pod(self.context, self._decide_again(self.context, now_s))
+            return other_pod(self.context, self.decide_again(self.context, now_s))
         except RouterError:
             return None
 

@@ -6,15 +6,14 @@ stream. The joined stream is recorded, so that a third pod can go on.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
-from router.request.continuation.answer_words import CONTEXT, AnswerWords
-from router.request.continuation.joined_usage import added_up, last_events
-from router.request.continuation.plan import Continue
-from router.request.continuation.record import Record, SaidCall
-from router.request.continuation.stop_watch import Stopped, StopWatch
+from router.request.continuation.answer_words import CONTEXT, HALF, MAX_HALF_TOKENS, AnswerWords
+from router.request.continuation.plan import Continue, added_up, last_events
+from router.request.continuation.record import Record
 from router.request.continuation.stream import Diverged, PodStream
 from router.request.continuation.stream_events import (
     DONE,
@@ -26,7 +25,7 @@ from router.request.continuation.stream_events import (
     without_ids,
     written,
 )
-from router.request.continuation.terms import Terms
+from router.request.continuation.terms import MAX_STOP_CHARACTERS, Terms
 
 _REASONING = ("reasoning", "reasoning_content")
 
@@ -69,7 +68,8 @@ class Joiner(PodStream):
             and len(new.reasoning) >= len(has.reasoning)
             and new.logprobs >= has.logprobs
             and len(new.calls) >= len(has.calls)
-            and all(map(_covers, new.calls, has.calls))
+            and all(len(one.arguments) >= len(old.arguments) for one, old in zip(new.calls, has.calls, strict=False))
+            and all(len(one.name) >= len(old.name) for one, old in zip(new.calls, has.calls, strict=False))
         )
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
@@ -201,10 +201,6 @@ class Joiner(PodStream):
         return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning or 0) + DONE
 
 
-def _covers(new: SaidCall, old: SaidCall) -> bool:
-    return len(new.arguments) >= len(old.arguments) and len(new.name) >= len(old.name)
-
-
 def _is_role_alone(choice: StreamChoice) -> bool:
     delta: Delta | None = choice.delta
     return (
@@ -221,3 +217,53 @@ def _fresh(old: bytes | bytearray, new: bytes | bytearray, begin: int) -> str:
     if new[begin:end] != old[begin:end]:
         raise Diverged("the pod sends other text than the client has")
     return new[max(begin, len(old)) :].decode()
+
+
+class Stopped(NamedTuple):
+    stop: str
+    begin: int
+    """Where it begins in the kept text and the new one together."""
+    tokens: int
+    """New tokens up to the one that completes it."""
+    text: str
+    """Their text."""
+
+
+class StopWatch:
+    """Finds a stop string that begins before the seam and ends after it: the later pod cannot see its beginning. `ids`
+    are the last ones of prompt and kept tokens, `kept` is the text of the latter. Each token is decoded once, and only
+    `MAX_STOP_CHARACTERS` of them."""
+
+    __slots__ = ("_base", "_begin", "_ids", "_kept", "_stops", "_text", "_words")
+
+    def __init__(self, stops: Sequence[str], ids: list[int], kept: str, words: AnswerWords) -> None:
+        self._stops, self._ids, self._kept, self._words = stops, ids, kept, words
+        self._base = self._begin = len(ids)
+        """The tokens up to the first one have their text in `_text`."""
+        self._text = ""
+
+    def feed(self, new: Sequence[int]) -> Stopped | None:
+        """The stop string that these tokens complete."""
+        for token in new:
+            if not self._stops:
+                return None
+            self._ids.append(token)
+            if (found := self._look()) is not None:
+                return found
+        return None
+
+    def _look(self) -> Stopped | None:
+        end, seam, longest = len(self._ids), len(self._kept), max(map(len, self._stops))
+        piece = self._words.text(self._ids, self._base, end, special=False)
+        if piece.endswith(HALF) and end - self._base < MAX_HALF_TOKENS:
+            return None
+        self._text, self._base = self._text + piece, end
+        first = max(seam - longest + 1, 0)
+        window = self._kept[first:] + self._text
+        for stop in self._stops:
+            place = window.find(stop)
+            if 0 <= place < seam - first:
+                return Stopped(stop, first + place, end - self._begin, self._text)
+        if len(self._text) >= longest - 1 or end - self._begin >= MAX_STOP_CHARACTERS:
+            self._stops = ()
+        return None

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
 from router.request.continuation.answer_words import AnswerWords
-from router.request.continuation.joined_usage import last_events
 from router.request.continuation.record import Record
 from router.request.continuation.seam import Seam, find_seam, reasoning_tokens
-from router.request.continuation.stream_events import DONE, ids_of
+from router.request.continuation.stream_events import DONE, ids_of, written
 from router.request.continuation.terms import Terms
 
 _MAX_BIAS = 100.0
@@ -87,11 +87,10 @@ def first_body(body: bytes, terms: Terms) -> bytes:
 
 
 def _finish(terms: Terms, record: Record, prompt: list[int], words: AnswerWords | None, finish: str) -> StreamPlan:
-    if terms.wants_usage and not record.has_usage and not (prompt and record.ids):
+    is_known = bool(prompt and record.ids) and (words is not None or not record.reasoning)
+    if terms.wants_usage and not record.has_usage and not is_known:
         return Refuse("usage")
     reasoning = reasoning_tokens(prompt, record.ids, words) if words is not None and record.reasoning else 0
-    if record.reasoning and words is None and terms.wants_usage and not record.has_usage:
-        return Refuse("usage")
     return Finish(last_events(record, terms, len(prompt), reasoning, finish) + DONE)
 
 
@@ -107,10 +106,7 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
     if terms.max_tokens is not None and seam.kept >= terms.max_tokens:
         return "length" if seam.held else _finish(terms, record, prompt, words, "length")
     if not seam.kept:
-        if terms.no_replay:
-            return "nothing to keep"
-        sent = msgspec.json.encode(prompt)
-        return Continue(method="replay", body=first_body(body, terms), prompt=prompt, sent=sent)
+        return "nothing to keep"
     sent = msgspec.json.encode([*prompt, *record.ids[: seam.kept]])
     return Continue(
         method="ids",
@@ -153,3 +149,53 @@ def _bias(terms: Terms, kept: Any) -> dict[str, float]:
     for token, count in Counter(kept).items():
         bias[str(token)] -= terms.frequency_penalty * count
     return {token: max(min(one, _MAX_BIAS), -_MAX_BIAS) for token, one in bias.items()}
+
+
+# --- the usage of a continued answer: each token counts once ---
+
+
+def added_up(usage: Mapping[str, Any], prompt_tokens: int, kept: int, reasoning: int | None) -> dict[str, Any]:
+    """A later pod's usage, with the kept tokens as output. `reasoning`: all tokens of reasoning; None: as it comes.
+    Raises `ValueError` for one that is not a usage."""
+    try:
+        new, details = usage["completion_tokens"], usage.get("completion_tokens_details")
+        found = {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": kept + new}
+        found["total_tokens"] = prompt_tokens + kept + new
+        if details and reasoning is not None:
+            found["completion_tokens_details"] = {**details, "reasoning_tokens": reasoning}
+        if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
+            found["prompt_tokens_details"] = {
+                **usage["prompt_tokens_details"],
+                "cached_tokens": min(cached, prompt_tokens),
+            }
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a usage: {error!r}") from error
+    return found
+
+
+def last_events(record: Record, terms: Terms, prompt_tokens: int, reasoning: int, finish: str = "") -> bytes:
+    """What is missing of an answer whose text is complete: the `finish` reason where that is missing, too, usage and
+    `[DONE]`."""
+    head = {
+        "id": record.id,
+        "object": "chat.completion.chunk" if terms.is_chat else "text_completion",
+        "created": record.created,
+        "model": record.model,
+    }
+    events = b""
+    if finish:
+        said: dict[str, Any] = {"delta": {}} if terms.is_chat else {"text": ""}
+        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish, "stop_reason": None}
+        events += written({**head, "choices": [choice]})
+    if terms.wants_usage and not record.has_usage:
+        made = len(record.ids)
+        usage: dict[str, Any] = {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + made,
+            "completion_tokens": made,
+            "prompt_tokens_details": None,
+        }
+        if terms.is_chat:
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        events += written({**head, "choices": [], "usage": usage})
+    return events

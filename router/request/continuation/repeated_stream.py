@@ -100,11 +100,11 @@ class SaidEvents(Record):
 class RepeatedStream(PodStream):
     """`record`: what the client has already, of earlier pods."""
 
-    __slots__ = ("_at", "_end", "_names", "_place", "said")
+    __slots__ = ("_at", "_end", "_names", "_place")
+    record: SaidEvents
 
     def __init__(self, terms: Terms, record: SaidEvents) -> None:
         super().__init__(terms, record)
-        self.said = record
         self._at = self._place = 0
         """The step that is compared, and the place in its text."""
         self._end = len(record.steps)
@@ -129,7 +129,7 @@ class RepeatedStream(PodStream):
         return event
 
     def _named(self, event: bytes, data: bytes, read: _NamedEvent) -> bytes:
-        said = self.said
+        said = self.record
         self.fault = _fault(read)
         if self.fault or read.type == "ping":
             return b"" if self.fault else event
@@ -154,7 +154,7 @@ class RepeatedStream(PodStream):
 
     def _fresh(self, key: _Key, text: bytes, data: bytes) -> bytes:
         """The part of a text that the client does not have; b"" for an event, which it has."""
-        steps, last = self.said.steps, self._end - 1
+        steps, last = self.record.steps, self._end - 1
         if self._place and self._place == len(steps[self._at][1]):
             self._at, self._place = self._at + 1, 0
         known_key, said = steps[self._at]
@@ -179,9 +179,9 @@ class RepeatedStream(PodStream):
         elif field:
             fields["delta"] = {**_EVENT.json(bytes(fields["delta"]), _OBJECT), field: text}
         if read.sequence_number is not None:
-            fields["sequence_number"] = self.said.number + 1
-        if read.response is not None and self.said.created_at:
-            created = msgspec.Raw(self.said.created_at)
+            fields["sequence_number"] = self.record.number + 1
+        if read.response is not None and self.record.created_at:
+            created = msgspec.Raw(self.record.created_at)
             fields["response"] = {**_EVENT.json(bytes(fields["response"]), _OBJECT), "created_at": created}
         event = event[: event.find(DATA)] + b"data: " + msgspec.json.encode(fields) + END
         for own, name in self._names.items():

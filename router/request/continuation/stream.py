@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from router.request.continuation.record import Record
 from router.request.continuation.stream_events import (
     DATA,
@@ -26,44 +28,32 @@ class Diverged(Exception):
     """The later pod sends something else than the client has. The message is a fault."""
 
 
+@dataclass(slots=True, eq=False)
 class PodStream:
     """The events of one pod. `feed` returns what the client gets; after a `fault` that is nothing."""
 
-    __slots__ = (
-        "_holds",
-        "_rest",
-        "_waiting",
-        "asks_ids",
-        "differs",
-        "fault",
-        "has_begun",
-        "held_bytes",
-        "is_over",
-        "prompt",
-        "record",
-        "terms",
-    )
+    terms: Terms
+    record: Record
+    asks_ids: bool = True
+    """Whether this pod was asked for ids, which the client has not asked for."""
+    prompt: bytes = b""
+    """The ids of the prompt as the pod has written them."""
+    fault: str = ""
+    """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
+    is_over: bool = False
+    """Whether the answer is complete although its pod still generates."""
+    differs: bool = False
+    """Whether the pod has sent something else than the client has."""
+    has_begun: bool = False
+    _rest: bytearray = field(default_factory=bytearray)
+    """The beginning of an event."""
+    _holds: bool = False
+    _waiting: list[bytes] = field(default_factory=list)
+    """Events from the first tool call on, until the last one is whole."""
+    held_bytes: int = 0
 
-    def __init__(self, terms: Terms, record: Record, *, asks_ids: bool = True) -> None:
-        self.terms = terms
-        self.record = record
-        self.asks_ids = asks_ids
-        """Whether this pod was asked for ids, which the client has not asked for."""
-        self.prompt = b""
-        """The ids of the prompt as the pod has written them."""
-        self.fault = ""
-        """Why the stream of this pod is broken: it has sent an error, or has ended too early."""
-        self.is_over = False
-        """Whether the answer is complete although its pod still generates."""
-        self.differs = False
-        """Whether the pod has sent something else than the client has."""
-        self.has_begun = False
-        self._rest = bytearray()
-        """The beginning of an event."""
-        self._holds = terms.holds_calls
-        self._waiting: list[bytes] = []
-        """Events from the first tool call on, until the last one is whole."""
-        self.held_bytes = 0
+    def __post_init__(self) -> None:
+        self._holds = self.terms.holds_calls
 
     @property
     def current(self) -> Record:

@@ -1,4 +1,4 @@
-"""Configuration of a mock engine: frozen values, validated on construction."""
+"""Configuration of a mock engine: frozen values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
-from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
 from router.sim.pod import SimPodConfig
 from router.types import BlockHash, Link, Role
@@ -71,10 +70,6 @@ class HandoffConfig:
     store: set[BlockHash] = field(default_factory=set)
     """For `shared_store`: the blocks in the store. Engines share a store by sharing this set."""
 
-    def __post_init__(self) -> None:
-        if self.dialect == "bootstrap" and self.role is Role.BOTH:
-            raise ConfigError("mock engine: dialect bootstrap requires role prefill or decode")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MockEngineConfig(SimPodConfig):
@@ -93,6 +88,7 @@ class MockEngineConfig(SimPodConfig):
     """Required as `authorization: Bearer KEY`; empty: none is required."""
     time_scale: float = 1.0
     max_model_len: int = 32_768
+    """At most what the cache holds."""
     stream_interval: int = 1
     """Tokens per chunk of a stream."""
     kv_events: KvEventConfig | None = KvEventConfig()
@@ -100,14 +96,3 @@ class MockEngineConfig(SimPodConfig):
     handoff: HandoffConfig = HandoffConfig()
     websocket: type[asyncio.Protocol] | Literal["none"] = "none"
     """Serves requests to upgrade, as uvicorn's `ws`."""
-
-    def __post_init__(self) -> None:
-        capacity_tokens = self.num_blocks * self.block_size_tokens
-        if self.max_model_len > capacity_tokens:
-            raise ConfigError(
-                f"mock engine: max_model_len {self.max_model_len} exceeds a cache of {capacity_tokens} tokens"
-            )
-        if not self.models:
-            raise ConfigError("mock engine: models is empty")
-        if self.time_scale < 0:
-            raise ConfigError(f"mock engine: time_scale {self.time_scale} is negative")

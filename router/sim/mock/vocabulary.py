@@ -10,13 +10,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
 import xxhash
 
-from router.errors import ConfigError
 from router.sim.mock.mock_config import TextEncoder
 
 _LIST = (
@@ -96,20 +96,19 @@ class GeneratedText:
 
 
 class Vocabulary:
-    """The words that this tokenizer encodes as one token each. An output that stops ends with `end_token`. Raises
-    `ConfigError` where there is none."""
+    """The words that this tokenizer encodes as one token each. An output that stops ends with `end_token`."""
 
     def __init__(self, tokenizer: TextEncoder, end_token: int = 0) -> None:
         self._end = end_token
-        opening_token, opening_text = _opening_word(tokenizer)
-        self._opening = (opening_token, Piece("content", opening_text))
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        # without a leading space, because chat templates may strip it
+        opening = next(word.capitalize() for word in WORDS if len(encode(word.capitalize())) == 1)
+        self._opening = (encode(opening)[0], Piece("content", opening))
         self._following: list[_Word] = []
         for word in WORDS:
-            tokens = tokenizer.encode(f"{opening_text} {word}", add_special_tokens=False)
-            if len(tokens) == 2 and tokens[0] == opening_token:
+            tokens = encode(f"{opening} {word}")
+            if len(tokens) == 2 and tokens[0] == self._opening[0]:
                 self._following.append((tokens[1], Piece("content", f" {word}")))
-        if not self._following:
-            raise ConfigError("mock engine: this tokenizer has none of the answer words as one token")
         self._tokens = {token for token, _ in self._following}
 
     def generate(
@@ -153,12 +152,3 @@ class Vocabulary:
             words.append(self._following[before.intdigest() % len(self._following)])
             before.update(words[-1][0].to_bytes(4, "little"))
         return words
-
-
-def _opening_word(tokenizer: TextEncoder) -> tuple[int, str]:
-    """The first word has no leading space, because chat templates may strip it."""
-    for word in WORDS:
-        tokens = tokenizer.encode(word.capitalize(), add_special_tokens=False)
-        if len(tokens) == 1:
-            return tokens[0], word.capitalize()
-    raise ConfigError("mock engine: this tokenizer has none of the answer words as one token")

@@ -21,7 +21,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from router.errors import ConfigError
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest, read_lines
+from router.observe.receipt_lines import decoded_lines
+from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
 from router.types import BlockHash
 
 STARTS_EVERY_S = 90.0
@@ -66,7 +67,7 @@ class AgentSession(msgspec.Struct, frozen=True):
 
 def read_agent_sessions(path: Path) -> list[AgentSession]:
     """All sessions. Raises `ConfigError` with the number of an invalid line, or if block sizes differ."""
-    sessions = read_lines(path, AgentSession, "invalid line of agent sessions")
+    sessions = list(decoded_lines(path, msgspec.json.Decoder(AgentSession).decode, "invalid line of agent sessions"))
     if len(sizes := {session.block_tokens for session in sessions}) != 1:
         raise ConfigError(f"{path}: all sessions must have one `block_tokens`; found {sorted(sizes)}")
     return sessions

@@ -60,8 +60,6 @@ class Run:
     duration_ms: float
     ideal_cached_tokens: int
     """Prompt tokens that one cache without eviction would have saved."""
-    backlogs_ms: Sequence[Sequence[float]] = ()
-    """The prefill that waits or runs on each pod, every `Conditions.backlog_every_ms` from the start."""
     last_start_ms: float = 0.0
     """When the last session started."""
     unsent: int = 0

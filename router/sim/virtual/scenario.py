@@ -71,8 +71,6 @@ class Conditions:
     restarts: tuple[tuple[NonNegativeInt, NonNegativeFloat, NonNegativeFloat], ...] = ()
     regret_every: NonNegativeInt = 0
     """Compute the regret of every Nth decision; 0 for none."""
-    backlog_every_ms: PositiveFloat | None = None
-    """Record the backlog of every pod at this interval; None for never."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 

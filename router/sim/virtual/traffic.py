@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
 from router.errors import ConfigError
 from router.hashing import hash_blocks
+from router.observe.receipt_lines import decoded_lines
 from router.types import BlockHash
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -116,32 +117,15 @@ class ReceiptLine(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-LineT = TypeVar("LineT")
-
-
 def read_mooncake(path: Path) -> list[TraceRequest]:
     """All lines. Raises `ConfigError` with the number of an invalid line."""
-    return read_lines(path, TraceRequest, "invalid line of a Mooncake trace")
+    return list(decoded_lines(path, msgspec.json.Decoder(TraceRequest).decode, "invalid line of a Mooncake trace"))
 
 
 def read_receipts(path: Path) -> list[ReceiptLine]:
     """Receipts with a prompt and an answer. Raises `ConfigError` with the number of an invalid line."""
-    lines = read_lines(path, ReceiptLine, "not a receipt")
+    lines = decoded_lines(path, msgspec.json.Decoder(ReceiptLine).decode, "not a receipt")
     return [one for one in lines if one.prompt_tokens and one.output_tokens and one.block_size_tokens]
-
-
-def read_lines(path: Path, kind: type[LineT], problem: str) -> list[LineT]:
-    """A JSONL file. Raises `ConfigError` with the number of an invalid line."""
-    number = 0
-    decode = msgspec.json.Decoder(kind).decode
-    found: list[LineT] = []
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007, the error message needs it
-                found.append(decode(line))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
-    return found
 
 
 def mooncake_traffic(

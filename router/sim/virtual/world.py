@@ -86,7 +86,6 @@ class World:
         """Sessions and turns that will arrive."""
         self._uses = dict.fromkeys(self._pods, 0)
         self._outcomes: list[RequestOutcome] = []
-        self._backlogs_ms: list[list[float]] = []
         self._ideal = IdealCache(block_size_tokens)
         self._ideal_cached_tokens = 0
         self._sessions: Iterator[Session] = iter(())
@@ -96,8 +95,6 @@ class World:
         self._sessions, self._on_progress = iter(traffic.sessions), on_progress
         self._schedule_next_session()
         self._updates.start()
-        if self._conditions.backlog_every_ms:
-            self._clock.call_at(0.0, self._record_backlogs, self._conditions.backlog_every_ms)
         while (due_ms := min(self._clock.next_ms, self._transfers.next_ms)) < math.inf:
             if due_ms < self._transfers.next_ms:
                 self._clock.run_next()
@@ -115,7 +112,6 @@ class World:
             uses,
             ended_ms,
             self._ideal_cached_tokens,
-            self._backlogs_ms,
             self._last_start_ms,
             self._unsent,
         )
@@ -331,11 +327,6 @@ class World:
     def _goes_on(self) -> bool:
         """Whether a request is served, or will arrive."""
         return bool(self._running or self._scheduled)
-
-    def _record_backlogs(self, every_ms: float) -> None:
-        self._backlogs_ms.append([pod.backlog_ms() for pod in self._pods.values()])
-        if self._goes_on():
-            self._clock.call_in(every_ms, self._record_backlogs, every_ms)
 
 
 def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> None:

@@ -160,8 +160,6 @@ def test_accepted_requests_can_be_handed_over(dialect: Dialect, fields: dict[str
         {"n": "2"},
         {"best_of": 3},
         {"use_beam_search": True},
-        {"prompt": ["a", "b"]},
-        {"prompt": [[1], [2]]},
         {"echo": True},
         {"prompt_logprobs": 0},
         {"n": "many"},
@@ -183,15 +181,17 @@ def test_a_request_that_needs_more_than_one_handoff_is_refused(fields: dict[str,
         {"n": 1},
         {"n": "1"},
         {"n": None},
-        {"prompt": ["a"]},
-        {"prompt": [[1, 2]]},
-        {"prompt": [1, 2]},
         {"echo": False},
     ],
 )
 def test_one_prompt_and_one_answer_are_not_refused(fields: dict[str, Any]) -> None:
     """In any notation."""
     assert split_refusal(COMPLETIONS, completion(**fields)) == ""
+
+
+def test_several_prompts_are_refused() -> None:
+    """As many as the router has read in the body."""
+    assert split_refusal(COMPLETIONS, completion(prompt=["a", "b"]), 2).startswith("Several prompts")
 
 
 def test_only_the_last_of_a_repeated_field_is_decoded() -> None:

@@ -47,10 +47,9 @@ class Fleet:
     ) -> None:
         self.core = CoreOfPods([replace(pod, version="0.32.0") for pod in pods_at(PODS)])
         for pod in PODS:
-            self.core.fleet.trust_continuation(pod, frozenset({Endpoint.CHAT}))
+            self.core.fleet.learn(pod, continues=frozenset({Endpoint.CHAT}))
         for pod in proven:
-            self.core.fleet.trust(pod, PrefixTrust.TRUSTED, "")
-            self.core.fleet.trust_conversions(pod, frozenset({Endpoint.MESSAGES}))
+            self.core.fleet.learn(pod, converts=frozenset({Endpoint.MESSAGES}), trust=PrefixTrust.TRUSTED)
         self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
         self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
         context = self.core.context(*(Direct(self.core.pod(one)) for one in plans), prompt=PROMPT, stream=True)
@@ -71,7 +70,9 @@ class Fleet:
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
-        self.tracker = ContinuingTracker(context, self.core.state, rules, counters, options, self._decide_again)
+        self.tracker = ContinuingTracker(
+            context, self.core.state, rules, counters, options=options, decide_again=self._decide_again
+        )
         self.core.core.requests.endings.begin()
         self.begin(self.tracker.first(0.0))
 
@@ -499,7 +500,7 @@ def test_broken_stream_that_was_refused_from_the_start_is_counted_by_its_reason(
 )
 def test_response_says_why_its_pods_cannot_continue_it(plans: str, proven: Endpoint, said: str) -> None:
     fleet = Fleet("sampled", plans=plans)
-    fleet.core.fleet.trust_continuation("a", frozenset({proven}))
+    fleet.core.fleet.learn("a", continues=frozenset({proven}))
     pod = fleet.core.pod("a")
     fleet.tracker.release(0.0)
     fleet.begin(Candidate(Direct(pod), fleet.context.decision.candidates[0].cost, 0))  # type: ignore[union-attr]
@@ -621,7 +622,7 @@ def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
     fleet = Fleet("sampled")
     fleet.answer(0.5)
     for pod in "bc":
-        fleet.core.fleet.trust_continuation(pod, frozenset())
+        fleet.core.fleet.learn(pod, continues=frozenset())
     assert fleet.fail()
     assert fleet.pod == "d"
     fleet.answer(1.0)

@@ -19,6 +19,7 @@ from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PodId, PromptPrefix
 from tests.policy.scenes import make_pod
 from tests.sim.conftest import MakeConfig
+from tests.sim.layered_pool import layered
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 POD, BLOCK = "a", 16
@@ -96,7 +97,7 @@ async def test_a_router_that_joins_late_expects_the_hits_that_the_pod_reports(
     groups: tuple[LayerType, ...], drops: bool, make_config: MakeConfig
 ) -> None:
     habits, asked = CacheHabits(drops_block=drops), prompts(len(groups))
-    config = make_config(block_size_tokens=BLOCK, num_blocks=4096, kv_groups=groups, habits=habits)
+    config = make_config(block_size_tokens=BLOCK, num_blocks=4096, new_pool=layered(groups, habits))
     async with MockEngine(config) as engine, httpx.AsyncClient(base_url=engine.url) as client:
 
         async def reported(prompt: list[int]) -> int:

@@ -12,20 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-from router.errors import ConfigError
 from router.hashing import token_array
 from router.sim.mock.mock_config import TextEncoder
 from router.sim.mock.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
 from tests.examples import examples
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
-
-
-class LetterTokenizer:
-    """One token per letter: no longer word is one token."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> array[int]:
-        return token_array(ord(letter) for letter in text)
 
 
 class ShortWordTokenizer:
@@ -102,12 +94,6 @@ def test_only_words_of_one_token_are_used() -> None:
     answer = Vocabulary(tokenizer).generate(token_array([1]), 100, 1000)
     assert max(map(len, answer.texts)) == len(" word")
     assert tokenizer.encode("".join(answer.texts)).tolist() == list(answer.tokens)
-
-
-def test_a_tokenizer_without_whole_words_is_refused() -> None:
-    """Otherwise the next turn would not match the generated blocks."""
-    with pytest.raises(ConfigError, match="as one token"):
-        Vocabulary(LetterTokenizer())
 
 
 def test_an_output_can_end_with_its_first_token() -> None:

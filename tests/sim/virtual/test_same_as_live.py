@@ -51,7 +51,7 @@ from router.sim.virtual.scenario import Conditions, SimulatedFleet
 from router.sim.virtual.virtual_clock import VirtualClock
 from router.sim.virtual.world import World
 from router.types import BlockChange, PodId, PodLoad, PromptPrefix, Scene
-from router.wiring.core_parts import PodLookups, core_settings, observers
+from router.wiring.core_parts import core_settings, observers
 from tests.policy.test_recording import written
 from tests.sim.virtual.conftest import small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, LINK, apart, fleet
@@ -197,9 +197,9 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
     records.recent = RecentDecisions()
     recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
     recording = Observers(records, recording.counters, (*recording.sinks, records.ended.append))
-    lookups = PodLookups(handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
+    settings = core_settings(config, handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
     routing = Routing(lambda: policies, Classes(load_classes(None)))
-    return build_core(state, core_settings(config, lookups), routing, recording, clock)
+    return build_core(state, settings, routing, recording, clock)
 
 
 class TapeFront:

@@ -257,17 +257,6 @@ def test_regret_is_the_delay_beyond_the_best_pod(policies: dict[str, Policy]) ->
 # --- refusals ---
 
 
-def test_backlogs_are_recorded_and_change_nothing() -> None:
-    """One pod gets a prompt of 2,002 ms, and is idle afterwards."""
-    sessions = at(0.0, prompt(1, 20_000)), at(10.0, prompt(2, 100))
-    recorded = world(fleet(2), policy("queue"), replace(AT_ONCE, backlog_every_ms=500.0)).run(traffic(*sessions))
-    plain = world(fleet(2), policy("queue")).run(traffic(*sessions))
-    assert recorded.outcomes == plain.outcomes and not plain.backlogs_ms
-    assert [len(row) for row in recorded.backlogs_ms[:20]] == [2] * 20
-    assert max(recorded.backlogs_ms[1]) > 1000 and min(recorded.backlogs_ms[1]) == 0
-    assert max(recorded.backlogs_ms[15]) == 0
-
-
 def test_a_request_that_would_wait_too_long_is_refused_and_misses_the_slo() -> None:
     """By early rejection. Later requests are served, and the ideal counts only prompts that were computed."""
     burst = [at(0.0, prompt(number, 4000)) for number in range(4)]

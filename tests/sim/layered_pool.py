@@ -7,7 +7,7 @@ protect it from eviction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -20,13 +20,14 @@ from router.sim.block_pool import BlockPool, PodBlockTable
 from router.types import AttentionKind, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType
 
 _FULL = LayerType(AttentionKind.FULL, 0)
+_NO_HABITS = CacheHabits()
 
 
-def new_pool(num_blocks: int, block_tokens: int, groups: Sequence[LayerType], habits: CacheHabits) -> BlockPool:
-    """The blocks of an engine with these groups, in its order; their block sizes do not count."""
-    if all(one.kind is AttentionKind.FULL for one in groups) and habits == CacheHabits():
-        return BlockPool(num_blocks, block_tokens)
-    return LayeredPool(num_blocks, block_tokens, groups or (_FULL,), habits)
+def layered(groups: Sequence[LayerType], habits: CacheHabits = _NO_HABITS) -> Callable[[int, int], BlockPool]:
+    """Makes the blocks of an engine with these groups, in its order; their block sizes do not count."""
+    if all(one.kind is AttentionKind.FULL for one in groups) and habits == _NO_HABITS:
+        return BlockPool
+    return partial(LayeredPool, groups=groups or (_FULL,), habits=habits)
 
 
 class LayeredPool(BlockPool):
