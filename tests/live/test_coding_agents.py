@@ -158,10 +158,10 @@ def claude_options(urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
 
 
 def claude_task(place: Path, *said: str) -> str:
-    """Two calls of tools. `said`: in front of each."""
+    """Two calls of tools. `said`: in front of each, and at the end."""
     read = f'tool_call: Read {{"file_path": "{place}/note.txt"}}'
     count = 'tool_call: Bash {"command": "wc -c note.txt", "description": "Counts"}'
-    return "\n".join(["Look.", *said, read, *said, count])
+    return "\n".join(["Look.", *said, read, *said, count, *said])
 
 
 def codex_options(folder: Path, urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
