@@ -61,7 +61,7 @@ AWARE = ("llm_d",)
 class Announced(HashStore):
     """A store that counts what the pods have announced, and not what they are about to keep."""
 
-    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
         return ()
 
 

@@ -40,8 +40,8 @@ from router.types import PodId, PrefixTrust
 
 DRAINED = "rolling update"
 MODEL, HARDWARE = "llama-3.1-8b", "h100x1"
-BEGIN_S = 60.0
-"""The load is steady by then."""
+BEGIN_S = 300.0
+"""The load is steady by then: streams take longer as pods fill, so more of them run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Rollout:
 class Figures:
     """`failed` requests had no token, `cut` ones had some. `gap_ms`: without a token while a stream moved, and
     `ttft_ms` of the requests meanwhile: median, 99th percentile and maximum. `again_tokens` of prompts and answers were
-    computed for moves."""
+    computed for moves. `preempted`: how often a pod without KV space let a stream wait and computed it again."""
 
     continues: bool
     minutes: float
@@ -71,6 +71,7 @@ class Figures:
     ttft_ms: list[float]
     again_tokens: int
     computed_tokens: int
+    preempted: int
 
 
 class RollingWorld(World):
@@ -104,6 +105,7 @@ class RollingWorld(World):
             ttft_ms=quantiles([one.ttft_ms for one in served if begin_ms <= one.arrived_ms <= self._replaced_ms]),
             again_tokens=self._again_tokens,
             computed_tokens=sum(pod.computed_tokens for pod in run.pods.values()),
+            preempted=sum(pod.preemptions for pod in run.pods.values()),
         )
 
     # --- pods ---

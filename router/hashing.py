@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from struct import iter_unpack
 from typing import Any
 
@@ -27,6 +28,8 @@ TOKEN_BYTES = 4
 _TOKEN_TYPE = "I"
 HASH_BYTES = 8
 _HASH_TYPE = "Q"
+_FIELDS = attrgetter("model", "revision", "tokenizer", "kv_dtype", "block_size_tokens", "adapter", "salt")
+"""What a generation is hashed with, in this order."""
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
@@ -47,16 +50,7 @@ def salt_seed(salt: str) -> int:
 
 def generation_seed(generation: Generation) -> BlockHash:
     """The chain's root. Each field is length-prefixed, so two generations never have the same encoding."""
-    fields = (
-        generation.model,
-        generation.revision,
-        generation.tokenizer,
-        generation.kv_dtype,
-        str(generation.block_size_tokens),
-        generation.adapter,
-        generation.salt,
-    )
-    encoded = [text.encode("utf-8", "surrogatepass") for text in fields]
+    encoded = [str(field).encode("utf-8", "surrogatepass") for field in _FIELDS(generation)]
     return xxhash.xxh3_64_intdigest(b"".join(len(e).to_bytes(4, "little") + e for e in encoded))
 
 

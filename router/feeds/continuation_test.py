@@ -6,14 +6,15 @@ Until a pod has passed, its streams go on by being made again, or not at all (do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import structlog
 
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
+from router.feeds.pod_problems import Post
 from router.feeds.self_test import MAX_RETEST_FACTOR, SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
@@ -31,15 +32,13 @@ _PROBES: Mapping[Endpoint, Mapping[str, Any]] = {
     Endpoint.COMPLETIONS: {"prompt": _TEXT},
 }
 
-_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
-
 log = structlog.get_logger()
 
 
 class ContinuationTestFeed:
     """Tests pods that serve alone, and updates what they continue in the fleet."""
 
-    def __init__(self, fleet: Fleet, post: _Post, words_of: WordsOf, timing: SelfTestTiming) -> None:
+    def __init__(self, fleet: Fleet, post: Post, words_of: WordsOf, timing: SelfTestTiming) -> None:
         self._fleet = fleet
         self._post = post
         self._words_of = words_of

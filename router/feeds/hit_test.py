@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import structlog
 
 from router.engines.adapter import cached_token_count
 from router.errors import UpstreamError
+from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
 from router.feeds.supervise import each_pod, pause
 from router.fleet.fleet import Fleet
-from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, habits_of, probe_prompts
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust
 
@@ -30,8 +30,6 @@ MAX_KV_USAGE = 0.5
 _TOKENS = 50
 """Different tokens that a prompt adds. Those of another are different ones, and all are in every vocabulary."""
 
-_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
-
 log = structlog.get_logger()
 
 
@@ -41,7 +39,7 @@ class HitTestFeed:
 
     fleet: Fleet
     store: LocalStore
-    post: _Post
+    post: Post
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
 
@@ -72,28 +70,37 @@ class HitTestFeed:
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
+        sent = list(_tokens_of(prompts))
         try:
-            answers = await self._answers(pod, prompts)
+            answers = await self._answers(pod, sent)
         except UpstreamError:
             return is_last
-        if answers is None or self.fleet.same_epoch(pod) is None:
+        if answers is None:
             return True
-        habits = habits_of(rule, prompts, answers)
-        if habits is not None or is_last:
-            self._learn(pod, habits, answers)
-        return habits is not None or is_last
-
-    def _learn(self, pod: Pod, habits: CacheHabits | None, answers: Sequence[int]) -> None:
-        self.store.learn(pod.id, habits)
-        if habits is None:
-            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
-        else:
+        explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)
+        if self.fleet.same_epoch(pod) is None:
+            return True
+        if explaining:
+            self._learn(pod, explaining, sent[0], answers[1])
             log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
+        elif is_last:
+            self.store.learn(pod.id, None)
+            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
+        return bool(explaining) or is_last
 
-    async def _answers(self, pod: Pod, prompts: Sequence[ProbePrompt]) -> Sequence[int] | None:
+    def _learn(self, pod: Pod, explaining: Sequence[CacheHabits], prompt: Sequence[int], hit: int) -> None:
+        """Learn the first of the habits under which the announced blocks give the hit of the prompt; the first of all
+        where they have not arrived."""
+        for habits in (*explaining, explaining[0]):
+            self.store.learn(pod.id, habits)
+            full_tokens, hit_tokens = self.store.full_and_hit_tokens(pod.id, prompt)
+            if not full_tokens or hit_tokens == hit:
+                return
+
+    async def _answers(self, pod: Pod, prompts: Iterable[Sequence[int]]) -> Sequence[int] | None:
         """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
         answers = []
-        for tokens in _tokens_of(prompts):
+        for tokens in prompts:
             body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
             answer = await self.post(pod, Endpoint.COMPLETIONS.value, body, self.timing.answer_timeout_s)
             if (cached := cached_token_count(answer)) is None:

@@ -94,7 +94,7 @@ class IndexFeed:
             return
         read_s = [log.read_s for log in self._logs.values()]
         oldest_s = min((at_s for at_s in read_s if at_s is not None), default=self._refreshed_s)
-        if None not in read_s and not any(log.failing for log in self._logs.values()):
+        if None not in read_s and not any(log.backoff.failures for log in self._logs.values()):
             self._store.mark_current(oldest_s)
             self.loaded.set()
 
@@ -113,20 +113,16 @@ class _Log:
         self._position: bytes | None = None
         self._wait_s = WAIT_S
         self._skipped = LoggedOnce()
-        self._backoff = Backoff(f"blocks of {generation.model}", reader.nodes)
+        self.backoff = Backoff(f"blocks of {generation.model}", reader.nodes)
         self.read_s: float | None = None
         self.holders_read = 0
         self.task = asyncio.create_task(supervise(f"index of {generation.model}", self._run))
 
-    @property
-    def failing(self) -> bool:
-        return self._backoff.failures > 0
-
     async def _run(self) -> None:
         while True:
-            if self._backoff.failures:
-                await self._backoff.attempt(self._resume)
-            elif await self._backoff.attempt(self._read_all if self._position is None else self._read_on):
+            if self.backoff.failures:
+                await self.backoff.attempt(self._resume)
+            elif await self.backoff.attempt(self._read_all if self._position is None else self._read_on):
                 self.read_s = time.monotonic()
                 self._on_read()
             else:

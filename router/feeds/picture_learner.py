@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError
+from router.feeds.pod_problems import Post
 from router.fleet.fleet import Fleet
 from router.prompt.pictures.learnt import Wanted
 from router.prompt.pictures.picture_reader import PictureReader
@@ -23,7 +24,6 @@ INTERVAL_S = 1.0
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 256 * 1024
 """A longer answer is not read. This one has about 40,000 tokens, which are read in 2 ms."""
-_Post: TypeAlias = Callable[[Pod, str, dict[str, Any], float], Awaitable[bytes]]
 WantedPictures: TypeAlias = Callable[[], Iterator[tuple[PictureReader, Wanted]]]
 ReadProbe: TypeAlias = Callable[[Endpoint, dict[str, Any]], Awaitable[PromptPrefix | None]]
 
@@ -33,7 +33,7 @@ class PictureLearner:
     """Learns wanted pictures. `read` returns the router's tokens of a prompt, with one for a picture."""
 
     fleet: Fleet
-    post: _Post
+    post: Post
     read: ReadProbe
     wanted: WantedPictures
     interval_s: float = INTERVAL_S
@@ -61,17 +61,11 @@ class PictureLearner:
 
     def _pod(self, weights: str) -> Pod | None:
         """A pod that identifies pictures as the one that was asked about."""
-        return next(
-            (
-                status.pod
-                for status in self.fleet.snapshot.pods
-                if status.state is PodState.READY
-                and status.pod.trust is PrefixTrust.TRUSTED
-                and status.pod.weights == weights
-                and status.pod.models
-            ),
-            None,
-        )
+        for status in self.fleet.snapshot.pods:
+            pod, is_trusted = status.pod, status.pod.trust is PrefixTrust.TRUSTED
+            if status.state is PodState.READY and is_trusted and pod.weights == weights and pod.models:
+                return pod
+        return None
 
     async def _tokens(self, pod: Pod, chat: dict[str, Any]) -> list[int] | None:
         """The engine's tokens of a chat; None if it has no /tokenize. Raises `UpstreamError`."""

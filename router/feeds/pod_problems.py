@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import structlog
@@ -22,6 +22,8 @@ from router.types import Pod, PodState
 MAX_REASON_CHARACTERS = 400
 Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 """GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
+Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
+"""The same for a POST of JSON."""
 
 _REASONS: Mapping[PodState, str] = {
     PodState.JOINING: "undrained",

@@ -122,11 +122,7 @@ class ProbeFeed:
         now_s, status = time.monotonic(), self.fleet.status(pod_id)
         if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
             return
-        pod = status.pod
-        is_first = not seen.listed_at_s
-        seen.listed_at_s = now_s
-        if is_first:
-            return
+        pod, seen.listed_at_s = status.pod, now_s
         try:
             facts = parse_models(await self.fetch(pod, MODELS_PATH, self.config.health_timeout_s), pod.allowed_models)
         except (UpstreamError, OutOfBounds) as error:
@@ -147,6 +143,7 @@ class ProbeFeed:
         if now is None:
             return False
         seen.described_epoch, seen.reports_faults = pod.epoch, bool(ENGINES[pod.engine].faults_path)
+        seen.listed_at_s = time.monotonic()
         self.on_described(now.pod, facts)
         return self.fleet.same_epoch(pod) is not None
 

@@ -19,6 +19,7 @@ import structlog
 from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
+from router.feeds.pod_problems import Post
 from router.feeds.probe_bodies import (
     MakeGroups,
     Probe,
@@ -43,10 +44,6 @@ POLL_S = 0.02
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
-
-_Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
-"""POST JSON to a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises
-`UpstreamError`."""
 
 Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
 """(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
@@ -172,7 +169,7 @@ class ParityFeed:
 
     fleet: Fleet
     store: LocalStore
-    post: _Post
+    post: Post
     reader: ProbeReader
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
@@ -257,20 +254,17 @@ class ParityFeed:
 
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
-        found = await self._readable_probe(pod)
+        nonce, block = uuid.uuid4().hex, pod.block_size_tokens
+        found = await self._first_readable(one for model in pod.models for one in probes(model, nonce, block))
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
         if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
-            embedded = await self._test_embeddings(pod)
+            # A pod that generates nothing. The events also show whether its model caches prefixes at all.
+            found = await self._first_readable([embeddings_probe(pod.models[0], uuid.uuid4().hex, block)])
+            embedded = await self._compare(pod, *found) if found else _NONE_READ
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
-
-    async def _test_embeddings(self, pod: Pod) -> ParityReport:
-        """Test a pod that generates nothing. The events also show whether its model caches prefixes at all."""
-        probe = embeddings_probe(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
-        prompt = await self.reader.fingerprint(*probe)
-        return _NONE_READ if prompt is None else await self._compare(pod, probe, prompt)
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""
@@ -291,15 +285,8 @@ class ParityFeed:
             return replace(report, hashes=Parity.NO_EVENTS)
         return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id))
 
-    async def _readable_probe(self, pod: Pod) -> tuple[Probe, PromptPrefix] | None:
-        """The first probe that the router can tokenize, for any model of the pod."""
-        nonce = uuid.uuid4().hex
-        for model in pod.models:
-            if found := await self._first_readable(probes(model, nonce, pod.block_size_tokens)):
-                return found
-        return None
-
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
+        """The first probe that the router can tokenize."""
         for endpoint, body in group:
             if (prompt := await self.reader.fingerprint(endpoint, body)) is not None:
                 return (endpoint, body), prompt

@@ -15,7 +15,7 @@ import structlog
 from router.errors import ClientError
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.prompt_stages import AnyPendingPrompt, IncrementalPrompt
+from router.prompt.prompt_stages import PendingPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import InferenceRequest, PromptPrefix
 
@@ -39,17 +39,17 @@ class PromptCheck:
         self._next_s = 0.0
         self.running: asyncio.Task[None] | None = None
 
-    def sample(self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix) -> None:
+    def sample(self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix) -> None:
         """Start a check of every `CHECK_EVERY`th prompt as a background task, unless one runs or ran recently."""
         self._prompts += 1
         if self._prompts % CHECK_EVERY or len(served.tokens) > CHECK_TOKENS or time.monotonic() < self._next_s:
             return
         if self.running is not None and not self.running.done():
             return
-        if isinstance(pending, IncrementalPrompt) or self._tokenizer.backend != REFERENCE:
+        if pending.prefix is not None or self._tokenizer.backend != REFERENCE:
             self.running = asyncio.create_task(self._check(request, pending, served))
 
-    async def _check(self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix) -> None:
+    async def _check(self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix) -> None:
         began_s, backend = time.monotonic(), self._tokenizer.backend
         try:
             cause = await asyncio.to_thread(self._cause_of_difference, request, pending, served)
@@ -60,16 +60,15 @@ class PromptCheck:
             self._disable(cause, len(served.tokens))
 
     def _cause_of_difference(
-        self, request: InferenceRequest, pending: AnyPendingPrompt, served: PromptPrefix
+        self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix
     ) -> str | None:
         found = self._fingerprinter.read_slowly(request, pending)
         if found is None or found[1] == served:
             return None
         text, right = found
-        framed = not isinstance(pending, IncrementalPrompt) and pending.framed
-        if self._tokenizer.encode(text, add_special_tokens=framed) != right.tokens:
+        if self._tokenizer.encode(text, add_special_tokens=pending.framed) != right.tokens:
             return "fast tokenizer"
-        return "incremental prompts" if isinstance(pending, IncrementalPrompt) else "segment cache"
+        return "incremental prompts" if pending.prefix is not None else "segment cache"
 
     def _disable(self, cause: str, tokens: int) -> None:
         if cause == "fast tokenizer":

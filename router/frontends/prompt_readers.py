@@ -27,7 +27,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import AnyPendingPrompt, FoundPrefix, OpenedPrompt
+from router.prompt.prompt_stages import FoundPrefix, OpenedPrompt, PendingPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -130,7 +130,7 @@ class LocalPromptReader:
             conversion = self.lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self.lookups.identities(request) if self.fingerprinter.pictures is not None else None
             opened = fingerprinter.open(request, conversion, identities)
-            pending: AnyPendingPrompt | None = None
+            pending: PendingPrompt | None = None
             if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
                 pending = new(opened) if few else await self.threads.run(found.new_bytes, new, opened)
@@ -150,7 +150,7 @@ class LocalPromptReader:
         self.check.sample(request, pending, prefix)
         return prefix
 
-    def _is_soon_encoded(self, pending: AnyPendingPrompt) -> bool:
+    def _is_soon_encoded(self, pending: PendingPrompt) -> bool:
         characters, is_fast = pending.cold_characters, self.tokenizer.backend != REFERENCE
         if characters <= (INLINE_CHARACTERS if is_fast else REFERENCE_CHARACTERS):
             return True
@@ -194,7 +194,7 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _render_long(self, opened: OpenedPrompt) -> AnyPendingPrompt:
+    async def _render_long(self, opened: OpenedPrompt) -> PendingPrompt:
         request = opened.request
         found = opened.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)

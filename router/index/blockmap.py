@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from router.hashing import hashes_ahead
 from router.index.assumed import AssumedWindows
@@ -34,10 +34,15 @@ class BlockMap:
         """Pods whose hits do not end with the first missing block."""
         self._tested: dict[PodId, CacheHabits | None] = {}
         """What a test has shown of a pod; None where no known rule explained its hits."""
-        self._ahead_tokens: dict[PodId, int] = {}
+        self.ahead_tokens: dict[PodId, int] = {}
         """How many tokens behind a block the hashes of a pod include, if any."""
         self.estimated: dict[PodId, AssumedWindows] = {}
         """Those of them that do not announce which blocks they have."""
+
+    @property
+    def aheads(self) -> Set[int]:
+        """Numbers of tokens behind a block that hashes of some pods include."""
+        return frozenset(self.ahead_tokens.values()) if self.ahead_tokens else frozenset()
 
     @property
     def block_holders(self) -> int:
@@ -57,7 +62,7 @@ class BlockMap:
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
             self.estimated.pop(pod, None)
-            self._ahead_tokens.pop(pod, None)
+            self.ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
@@ -99,7 +104,7 @@ class BlockMap:
 
     def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
         """Leading blocks of `prefix` that full attention of `pod` has, and those that hit."""
-        hashes = hashes_ahead(prefix, prefix.hashes, self._ahead_tokens.get(pod, 0))
+        hashes = hashes_ahead(prefix, prefix.hashes, self.ahead_tokens.get(pod, 0))
         return self._masks.full_and_hit(pod, hashes, (len(prefix.tokens), prefix.block_size_tokens))
 
     def apply(self, pod: PodId, event: KvEvent) -> Sequence[BlockChange]:
@@ -131,7 +136,7 @@ class BlockMap:
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
         if holder.ahead_tokens:
-            self._ahead_tokens[pod] = holder.ahead_tokens
+            self.ahead_tokens[pod] = holder.ahead_tokens
         if holder.rule is not None and holder.rule is not before:
             if self.estimated.pop(pod, None) is not None:
                 self._masks.forget(pod)
@@ -145,7 +150,7 @@ class BlockMap:
         self._free_next_shard()
         tokens = len(prefix.tokens), prefix.block_size_tokens
         found = self._masks.walk(prefix.hashes, tokens)
-        for ahead in set(self._ahead_tokens.values()) if self._ahead_tokens else ():
+        for ahead in self.aheads:
             found |= self._masks.walk(hashes_ahead(prefix, prefix.hashes, ahead), tokens)
         return found
 

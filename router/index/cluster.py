@@ -67,8 +67,8 @@ class ClusterIndex:
         self.masks = HolderMasks(max_bytes, scatter)
         self.evicted = EvictedByModel()
         self.holders = Holders()
-        self.on_kept: Callable[[PodId, Sequence[BlockHash]], None] | None = None
-        """Called with a pod and the blocks that its windows or states have kept."""
+        self.on_change: Callable[[PodId, BlockChange], None] | None = None
+        """Called with a pod and what it has announced."""
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
@@ -135,8 +135,8 @@ class ClusterIndex:
             if change.layer >= types:
                 continue
             self.masks.apply(name, change)
-            if change.layer and change.held and self.on_kept and (pod := self.holders.pod_ids.get(known.name)):
-                self.on_kept(pod, change.blocks)
+            if self.on_change and (pod := self.holders.pod_ids.get(known.name)):
+                self.on_change(pod, change)
             if not change.held and not known.reloading and not change.layer:
                 self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:

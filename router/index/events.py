@@ -115,8 +115,8 @@ def parse_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
 
 def decode_events(payload: bytes) -> Iterator[KvEvent | None]:
     """The cache changes of one scheduler step, each decoded when it is asked for: None for one that cannot be indexed,
-    of an unknown type or kind of attention. Raises `OutOfBounds` for
-    more than is read of a pod, and `UndecodableBatch` for anything else."""
+    of an unknown type or kind of attention. Raises `OutOfBounds` for more than is read of a pod, and `UndecodableBatch`
+    for anything else."""
     try:
         batch = MESSAGE.msgpack(payload, _BATCH)
         raw_events = batch["events"] if isinstance(batch, dict) else batch[1]
@@ -146,23 +146,19 @@ def split_events(events: Iterable[KvEvent | None]) -> Iterator[tuple[KvEvent, ..
 
 
 def _pieces(event: KvEvent) -> Iterator[KvEvent]:
+    """The event, or its parts."""
     if isinstance(event, BlocksCleared) or len(event.block_hashes) <= PIECE_BLOCKS:
         yield event
         return
     for first in range(0, len(event.block_hashes), PIECE_BLOCKS):
-        yield _piece(event, first)
-
-
-def _piece(event: BlocksStored | BlocksRemoved, first: int) -> KvEvent:
-    """The part of the event that starts at block `first`."""
-    hashes = event.block_hashes[first : first + PIECE_BLOCKS]
-    if isinstance(event, BlocksRemoved):
-        return replace(event, block_hashes=hashes)
-    size = event.block_size_tokens
-    tokens = event.tokens[first * size : (first + len(hashes)) * size]
-    parent = event.block_hashes[first - 1] if first else event.parent_hash
-    behind = event.lookahead_tokens[first : first + len(hashes)]
-    return replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent, lookahead_tokens=behind)
+        part = slice(first, first + PIECE_BLOCKS)
+        hashes = event.block_hashes[part]
+        if isinstance(event, BlocksRemoved):
+            yield replace(event, block_hashes=hashes)
+            continue
+        tokens = event.tokens[first * event.block_size_tokens : (first + len(hashes)) * event.block_size_tokens]
+        parent, behind = event.block_hashes[first - 1] if first else event.parent_hash, event.lookahead_tokens[part]
+        yield replace(event, block_hashes=hashes, tokens=tokens, parent_hash=parent, lookahead_tokens=behind)
 
 
 def _fields(raw: dict[str, msgspec.Raw] | list[msgspec.Raw]) -> Mapping[str, Any]:
@@ -191,20 +187,26 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = [_keys(of_block) for of_block in fields.get("extra_keys") or ()]
     EXTRA_KEYS.check_items(sum(map(len, extra_keys)))
-    kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
+    kind, parent = _KINDS.get(fields.get("kv_cache_spec_kind")), fields.get("parent_block_hash")
+    parent_hash = None if parent is None else _hash(parent)
     if kind is not AttentionKind.FULL:
-        return _stored_layers(fields, kind, hashes, block_size) if kind and hashes and block_size > 0 else None
+        if not kind or not hashes or block_size <= 0:
+            return None
+        # A group that keeps some only: the event of full attention with the same hashes says which blocks they are.
+        layers = LayerType(kind, block_size, _optional(fields, "kv_cache_spec_sliding_window", int) or 0)
+        return BlocksStored(
+            block_hashes=hashes, parent_hash=parent_hash, tier=_tier(fields), group=_group(fields), layers=layers
+        )
     behind = tuple([tokens[:MAX_AHEAD] for tokens in fields.get("lookahead_token_ids") or ()])
     if len(tokens) != block_size * len(hashes) or (behind and [*map(len, behind)] != [len(behind[0])] * len(hashes)):
         return None
-    parent = fields.get("parent_block_hash")
     adapter = _adapter(fields)
     salt = _optional(fields, "cache_salt", str) or _salt(extra_keys, adapter)
     if extra_keys and any(extra_keys):
         _fold_media(tokens, extra_keys, block_size, (adapter, salt, ["cache_salt", salt]))
     return BlocksStored(
         block_hashes=hashes,
-        parent_hash=None if parent is None else _hash(parent),
+        parent_hash=parent_hash,
         tokens=tokens,
         lookahead_tokens=behind if any(behind) else (),
         block_size_tokens=block_size,
@@ -212,21 +214,6 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         group=_group(fields),
         adapter=adapter,
         salt=salt,
-    )
-
-
-def _stored_layers(
-    fields: Mapping[str, Any], kind: AttentionKind, hashes: tuple[int, ...], block_size: int
-) -> BlocksStored:
-    """Blocks of a group that keeps some only; the event of full attention with the same hashes says which they are."""
-    window = _optional(fields, "kv_cache_spec_sliding_window", int) or 0
-    parent = fields.get("parent_block_hash")
-    return BlocksStored(
-        block_hashes=hashes,
-        parent_hash=None if parent is None else _hash(parent),
-        tier=_tier(fields),
-        group=_group(fields),
-        layers=LayerType(kind, block_size, window),
     )
 
 

@@ -20,6 +20,7 @@ sampling of hashes with a fixed size as in SHARDS (Waldspurger et al. 2015).
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -153,14 +154,11 @@ class EvictedBlocks:
 
 class EvictedByModel:
     def __init__(self) -> None:
-        self._models: dict[str, EvictedBlocks] = {}
+        self._models = defaultdict[str, EvictedBlocks](EvictedBlocks)
 
     def of(self, model: str) -> EvictedBlocks:
         """Those of `model`, a pod's, which is created on first use."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = EvictedBlocks()
-        return found
+        return self._models[model]
 
     def requested(self, model: str, prompt: PromptPrefix, held: Mapping[PodId, BlocksByTier], now_s: float) -> None:
         """A prompt for `model`, which a client may have made up. See `EvictedBlocks.requested`."""

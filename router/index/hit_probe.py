@@ -8,7 +8,7 @@ it compute the last block of a hit again (vLLM up to 0.32), or whether a block's
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -38,14 +38,21 @@ class CacheHabits(msgspec.Struct, frozen=True, gc=False):
 
     drops_block: bool = False
     """It computes the last block of a hit again."""
+    drafter_layer: int = -1
+    """The number in a rule of the only type of layers that needs this block: the one with those of MTP. -1: all do."""
     is_dense: bool = False
     """Its windows and states keep all blocks, not only checkpoints."""
     looks_ahead: bool = False
     """A block is found again only with the same token behind it."""
 
     def rule(self, rule: HitRule) -> HitRule:
-        types = tuple([msgspec.structs.replace(one, drops_block=self.drops_block) for one in rule.types])
-        return msgspec.structs.replace(rule, types=types, is_dense=self.is_dense)
+        drops = map(self.drops, range(len(rule.types)))
+        types = [msgspec.structs.replace(one, drops_block=each) for one, each in zip(rule.types, drops, strict=True)]
+        return msgspec.structs.replace(rule, types=tuple(types), is_dense=self.is_dense)
+
+    def drops(self, layer: int) -> bool:
+        """Whether a type of layers needs the block behind a hit."""
+        return self.drops_block and self.drafter_layer in (-1, layer)
 
 
 def described(rule: HitRule | None, *tested: CacheHabits | None) -> str:
@@ -90,9 +97,18 @@ def probe_prompts(rule: HitRule) -> Sequence[ProbePrompt]:
     return ProbePrompt(whole, whole), ProbePrompt(whole, whole), cut, other, other
 
 
-def habits_of(rule: HitRule, prompts: Sequence[ProbePrompt], answers: Sequence[int]) -> CacheHabits | None:
-    """The habits that explain these cached tokens; None if none do."""
-    return next((one for one in _HABITS if expected_hits(rule, one, prompts) == list(answers)), None)
+def explaining_habits(rule: HitRule, prompts: Sequence[ProbePrompt], answers: Sequence[int]) -> list[CacheHabits]:
+    """The habits that explain these cached tokens. Takes up to 100 ms. Some have the same answers, but differ in what
+    windows keep: one that needs the block behind a hit keeps it."""
+    return [one for one in _all_habits(rule) if expected_hits(rule, one, prompts) == [*answers]]
+
+
+def _all_habits(rule: HitRule) -> Iterator[CacheHabits]:
+    """Those of engines with these layers."""
+    for habits in _HABITS:
+        yield habits
+        for layer in range(len(rule.types)) if habits.drops_block and len(rule.types) > 1 else ():
+            yield msgspec.structs.replace(habits, drafter_layer=layer)
 
 
 def expected_hits(rule: HitRule, habits: CacheHabits, prompts: Sequence[ProbePrompt]) -> list[int]:
@@ -142,6 +158,7 @@ def is_kept(rule: HitRule, one: LayerType, end: int, checkpoints: Collection[int
     if rule.is_dense or one.kind in (AttentionKind.FULL, AttentionKind.CHUNK):
         return True
     if one.kind is AttentionKind.STATE:
-        return end + one.drops_block * rule.step_tokens in checkpoints
+        return end + rule.dropped_tokens in checkpoints
     needed = one.needed_blocks + one.drops_block
+    end += rule.dropped_tokens - one.drops_block * rule.step_tokens
     return any(0 <= at - end < needed * one.block_tokens for at in checkpoints)

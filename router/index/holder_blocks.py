@@ -307,14 +307,15 @@ class HolderBlocks:
         assert self._layers is not None
         unit, found = self.generation.block_size_tokens, dict[int, Blocks]()
         for group, announced in self._announced.items():
-            size = self._layers.block_tokens(self._layers.layer_of(group))
+            layer = self._layers.layer_of(group)
+            size = self._layers.block_tokens(layer)
             each = event.block_size_tokens // size
             if each < 2 or event.block_size_tokens % size:
                 continue
             blocks = [block for one in event.block_hashes for block in self.blocks_of(one) or ()]
             named = {one: each * at - 1 for at, one in enumerate(event.block_hashes, start=1)}
             is_first = announced.parent_hash == event.parent_hash
-            for one, at in unnamed(announced.block_hashes, named, each, is_first, self.habits.drops_block):
+            for one, at in unnamed(announced.block_hashes, named, each, is_first, self.habits.drops(layer)):
                 part = tuple(blocks[at * size // unit : (at + 1) * size // unit])
                 if part and one in self._layers and one not in self._parts:
                     found[one] = part

@@ -118,11 +118,11 @@ def kept_ends(rule: HitRule, full_tokens: int, prompt_tokens: int) -> set[int]:
     a drafter that drops a block also where a longer prompt may hit, and states there alone."""
     step, dropped = rule.step_tokens, rule.dropped_tokens
     last = (prompt_tokens - 1) // step * step
-    full_tokens *= rule.has_full
     longer = prompt_tokens // step * step if dropped else last
     if any(one.kind is AttentionKind.STATE for one in rule.types):
         last = longer
-    return {end - dropped for end in (last, longer, min(full_tokens // step * step, last)) if end > dropped}
+    shared = min(full_tokens // step * step * rule.has_full, last) - rule.types[0].drops_block * step
+    return {end for end in (last - dropped, longer - dropped, shared) if end > 0}
 
 
 def _covered_by_each(rule: HitRule, held: Sequence[Bits], prompt_tokens: int, block_tokens: int) -> Bits:

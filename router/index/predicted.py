@@ -1,8 +1,8 @@
 """The blocks that a pod should hold because this router has sent prompts to it.
 
-Covers the time between a dispatch and the engine's own events. For engines without events it models the cache: least
-recently dispatched blocks are evicted at the pod's capacity. Only a dispatch counts as use, a match does not. Methods
-take the time, which must not go backwards.
+Covers the time between a dispatch and the engine's own events: an event that names the last block of a prompt ends its
+prediction. For engines without events it models the cache: least recently dispatched blocks are evicted at the pod's
+capacity. Only a dispatch counts as use, a match does not. Methods take the time, which must not go backwards.
 
 A chain hash identifies everything before it. So blocks that were always dispatched together are stored as one run, by
 the hash of the first: the cost of a request depends on the number of forks in its prompt rather than on its length. A
@@ -10,15 +10,17 @@ dispatch renews all blocks of its prompt, because a pod that has a block also ha
 
 A dispatch begins as a `Prediction`: its blocks count as cached, because concurrent requests need to know where they are
 being computed. It is confirmed once the pod has computed the prompt, and withdrawn if that did not happen. Only a
-confirmed prediction renews blocks, has an expiry and fills the capacity; withdrawing one changes nothing else.
+confirmed prediction renews blocks, has an expiry and, without events, fills the capacity; withdrawing one changes
+nothing else.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
@@ -26,10 +28,12 @@ import msgspec
 from router.hashing import hash_array
 from router.index.checkpoints import Checkpoints
 from router.index.shared import common_blocks
-from router.types import BlockHash, BlocksByTier, PodId
+from router.types import BlockChange, BlockHash, BlocksByTier, PodId
 
 MAX_STALE_DISPATCHES = 1024
 """A pod's queue is cleaned when it is longer than twice the pod's runs plus this number."""
+_CONFIRMED = sys.float_info.max
+"""Until then at most, a confirmed prediction counts."""
 
 
 class _Held(msgspec.Struct, gc=False):
@@ -40,7 +44,7 @@ class _Held(msgspec.Struct, gc=False):
     blocks: int = 0
     """How many leading blocks of the run the pod still has."""
     pending: int = 0
-    """Predictions that contain the run and are neither confirmed nor withdrawn."""
+    """Predictions that contain the run and are neither confirmed nor withdrawn, or that the pod shall announce."""
 
 
 class _PredictedRun(msgspec.Struct, gc=False, eq=False):
@@ -62,13 +66,17 @@ class Prediction(msgspec.Struct, gc=False, eq=False):
     """On a pod with windows or states, the blocks after which hits can end once the prompt is computed."""
     ttl_s: float
     capacity_blocks: int | None
+    """None: the pod announces its blocks."""
     _run: _PredictedRun | None
-    """The last run of the prompt."""
+    """The last run of the prompt; None once it does not count."""
     _dispatched: _PodDispatches
+    until_s: float = math.inf
+    """When it ends if the pod does not announce it."""
 
 
 class _Dispatch(msgspec.Struct, gc=False):
-    """A confirmed prediction, identified by its last run. It owns its runs until a later dispatch renews them."""
+    """A confirmed prediction of a pod without events, identified by its last run. It owns its runs until a later
+    dispatch renews them."""
 
     number: int
     at_s: float
@@ -76,13 +84,14 @@ class _Dispatch(msgspec.Struct, gc=False):
 
 
 class _PodDispatches(msgspec.Struct, gc=False):
-    """One pod's confirmed dispatches, oldest first, their number of runs and blocks, and its pending predictions."""
+    """One pod's confirmed dispatches, oldest first, their number of runs and blocks, and its open predictions."""
 
     ttl_s: float = 0.0
     runs: int = 0
     blocks: int = 0
     queue: deque[_Dispatch] = msgspec.field(default_factory=deque)
-    pending: set[Prediction] = msgspec.field(default_factory=set)
+    open: dict[BlockHash, list[Prediction]] = msgspec.field(default_factory=dict)
+    """By last block of the prompt, those that are pending, or that the pod shall announce."""
 
 
 class PredictedIndex:
@@ -96,6 +105,8 @@ class PredictedIndex:
         self.checkpoints = Checkpoints()
         self._expiries: list[tuple[float, PodId]] = []
         """Heap of the next expiry of each pod that has blocks."""
+        self._deadlines: list[tuple[float, PodId, BlockHash]] = []
+        """Heap of when confirmed predictions end that the pod shall announce, with their last blocks."""
         self.on_evict: Callable[[PodId, array[int], int], None] | None = None
         """Called with a pod, the blocks that exceed its capacity, and the number that it keeps."""
 
@@ -133,24 +144,26 @@ class PredictedIndex:
             dispatched = self._pods[pod] = _PodDispatches()
         self._predictions += 1
         prediction = Prediction(self._predictions, pod, hashes, ends, ttl_s, capacity_blocks, run, dispatched)
-        dispatched.pending.add(prediction)
-        self.checkpoints.begin(pod, ends)
+        if end:
+            dispatched.open.setdefault(hashes[-1], []).append(prediction)
+            self.checkpoints.begin(pod, ends)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> bool:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. False, and no effect, if the pod has been forgotten since. O(runs)."""
-        dispatched = prediction._dispatched
-        if prediction not in dispatched.pending:
+        to live applies to all blocks of the pod. False, and no effect, if it has ended or been confirmed. O(runs)."""
+        dispatched, run = prediction._dispatched, prediction._run
+        if run is None or prediction.until_s < math.inf:
             return False
-        dispatched.pending.remove(prediction)
-        self.checkpoints.confirm(prediction.pod, prediction.ends, now_s)
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
-        queue, run = dispatched.queue, prediction._run
-        if ttl_s != dispatched.ttl_s or not queue:
-            dispatched.ttl_s = ttl_s
+        queue, number = dispatched.queue, prediction.number
+        if (ttl_s != dispatched.ttl_s and queue) or (capacity_blocks is not None and not queue):
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
-        number = prediction.number
+        dispatched.ttl_s = ttl_s
+        if capacity_blocks is None:
+            prediction.until_s = now_s + ttl_s
+            heappush(self._deadlines, (prediction.until_s, pod, prediction.hashes[-1]))
+            return True
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:
             held, length = run.held[pod], len(run.blocks)
@@ -161,10 +174,10 @@ class PredictedIndex:
             held.number = number
             held.pending -= 1
             run = run.parent
-        if capacity_blocks is not None:
-            evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
-            if evicted and self.on_evict is not None:
-                self.on_evict(pod, evicted, dispatched.blocks)
+        self._close(prediction)
+        evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+        if evicted and self.on_evict is not None:
+            self.on_evict(pod, evicted, dispatched.blocks)
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
@@ -172,16 +185,17 @@ class PredictedIndex:
         return True
 
     def withdraw(self, prediction: Prediction) -> None:
-        """The pod has not computed the prompt. No effect after `confirm`, or if the pod has been forgotten since."""
-        pending, pod, run = prediction._dispatched.pending, prediction.pod, prediction._run
-        if prediction in pending:
-            pending.remove(prediction)
-            self.checkpoints.withdraw(pod, prediction.ends)
-            while run is not None:
-                held = run.held[pod]
-                held.pending -= 1
-                self._remove_if_unused(run, pod, held)
-                run = run.parent
+        """The pod has not computed the prompt. No effect after `confirm`, or if it has ended."""
+        if prediction.until_s == math.inf:
+            self._end(prediction)
+
+    def apply(self, pod: PodId, change: BlockChange) -> None:
+        """The pod has announced this change: from now on its events alone count. A prompt that it has not computed yet
+        will be there again."""
+        if not change.layer:
+            self._end_those(pod, change.blocks, math.inf if change.held else _CONFIRMED)
+        elif change.held:
+            self.checkpoints.announced(pod, change.blocks)
 
     def match(self, hashes: Sequence[BlockHash], now_s: float = -math.inf) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier. Without a time, nothing expires. O(runs x pods that have
@@ -190,6 +204,9 @@ class PredictedIndex:
             _, pod = heappop(self._expiries)
             if pod in self._pods:
                 self._expire(pod, now_s)
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, pod, last = heappop(self._deadlines)
+            self._end_those(pod, (last,), now_s)
         found: dict[PodId, BlocksByTier] = {}
         runs, start, end = self._runs, 0, len(hashes)
         while start < end and (run := runs.get(hashes[start])) is not None:
@@ -216,13 +233,11 @@ class PredictedIndex:
     def forget(self, pod: PodId) -> None:
         dispatched = self._pods.get(pod)
         if dispatched is not None:
-            for prediction in tuple(dispatched.pending):
-                self.withdraw(prediction)
+            self._end_those(pod, dispatched.open, math.inf)
             self._drop_oldest(pod, dispatched, dispatched.blocks)
             while dispatched.queue:
                 self._drop_tail(pod, dispatched, 0)
             del self._pods[pod]
-            self.checkpoints.forget(pod)
 
     def _split(self, run: _PredictedRun, at: int) -> _PredictedRun:
         """Split the run and return its front part, a new run. `run` becomes the rest, because dispatches and later runs
@@ -236,6 +251,33 @@ class PredictedIndex:
         run.blocks, run.parent = run.blocks[at:], front
         self._runs[front.blocks[0]], self._runs[run.blocks[0]] = front, run
         return front
+
+    def _end_those(self, pod: PodId, blocks: Iterable[BlockHash], until_s: float) -> None:
+        """End the predictions of prompts that end with one of `blocks`, of those that count until then at most."""
+        dispatched = self._pods.get(pod)
+        if dispatched is not None and dispatched.open:
+            for last in dispatched.open.keys() & blocks:
+                for prediction in [one for one in dispatched.open[last] if one.until_s <= until_s]:
+                    self._end(prediction)
+
+    def _end(self, prediction: Prediction) -> None:
+        """Its blocks do not count any more. Idempotent."""
+        pod, run = prediction.pod, prediction._run
+        if run is not None:
+            self._close(prediction)
+        while run is not None:
+            held = run.held[pod]
+            held.pending -= 1
+            self._remove_if_unused(run, pod, held)
+            run = run.parent
+
+    def _close(self, prediction: Prediction) -> None:
+        alike, last = prediction._dispatched.open, prediction.hashes[-1]
+        alike[last].remove(prediction)
+        if not alike[last]:
+            del alike[last]
+        prediction._run = None
+        self.checkpoints.withdraw(prediction.pod, prediction.ends)
 
     # --- eviction ---
 

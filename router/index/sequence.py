@@ -6,6 +6,7 @@ Pure state machine; the feed decides what to do about a gap.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -20,16 +21,14 @@ class Verdict(Enum):
     """The engine restarted: its previous blocks are gone."""
 
 
+@dataclass(slots=True)
 class StreamPosition:
     """Position in one stream. `complete` is False once messages are lost for good."""
 
-    __slots__ = ("_last_live", "complete", "expected")
-
-    _last_live: int
+    expected: int = 0
+    complete: bool = True
+    _last_live: int = -1
     """Number of the last live message."""
-
-    def __init__(self) -> None:
-        self.restart()
 
     def observe(self, number: int, *, replayed: bool = False) -> Verdict:
         """Classify a message by its number. Only APPLY advances the position.
@@ -55,6 +54,4 @@ class StreamPosition:
 
     def restart(self) -> None:
         """Start a new epoch of the publisher."""
-        self.expected = 0
-        self.complete = True
-        self._last_live = -1
+        self.expected, self.complete, self._last_live = 0, True, -1

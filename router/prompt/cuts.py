@@ -35,7 +35,6 @@ class Cuts:
     continuation share all pieces but the last."""
 
     pattern: re.Pattern[str] | None
-    reason: str
     head: str = ""
     longest: int = 0
 
@@ -80,8 +79,8 @@ _found: WeakKeyDictionary[Tokenizer, tuple[str, Cuts]] = WeakKeyDictionary()
 
 
 def find_cuts(tokenizer: Tokenizer) -> Cuts:
-    """The cuts of this tokenizer, checked on samples; none, with the reason, where they are not exact. They are found
-    once for each tokenizer and backend, which takes 80 ms."""
+    """The cuts of this tokenizer, checked on samples; none where they are not exact. They are found once for each
+    tokenizer and backend, which takes 80 ms."""
     backend, known = tokenizer.backend, _found.get(tokenizer)
     if known is None or known[0] != backend:
         known = _found[tokenizer] = backend, _find_cuts(tokenizer)
@@ -93,14 +92,13 @@ def _find_cuts(tokenizer: Tokenizer) -> Cuts:
     alone = _without_overlaps(added)
     words = [token.content for token in tokenizer.added_tokens if token.content in alone and _splits(token, tokenizer)]
     if not words:
-        return Cuts(None, "no added token splits every text")
-    reason, longest = f"cut at {len(words)} added tokens", max(map(len, words))
-    cuts = Cuts(re.compile(_any_of(sorted(words))), reason, _common_prefix(words), longest)
+        return Cuts(None)
+    cuts = Cuts(re.compile(_any_of(sorted(words))), _common_prefix(words), max(map(len, words)))
     texts = samples(added)
     for text, whole in zip(texts, tokenizer.encode_batch(texts), strict=True):
         pieces = tokenizer.encode_batch(cuts.pieces(text, shortest=1))
         if list(chain.from_iterable(pieces)) != whole.tolist():
-            return Cuts(None, f"cutting changes the tokens of {text[:40]!r}")
+            return Cuts(None)
     return cuts
 
 

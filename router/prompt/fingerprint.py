@@ -8,15 +8,15 @@ The hashes are seeded by everything that must be equal for KV to be reusable. `o
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import msgspec
 
 from router.errors import ContextTooLong, MalformedRequest
-from router.hashing import generation_seed, hash_array, hash_blocks, token_array
+from router.hashing import generation_seed, hash_array, hash_blocks, hash_rest, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
@@ -26,12 +26,7 @@ from router.prompt.incremental.reader import IncrementalReader
 from router.prompt.media import MAX_KEYS, TOKENS, MediaText
 from router.prompt.pictures.expansion import expanded, hash_pictures
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities
-from router.prompt.prompt_stages import (
-    AnyPendingPrompt,
-    IncrementalPrompt,
-    OpenedPrompt,
-    PendingPrompt,
-)
+from router.prompt.prompt_stages import OpenedPrompt, PendingPrompt
 from router.prompt.segments import Lookup, SegmentCache, all_cold, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
@@ -78,7 +73,7 @@ class Fingerprinter:
         """The generation of requests without adapter and salt."""
         self._new_segments = partial(SegmentCache, tokenizer, cache_bytes, cache_seed)
         self.segments = self._new_segments()
-        """Tokens of known texts; public for its size and where it cuts."""
+        """Tokens of known texts; public for its size."""
         self.incremental = (
             IncrementalReader(template, cache_bytes=cache_bytes, seed=cache_seed)
             if isinstance(template, ChatTemplate) and incremental
@@ -87,7 +82,7 @@ class Fingerprinter:
         self._max_prompt_tokens = max_prompt_tokens
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
-        self._conversions: dict[type[Conversion], Conversion] = {}
+        self._made: Callable[[Any], Conversion] = cache(lambda kind: kind(template))
 
     @property
     def cache_bytes(self) -> int:
@@ -129,7 +124,7 @@ class Fingerprinter:
             found = self.incremental.find_chat(request, conversion)
         return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
 
-    def render_new(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
+    def render_new(self, opened: OpenedPrompt) -> PendingPrompt | None:
         """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`. Safe
         in a worker thread."""
         if self.incremental is None or opened.found is None or not opened.found.key:
@@ -144,7 +139,7 @@ class Fingerprinter:
             return None
         return text if isinstance(text, str) and not framed else None
 
-    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> AnyPendingPrompt:
+    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> PendingPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
         `context_tokens`: the longest context of the pods, if they report it.
 
@@ -155,7 +150,8 @@ class Fingerprinter:
             assert self.incremental is not None
             rendered = self.incremental.render(opened)
             if rendered is not None:
-                self._check_length(rendered.lookup.text, context_tokens, opened.request.endpoint)
+                assert isinstance(rendered.prompt, Lookup)
+                self._check_length(rendered.prompt.text, context_tokens, opened.request.endpoint)
                 return rendered
         prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
         if isinstance(prompt, MediaText):
@@ -164,14 +160,14 @@ class Fingerprinter:
             text = "".join(prompt.texts)
             self._check_length(text, context_tokens, opened.request.endpoint)
             pieces = [piece for part in prompt.texts for piece in segments.pieces(part)]
-            return PendingPrompt(generation, seed, all_cold(text, pieces, generation.salt))
+            return PendingPrompt(generation, seed, all_cold(text, pieces))
         self._check_length(prompt, context_tokens, opened.request.endpoint)
         if not isinstance(prompt, str):
             return PendingPrompt(generation, seed, prompt)
         pieces, entry = segments.pieces(prompt, framed=framed), None
         if self.incremental is not None and opened.found is not None and not framed:
-            entry = self.incremental.entry_of(opened, partial(self._text_of, opened), prompt, pieces[-1])
-        return PendingPrompt(generation, seed, all_cold(prompt, pieces, generation.salt), framed, entry=entry)
+            entry = self.incremental.entry_of(opened, partial(self._text_of, opened), prompt, pieces)
+        return PendingPrompt(generation, seed, all_cold(prompt, pieces), framed=framed, entry=entry)
 
     def _rendered_media(
         self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
@@ -184,64 +180,60 @@ class Fingerprinter:
             raise Unrenderable(UnreadReason.MEDIA, "the tokens in front of the first picture depend on it")
         self._check_length(text, context_tokens, opened.request.endpoint)
         front = segments.pieces(text[:end])
-        lookup = all_cold(text, front + segments.pieces(text[end:]), opened.generation.salt)
+        lookup = all_cold(text, front + segments.pieces(text[end:]))
         return PendingPrompt(opened.generation, opened.seed, lookup, media=prompt, exact_pieces=len(front))
 
-    def look_up(self, pending: AnyPendingPrompt) -> AnyPendingPrompt:
+    def look_up(self, pending: PendingPrompt) -> PendingPrompt:
         """Look up the known segments of a rendered text. What follows a cached prefix is new."""
-        salt = pending.generation.salt
-        if isinstance(pending, IncrementalPrompt):
-            if pending.prefix is EMPTY_PREFIX:
-                pending.lookup = self.segments.look_up(pending.lookup.text, pieces=pending.lookup.cold, salt=salt)
-        elif isinstance(found := pending.prompt, Lookup):
+        found, salt = pending.prompt, pending.generation.salt
+        if isinstance(found, Lookup) and (pending.prefix is None or pending.prefix is EMPTY_PREFIX):
             pending.prompt = self.segments.look_up(found.text, framed=pending.framed, pieces=found.cold, salt=salt)
         return pending
 
-    def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> AnyPendingPrompt:
+    def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PendingPrompt:
         """`open`, `render` and `look_up`. Raises what `render` raises."""
         opened = self.open(request, conversion)
         return self.look_up(self.render_new(opened) or self.render(opened))
 
-    def finish(self, pending: AnyPendingPrompt) -> PromptPrefix:
+    def finish(self, pending: PendingPrompt) -> PromptPrefix:
         """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
-        if isinstance(pending, IncrementalPrompt):
-            assert self.incremental is not None
-            return self.incremental.finish(pending, self.segments)
-        return self._finish_whole(pending)
-
-    def read_slowly(self, request: InferenceRequest, pending: AnyPendingPrompt) -> tuple[str, PromptPrefix] | None:
-        """(text, prefix) of a prompt that was served as `pending`, by the reference tokenizer and without any cache;
-        None for a prompt of tokens or with pictures. Safe in any thread. Raises what `render` raises."""
-        if isinstance(self._template, Harmony):
-            return None  # its texts are encoded one by one
-        generation, framed = pending.generation, isinstance(pending, PendingPrompt) and pending.framed
-        if isinstance(pending, PendingPrompt):
-            text: Any = pending.prompt.text if isinstance(pending.prompt, Lookup) else None
-        else:
-            text = self._prompt(request, pending.conversion)[0]
-        if not isinstance(text, str) or (isinstance(pending, PendingPrompt) and pending.media is not None):
-            return None
-        tokens = self._tokenizer.encode_slowly(text, add_special_tokens=framed)
-        return text, PromptPrefix(generation, tokens, hash_blocks(tokens, generation.block_size_tokens, pending.seed))
-
-    def _finish_whole(self, pending: PendingPrompt) -> PromptPrefix:
-        generation, seed, prompt = pending.generation, pending.seed, pending.prompt
+        generation, seed, prompt, prefix = pending.generation, pending.seed, pending.prompt, pending.prefix
+        block = generation.block_size_tokens
         if not isinstance(prompt, Lookup):
-            return PromptPrefix(generation, prompt, hash_blocks(prompt, generation.block_size_tokens, seed))
-        segments = self.segments.complete(prompt)
-        tokens = prompt.head[:]
+            return PromptPrefix(generation, prompt, hash_blocks(prompt, block, seed))
+        segments, tokens = self.segments.complete(prompt), prompt.head[:]
+        if prefix is not None:
+            tokens.frombytes(prefix.tokens)
+        known_tokens = len(tokens)
         for segment in segments:
             tokens.frombytes(segment.tokens)
         tokens.extend(prompt.tail)
-        hashes = hash_path(tokens, segments, seed, generation.block_size_tokens)
-        self.segments.keep(prompt, segments)
+        if prefix is None or prefix is EMPTY_PREFIX:
+            hashes = hash_path(tokens, segments, seed, block)
+            self.segments.keep(prompt, segments)
+        else:
+            known = hash_array(prefix.hashes if prefix.seed == seed else b"")
+            hashes = hash_rest(known, tokens[len(known) * block :], block, seed)
         if pending.entry is not None:
-            known = tokens[: len(tokens) - segments[-1].token_count]
-            pending.entry.store(known, hashes, seed, generation.block_size_tokens, pending.entry.text)
+            known_tokens += sum([segment.token_count for segment in segments[: pending.entry.pieces]])
+            pending.entry.store(tokens[:known_tokens], hashes, seed, block)
         if pending.media is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
             return self._with_pictures(PromptPrefix(generation, tokens, hashes), pending.media, exact_tokens, seed)
         return PromptPrefix(generation, tokens, hashes)
+
+    def read_slowly(self, request: InferenceRequest, pending: PendingPrompt) -> tuple[str, PromptPrefix] | None:
+        """(text, prefix) of a prompt that was served as `pending`, by the reference tokenizer and without any cache;
+        None for a prompt of tokens or with pictures. Safe in any thread. Raises what `render` raises."""
+        if isinstance(self._template, Harmony) or pending.media is not None:
+            return None  # the texts of Harmony are encoded one by one
+        text: Any = pending.prompt.text if isinstance(pending.prompt, Lookup) else None
+        if pending.prefix is not None:
+            text = self._prompt(request, pending.conversion)[0]
+        if not isinstance(text, str):
+            return None
+        generation, tokens = pending.generation, self._tokenizer.encode_slowly(text, add_special_tokens=pending.framed)
+        return text, PromptPrefix(generation, tokens, hash_blocks(tokens, generation.block_size_tokens, pending.seed))
 
     def _with_pictures(self, text: PromptPrefix, media: MediaText, exact_tokens: int, seed: BlockHash) -> PromptPrefix:
         """The prefix with pictures in place of their placeholders. Its hashes end in front of the first picture whose
@@ -310,9 +302,12 @@ class Fingerprinter:
                 raise
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
+<<<<<<< HEAD
     def made(self, kind: type[Conversion]) -> Conversion:
         return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
 
+=======
+>>>>>>> main
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
         """Raises `ContextTooLong` if the prompt has more token ids than the context, and `Unrenderable` if it is too
         long to be encoded."""

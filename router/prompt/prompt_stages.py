@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from typing import TypeAlias
 
 import msgspec
 
@@ -21,16 +20,16 @@ class PendingEntry(msgspec.Struct, frozen=True, gc=False):
     cache: PrefixCache
     digest: int
     prefix: CachedPrefix
-    """The prefix without tokens, hashes and text."""
-    text: str
-    """Its text behind the cached prefix."""
+    """The prefix without tokens and hashes."""
+    pieces: int
+    """Number of pieces behind the cached prefix, up to the last cut."""
     replaced: int = 0
     """The digest of the prefix that it continues, which is then dropped."""
 
-    def store(self, tokens: array[int], hashes: array[int], seed: BlockHash, block_tokens: int, rest: str) -> None:
-        """Store the prefix with these tokens, which end at the last cut before `rest`."""
+    def store(self, tokens: array[int], hashes: array[int], seed: BlockHash, block_tokens: int) -> None:
+        """Store the prefix with these tokens, which end at the last cut."""
         kept = hashes[: len(tokens) // block_tokens].tobytes()
-        found = msgspec.structs.replace(self.prefix, tokens=tokens.tobytes(), seed=seed, hashes=kept, rest=rest)
+        found = msgspec.structs.replace(self.prefix, tokens=tokens.tobytes(), seed=seed, hashes=kept)
         self.cache.store(self.digest, found, self.replaced)
 
 
@@ -62,17 +61,21 @@ class OpenedPrompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingPrompt(msgspec.Struct, gc=False):
-    """A whole prompt between `render` and `finish`: text, or the client's tokens."""
+    """A prompt between `render` and `finish`: text, or the client's tokens."""
 
     generation: Generation
     seed: BlockHash
     prompt: Lookup | array[int]
+    prefix: CachedPrefix | None = None
+    """The cached prefix, if the prompt is read incrementally: the text is the one behind it."""
     framed: bool = False
     media: MediaText | None = None
     """With pictures: what is known of them."""
     exact_pieces: int = 0
     """Number of pieces in front of the first picture whose tokens are unknown."""
     entry: PendingEntry | None = None
+    conversion: type[Conversion] | None = None
+    """How the body of an incremental prompt was converted to a chat."""
 
     @property
     def cold(self) -> tuple[str, ...]:
@@ -81,26 +84,3 @@ class PendingPrompt(msgspec.Struct, gc=False):
     @property
     def cold_characters(self) -> int:
         return sum(map(len, self.cold))
-
-
-class IncrementalPrompt(msgspec.Struct, gc=False):
-    """A prompt between `render` and `finish`: a cached prefix, and the text behind it."""
-
-    generation: Generation
-    seed: BlockHash
-    prefix: CachedPrefix
-    lookup: Lookup
-    entry: PendingEntry | None
-    conversion: type[Conversion] | None = None
-    """How the body was converted to a chat."""
-
-    @property
-    def cold(self) -> tuple[str, ...]:
-        return self.lookup.cold
-
-    @property
-    def cold_characters(self) -> int:
-        return sum(map(len, self.cold))
-
-
-AnyPendingPrompt: TypeAlias = PendingPrompt | IncrementalPrompt

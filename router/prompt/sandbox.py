@@ -27,6 +27,9 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 """Marks the end of the final message while it is rendered; the same text as in `transformers`."""
 
 
+_LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+
+
 class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's tokens for training; here it has no effect."""
 
@@ -107,14 +110,9 @@ def _strftime_now(date_format: str) -> str:
     return datetime.now().strftime(date_format)
 
 
-def _chat_environment() -> _ChatEnvironment:
-    environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment
-
-
-_ENVIRONMENT = _chat_environment()
+_ENVIRONMENT = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+_ENVIRONMENT.filters["tojson"] = _tojson
+_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
 
 
 def parse_template(text: str) -> nodes.Template:
@@ -128,11 +126,12 @@ def compile_template(text: str) -> Template:
     return template
 
 
-def renders_bare(text: str, conversation: list[dict[str, Any]]) -> bool:
-    """Whether a template renders a conversation in an environment without the names that templates may expect."""
+def renders_late_system(text: str) -> bool:
+    """Whether a template renders a late system message in an environment without the names that templates may expect,
+    as engines try it out."""
     bare = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     try:
-        bare.from_string(text).render(messages=conversation, add_generation_prompt=False)
+        bare.from_string(text).render(messages=_LATE_SYSTEM, add_generation_prompt=False)
     except Exception:  # a template is code
         return False
     return True

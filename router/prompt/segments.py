@@ -31,9 +31,6 @@ _CACHE_UTF8 = msgspec.msgpack.Encoder().encode
 """Encodes a string, and CPython keeps its UTF-8 inside it: `str.encode` and the tokenizer then only copy it."""
 SEGMENT_BYTES = 280
 """Size of a segment in CPython without its tokens and hashes: key, slot, object headers."""
-SHORT_PIECE = 32
-"""Maximum length of a piece that is cached independently of its place: `<|assistant|>` and the like."""
-SHORT_PIECES = 1024
 _FIRST_ID = 4
 """Smaller ids are roots: one per backend, with and without the frame of special tokens."""
 
@@ -74,8 +71,6 @@ class Lookup(msgspec.Struct, frozen=True, gc=False):
     head: array[int]
     tail: array[int]
     """Tokens before and after those of the segments (the frame, if requested)."""
-    salt: int = 0
-    """The `salt_seed`: a salt of a client may be long, and this is kept."""
 
 
 class SegmentCache:
@@ -88,7 +83,6 @@ class SegmentCache:
         self._segments: OrderedDict[int, Segment] = OrderedDict()
         self._fresh: deque[tuple[Lookup, list[Segment]]] = deque()
         self._next_id = _FIRST_ID
-        self._short: dict[tuple[int, str], bytes] = {}
         self.cuts = find_cuts(tokenizer)
         self._frame = _frame(tokenizer)
         self.bytes = 0
@@ -119,27 +113,15 @@ class SegmentCache:
         head, tail = self._frame if framed and self._frame else (token_array(), token_array())
         if pieces is None:
             pieces = self.pieces(text, framed=framed)
-        root = 2 * (self._tokenizer.backend == REFERENCE) + framed
-        apart = salt_seed(salt)
-        known = self._follow(root ^ apart, pieces)
-        return Lookup(text, root ^ apart, known, tuple(pieces[len(known) :]), whole, head, tail, apart)
+        root = (2 * (self._tokenizer.backend == REFERENCE) + framed) ^ salt_seed(salt)
+        known = self._follow(root, pieces)
+        return Lookup(text, root, known, tuple(pieces[len(known) :]), whole, head, tail)
 
     def complete(self, lookup: Lookup) -> list[Segment]:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
-        return [*lookup.known, *[Segment(self._encode(piece, lookup.salt)) for piece in lookup.cold]]
-
-    def _encode(self, piece: str, salt: int) -> bytes:
-        """Tokens of a piece. Short pieces, such as the end of every prompt, are cached by text."""
-        if len(piece) > SHORT_PIECE:
-            return self._tokenizer.encode(piece).tobytes()
-        tokens = self._short.get((salt, piece))
-        if tokens is None:
-            if len(self._short) >= SHORT_PIECES:
-                self._short.clear()
-            tokens = self._short[salt, piece] = self._tokenizer.encode(piece).tobytes()
-        return tokens
+        return [*lookup.known, *[Segment(self._tokenizer.encode(piece).tobytes()) for piece in lookup.cold]]
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
         """Cache what `complete` encoded, from the next `look_up` on. Safe in any thread."""
@@ -180,21 +162,17 @@ class SegmentCache:
         kept = self._segments.setdefault(key, segment)
         if kept is segment:
             segment.id = self._next_id
-            segment.size_bytes = _size_bytes(segment)
+            hashes = segment.sealed.hashes if segment.sealed else b""
+            segment.size_bytes = SEGMENT_BYTES + len(segment.tokens) + len(hashes)
             self._next_id += 1
             self.bytes += segment.size_bytes
         return kept.id
 
 
-def all_cold(text: str, pieces: list[str], salt: str) -> Lookup:
+def all_cold(text: str, pieces: list[str]) -> Lookup:
     """A text that was not looked up, or that continues one which ended at a cut and is cached elsewhere: all its pieces
     must be encoded."""
-    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS, salt_seed(salt))
-
-
-def _size_bytes(segment: Segment) -> int:
-    hashes = segment.sealed.hashes if segment.sealed else b""
-    return SEGMENT_BYTES + len(segment.tokens) + len(hashes)
+    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:

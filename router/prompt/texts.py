@@ -54,7 +54,8 @@ def size_bytes(fields: Mapping[str, msgspec.Raw]) -> int:
 
 def _lengths(raw: msgspec.Raw, count: CountTexts) -> Iterator[int]:
     """The length of each item of a field, in tokens. Ids are counted and not decoded."""
-    if _begins_with_number(raw):
+    start = bytes(memoryview(raw)[:64])
+    if start[:1] == b"[" and start[1:].lstrip()[:1].isdigit():
         yield _id_count(raw)
         return
     given = _TEXTS.decode(raw)
@@ -67,11 +68,6 @@ def _lengths(raw: msgspec.Raw, count: CountTexts) -> Iterator[int]:
             text = _ITEM.decode(item) if isinstance(item, msgspec.Raw) else item
             texts.append(text if isinstance(text, str) else text.text)
     yield from count(texts)
-
-
-def _begins_with_number(raw: msgspec.Raw) -> bool:
-    start = bytes(memoryview(raw)[:64])
-    return start[:1] == b"[" and start[1:].lstrip()[:1].isdigit()
 
 
 def _id_count(raw: msgspec.Raw) -> int:

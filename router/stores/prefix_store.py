@@ -8,10 +8,10 @@ stale, it sets `degraded`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
-from router.hashing import hashes_ahead
+from router.hashing import generation_seed, hash_blocks, hashes_ahead, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
@@ -61,6 +61,7 @@ class LocalStore:
         self._measured = MeasuredHits()
         self._classes: dict[PodId, tuple[str, ...]] = {}
         """By pod, which others measure the same."""
+        self._generations: dict[PodId, Generation] = {}
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
         self._models: dict[PodId, str] = {}
@@ -87,6 +88,15 @@ class LocalStore:
         """Leading blocks of `prefix` that full attention of `pod` has announced, and those that hit."""
         return self._announced.full_and_hit(pod, prefix)
 
+    def full_and_hit_tokens(self, pod: PodId, tokens: Sequence[int]) -> tuple[int, int]:
+        """The same in tokens, of a prompt for the model's own weights. Nothing of an unknown pod."""
+        if (generation := self._generations.get(pod)) is None:
+            return 0, 0
+        array, block = token_array(tokens), generation.block_size_tokens
+        hashes = hash_blocks(array, block, generation_seed(generation))
+        full, hit = self.full_and_hit(pod, PromptPrefix(generation, array, hashes))
+        return full * block, hit * block
+
     @property
     def block_holders(self) -> int:
         """Announced (block, holder, tier) triples in memory."""
@@ -95,11 +105,13 @@ class LocalStore:
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
         self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
+        self._generations[pod.id] = generation
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
         self._classes.pop(pod, None)
+        self._generations.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
             self.evicted.of(model).holds(pod, 0)
@@ -107,8 +119,7 @@ class LocalStore:
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
             for change in self._announced.apply(pod, event):
-                if change.layer and change.held:
-                    self.predicted.checkpoints.announced(pod, change.blocks)
+                self.predicted.apply(pod, change)
 
     def size_blocks(self, pod: PodId) -> int:
         return self._announced.size_blocks(pod)
@@ -119,26 +130,35 @@ class LocalStore:
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
         self._models[pod] = prefix.generation.model
-        ends = self._kept_ends(pod, prefix) if pod in self.ruled else ()
-        return self.predicted.begin(pod, prefix.hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
+        ahead_tokens = self._ahead_tokens(pod)
+        hashes = hashes_ahead(prefix, prefix.hashes, ahead_tokens) if ahead_tokens else prefix.hashes
+        ends = self._kept_ends(pod, prefix, hashes) if pod in self.ruled else ()
+        return self.predicted.begin(pod, hashes, ttl_s=ttl_s, capacity_blocks=capacity_blocks, ends=ends)
 
-    def _kept_ends(self, pod: PodId, prefix: PromptPrefix) -> Sequence[BlockHash]:
+    def _ahead_tokens(self, pod: PodId) -> int:
+        """How many tokens behind a block the hashes of `pod` include."""
+        return self._announced.ahead_tokens.get(pod, 0)
+
+    @property
+    def _aheads(self) -> Set[int]:
+        return self._announced.aheads
+
+    def _kept_ends(self, pod: PodId, prefix: PromptPrefix, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
         """The blocks after which hits can end on a pod with windows or states once it has computed the prompt, but for
         those that it has announced. Its full attention has what it announces, and what it is computing."""
         rule, block_tokens = self.rule(pod), prefix.block_size_tokens
         if rule is None or not rule.keeps_checkpoints:
             return ()
         full, hit = self.full_and_hit(pod, prefix)
-        full = max(full, self.predicted.computing(pod, prefix.hashes))
+        full = max(full, self.predicted.computing(pod, hashes))
         ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
         first = 0 if pod in self.estimated else hit
-        return [prefix.hashes[end - 1] for end in ends if first < end <= len(prefix.hashes)]
+        return [hashes[end - 1] for end in ends if first < end <= len(hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
         if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
             self._announced.computed(prediction)
-            self.predicted.checkpoints.announced(prediction.pod, prediction.ends)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
@@ -167,10 +187,15 @@ class LocalStore:
     def _predicted(self, prefix: PromptPrefix, now_s: float) -> dict[PodId, BlocksByTier]:
         """Leading blocks of prompts that pods are computing: one with windows or states keeps only checkpoints."""
         predicted, ruled = self.predicted.match(prefix.hashes, now_s), self.ruled
+        aheads = [hashes_ahead(prefix, prefix.hashes, ahead) for ahead in self._aheads]
+        for hashes in aheads:
+            predicted |= self.predicted.match(hashes, now_s)
         if not ruled:
             return predicted
         usable = prefix.hashes[: max(prefix.token_count - 1, 0) // prefix.block_size_tokens]
-        kept = self.predicted.checkpoints.match(usable, now_s)
+        kept = self.predicted.checkpoints.match(usable)
+        for hashes in aheads:  # none of them ends with the prompt
+            kept |= self.predicted.checkpoints.match(hashes)
         for pod in ruled & predicted.keys() if predicted else ():
             rule, depth = self.rule(pod), sum(predicted.pop(pod))
             if rule is not None and not rule.keeps_checkpoints:
@@ -210,7 +235,7 @@ class ReplicaStore(LocalStore):
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
         super().__init__(index.evicted)
         self.index = index
-        index.on_kept = self.predicted.checkpoints.announced
+        index.on_change = self.predicted.apply
         self._max_age_s = max_age_s
         self._current_s: float | None = None
         self._stale = False
@@ -243,6 +268,14 @@ class ReplicaStore(LocalStore):
         age_s = self.age_s(now_s)
         known = self.index.match(prefix) if age_s <= self._max_age_s else {}
         return PrefixMatch(self.blocks(prefix, now_s, known), degraded=self._stale or age_s > FRESH_S)
+
+    def _ahead_tokens(self, pod: PodId) -> int:
+        known = self.index.holders.publisher_of(pod)
+        return super()._ahead_tokens(pod) or (known.facts.ahead_tokens if known else 0)
+
+    @property
+    def _aheads(self) -> Set[int]:
+        return super()._aheads | self.index.holders.aheads
 
     @property
     def ruled(self) -> Collection[PodId]:

@@ -12,6 +12,8 @@ import pytest
 from router.feeds.hit_test import MAX_TESTS, HitTestFeed
 from router.feeds.self_test import SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
+from router.index.hit_probe import CacheHabits
+from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.stores.prefix_store import LocalStore
 from router.types import (
     AttentionKind,
@@ -26,7 +28,8 @@ from router.types import (
     PrefixTrust,
     PromptPrefix,
 )
-from tests.policy.scenes import fleet_of, make_pod, pod
+from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
+from tests.sim.layered_pool import layered
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]
@@ -54,6 +57,25 @@ class AnsweringPod:
         return json.dumps({"usage": {"prompt_tokens": 1, "prompt_tokens_details": details}}).encode()
 
 
+class AnnouncingPod:
+    """An engine whose events arrive before its answers, or not at all."""
+
+    def __init__(self, store: LocalStore, groups: Sequence[LayerType], habits: CacheHabits, announces: bool) -> None:
+        config = SimPodConfig(speed=LLAMA_8B, new_pool=layered(groups, habits))
+        self.pod, self.store, self.announces = SimPod(config), store, announces
+
+    async def post(self, _: Pod, _path: str, body: Mapping[str, Any], _timeout_s: float) -> bytes:
+        self.pod.submit(SimRequest(id="one", prompt=token_array(body["prompt"]), output=[1]))
+        cached = 0
+        while self.pod.start_step() is not None:
+            step = self.pod.end_step()
+            cached = step.started.get("one", cached)
+            if self.announces:
+                self.store.apply("a", step.events)
+        details = {"cached_tokens": cached}
+        return json.dumps({"usage": {"prompt_tokens": 1, "prompt_tokens_details": details}}).encode()
+
+
 def store_of(*, windows: bool = False) -> LocalStore:
     """A store whose pod has announced one prompt."""
     store = LocalStore()
@@ -65,7 +87,7 @@ def store_of(*, windows: bool = False) -> LocalStore:
     return store
 
 
-async def answered(engine: AnsweringPod, store: LocalStore) -> bool:
+async def answered(engine: AnsweringPod | AnnouncingPod, store: LocalStore) -> bool:
     fleet = fleet_of(POD)
     feed = HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming())
     return await feed.test(fleet.snapshot.pods[0].pod)
@@ -114,6 +136,46 @@ async def test_a_pod_whose_drafter_drops_a_block_is_matched_with_one_block_less(
     assert hit_blocks(store, prompt) == 8
     await answered(AnsweringPod(DROPPED), store)
     assert hit_blocks(store, prompt) == 7
+
+
+SHORT = LayerType(AttentionKind.WINDOW, BLOCK, span_tokens=3 * BLOCK)
+FULL = LayerType(AttentionKind.FULL, BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("groups", "drafter_layer", "learnt", "announces"),
+    [
+        ((WINDOW, FULL), -1, (True, True), True),
+        ((WINDOW, FULL), 0, (True, False), True),
+        ((FULL, WINDOW), 1, (False, True), True),
+        ((FULL, WINDOW), 1, (False, True), False),
+        ((WINDOW, WINDOW, FULL), 0, (True, False), True),
+        ((WINDOW, FULL, SHORT), 0, (True, False, False), True),
+        ((WINDOW, FULL), 0, (True, True), False),
+    ],
+)
+async def test_which_layers_need_the_dropped_block_shows_in_what_the_pod_announces(
+    groups: Sequence[LayerType], drafter_layer: int, learnt: tuple[bool, ...], announces: bool
+) -> None:
+    """Or in the answers, if full attention does not need it: it has more of a shared prefix than a hit may end at."""
+    store = LocalStore()
+    store.add_holder(pod("a"), GENERATION)
+    for at, one in enumerate(groups):
+        layers = None if one.kind is AttentionKind.FULL else one
+        tokens = () if layers else KNOWN
+        stored = BlocksStored(
+            block_hashes=tuple(range(1, 9)),
+            tokens=tokens,
+            block_size_tokens=BLOCK if tokens else 0,
+            group=at,
+            layers=layers,
+        )
+        store.apply("a", [stored])
+    habits = CacheHabits(drops_block=True, drafter_layer=drafter_layer)
+    assert await answered(AnnouncingPod(store, groups, habits, announces), store)
+    rule = store.rule("a")
+    assert rule is not None and tuple(one.drops_block for one in rule.types) == learnt
+    assert store.hits("a").endswith("drops a block")
 
 
 async def test_what_was_learnt_outlives_a_cleared_cache_and_ends_with_the_pods_life() -> None:

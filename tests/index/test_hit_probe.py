@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.index.hit_probe import CacheHabits, expected_hits, habits_of, probe_prompts
+from router.index.hit_probe import CacheHabits, expected_hits, explaining_habits, probe_prompts
 from router.index.layers import HitRule
 from router.kv_events import AttentionKind, LayerType
 
@@ -19,6 +19,7 @@ ONE, WINDOWS, STATES, ALONE = (
     HitRule.of([WINDOW], 1),
 )
 DROPS, DENSE, AHEAD = CacheHabits(drops_block=True), CacheHabits(is_dense=True), CacheHabits(looks_ahead=True)
+MTP_IN_FULL, MTP_IN_WINDOWS = (CacheHabits(drops_block=True, drafter_layer=layer) for layer in (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ DROPS, DENSE, AHEAD = CacheHabits(drops_block=True), CacheHabits(is_dense=True),
         (ONE, AHEAD, [0, 15, 12, 9, 9]),
         (WINDOWS, AHEAD, [0, 15, 0, 0, 9]),
         (STATES, AHEAD, [0, 15, 0, 0, 9]),
+        (WINDOWS, MTP_IN_FULL, [0, 14, 0, 0, 9]),
+        (WINDOWS, MTP_IN_WINDOWS, [0, 14, 0, 0, 0]),
     ],
 )
 def test_each_rule_answers_as_the_engines_manager_did(rule: HitRule, habits: CacheHabits, blocks: list[int]) -> None:
@@ -48,15 +51,19 @@ def test_each_rule_answers_as_the_engines_manager_did(rule: HitRule, habits: Cac
 def test_the_answers_show_what_an_engine_does(rule: HitRule, habits: CacheHabits) -> None:
     prompts = probe_prompts(rule)
     answers = expected_hits(rule, habits, prompts)
-    found = habits_of(rule, prompts, answers)
-    assert found is not None and expected_hits(rule, found, prompts) == answers
     alike = (rule is ONE and habits is DENSE) or (rule is ALONE and habits is AHEAD)
-    assert found == (CacheHabits() if alike else habits)
+    assert explaining_habits(rule, prompts, answers)[0] == (CacheHabits() if alike else habits)
+
+
+def test_the_answers_do_not_show_whether_windows_need_the_dropped_block() -> None:
+    prompts = probe_prompts(WINDOWS)
+    for habits, explained_by in ((DROPS, [DROPS, MTP_IN_FULL]), (MTP_IN_WINDOWS, [MTP_IN_WINDOWS])):
+        assert explaining_habits(WINDOWS, prompts, expected_hits(WINDOWS, habits, prompts)) == explained_by
 
 
 @pytest.mark.parametrize("answers", [[0, 0, 0, 0, 0], [16, 240, 192, 160, 160], [0, 240, 0, 16, 160]])
 def test_answers_of_no_rule_are_not_explained(answers: list[int]) -> None:
-    assert habits_of(WINDOWS, probe_prompts(WINDOWS), answers) is None
+    assert explaining_habits(WINDOWS, probe_prompts(WINDOWS), answers) == []
 
 
 def test_a_long_window_is_told_from_dense_with_longer_prompts() -> None:

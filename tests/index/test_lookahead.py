@@ -14,7 +14,17 @@ from router.index.events import split_events
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
 from router.sim.mock.event_publisher import encode_batch
-from router.types import BlocksRemoved, BlocksStored, Generation, PromptPrefix
+from router.stores.prefix_store import LocalStore, ReplicaStore
+from router.types import (
+    AttentionKind,
+    BlockChange,
+    BlocksRemoved,
+    BlocksStored,
+    Generation,
+    LayerType,
+    PromptPrefix,
+    Tier,
+)
 from tests.index.decoding import decode_batch
 from tests.policy.scenes import make_pod
 
@@ -137,3 +147,60 @@ def test_what_a_publisher_says_of_the_tokens_is_bounded() -> None:
         facts = HolderFacts(url=f"http://{ahead}", ahead_tokens=ahead)
         index.apply(GENERATION, LogEntry(kind=EntryKind.EMPTY, holder=f"h{ahead}", epoch=1, facts=facts), 0.0)
     assert index.holders.aheads == {2}
+
+
+# --- dispatched prompts ---
+
+WINDOW = LayerType(AttentionKind.WINDOW, BLOCK, span_tokens=2 * BLOCK)
+
+
+def store_of(*, windows: bool) -> LocalStore:
+    """A pod that has announced another prompt."""
+    store, other = LocalStore(), stored(range(2 * BLOCK + 1), 1, name=901)
+    store.add_holder(make_pod(POD), GENERATION)
+    if windows:
+        store.apply(POD, [BlocksStored(block_hashes=(902,), group=1, layers=WINDOW)])
+    store.apply(POD, [other])
+    return store
+
+
+def expected(store: LocalStore, tokens: Sequence[int], now_s: float) -> int:
+    return BLOCK * store.match(prefix(tokens), now_s).held_blocks(POD)
+
+
+@pytest.mark.parametrize(("shared", "found"), [(64, 48), (65, 64)])
+def test_a_dispatched_prompt_shares_what_its_blocks_will(shared: int, found: int) -> None:
+    store = store_of(windows=False)
+    store.predict(POD, prefix(PROMPT), ttl_s=30.0, capacity_blocks=None)
+    assert expected(store, PROMPT[:shared] + [7] * 40, 0.0) == found
+
+
+@pytest.mark.parametrize("windows", [True, False])
+def test_what_a_dispatched_prompt_leaves_ends_with_its_eviction(windows: bool) -> None:
+    store = store_of(windows=windows)
+    store.confirm(store.predict(POD, prefix(PROMPT), ttl_s=30.0, capacity_blocks=None), 0.0)
+    assert expected(store, PROMPT, 0.1) == 80
+    if windows:
+        store.apply(POD, [BlocksStored(block_hashes=(4, 5), group=1, layers=WINDOW)])
+    store.apply(POD, [stored(PROMPT, 1)])
+    assert expected(store, PROMPT, 0.2) == 80
+    store.apply(POD, [BlocksRemoved(block_hashes=(5,), group=int(windows))])
+    assert expected(store, PROMPT, 0.3) == (0 if windows else 64)
+
+
+def test_so_does_what_a_pod_of_the_cluster_index_leaves() -> None:
+    store = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
+    store.add_holder(make_pod(POD), GENERATION)
+    store.mark_current(0.0)
+    facts = HolderFacts(url=make_pod(POD).url, ahead_tokens=1)
+    keys = hash_ahead(prefix(PROMPT).hashes, token_array(PROMPT), BLOCK, 1)
+    changes = [[], [BlockChange(Tier.GPU, True, keys)], [BlockChange(Tier.GPU, False, keys[4:])]]
+    found = []
+    for seq, changed in enumerate(changes):
+        kind = EntryKind.CHANGE if seq else EntryKind.EMPTY
+        entry = LogEntry(kind=kind, holder="a", epoch=1, seq=seq, facts=facts, changes=changed)
+        assert store.index.apply(GENERATION, entry, 0.0)
+        if not seq:
+            store.confirm(store.predict(POD, prefix(PROMPT), ttl_s=30.0, capacity_blocks=None), 0.0)
+        found.append(expected(store, PROMPT, 0.1))
+    assert found == [80, 80, 64]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.index import predicted
 from router.index.predicted import PredictedIndex, Prediction
-from router.types import PodId
+from router.types import BlockChange, PodId, Tier
 from tests.index.dispatches import record
 
 TTL_S = 10.0
@@ -72,7 +72,7 @@ def test_a_forgotten_pod_has_no_blocks() -> None:
 
 def test_a_new_ttl_applies_to_all_blocks_of_a_pod() -> None:
     """A pod that starts to publish events needs a short one."""
-    index = recorded([1])
+    index = recorded([1], capacity_blocks=9)
     record(index, "a", [2], 0.0, ttl_s=1.0)
     assert blocks(index, [1], 0.5) == {"a": 1}
     assert blocks(index, [1], 1.0) == {}
@@ -81,7 +81,7 @@ def test_a_new_ttl_applies_to_all_blocks_of_a_pod() -> None:
 def test_repeated_dispatches_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stale dispatches are removed from the queue."""
     monkeypatch.setattr(predicted, "MAX_STALE_DISPATCHES", 0)
-    index = recorded([1], *[[5, 6]] * 20)
+    index = recorded([1], *[[5, 6]] * 20, capacity_blocks=9)
     assert len(index._pods["a"].queue) <= 5
     assert blocks(index, [1], 20.0) == {}
     assert blocks(index, [5, 6], 29.9) == {"a": 2}
@@ -90,23 +90,38 @@ def test_repeated_dispatches_are_stored_once(monkeypatch: pytest.MonkeyPatch) ->
 
 @dataclass
 class NaivePod:
-    """Blocks with their times, least recent first."""
+    """Blocks with their times, least recent first. Without a capacity, prompts that the pod announces."""
 
     ttl_s: float = 0.0
     entries: list[tuple[int, float]] = field(default_factory=list)
     pending: list[list[int]] = field(default_factory=list)
     """Prompts of predictions that are neither confirmed nor withdrawn."""
+    announced: list[list[int]] = field(default_factory=list)
+    """Those of them that the pod has announced."""
+    late: list[tuple[list[int], float]] = field(default_factory=list)
+    """Computed prompts that it has not announced, and until when they count."""
 
     def record(self, prompt: list[int], now_s: float, ttl_s: float, capacity: int | None) -> None:
+        if any(prompt is one for one in self.announced):
+            return
         self.ttl_s = ttl_s
+        if capacity is None:
+            self.late.append((prompt, now_s + ttl_s))
+            return
         self.entries = [entry for entry in self.entries if entry[0] not in prompt]
         self.entries += [(block, now_s) for block in reversed(prompt)]
-        if capacity is not None:
-            self.entries = self.entries[max(0, len(self.entries) - capacity) :]
+        self.entries = self.entries[max(0, len(self.entries) - capacity) :]
+
+    def apply(self, blocks: list[int], *, held: bool) -> None:
+        if held:
+            self.announced += [prompt for prompt in self.pending if prompt[-1] in blocks]
+        self.late = [(prompt, until_s) for prompt, until_s in self.late if prompt[-1] not in blocks]
 
     def match(self, prompt: list[int], now_s: float) -> int:
         self.entries = [(block, at_s) for block, at_s in self.entries if at_s + self.ttl_s > now_s]
-        alive = {block for block, _ in self.entries}.union(*self.pending)
+        self.late = [(late, until_s) for late, until_s in self.late if until_s > now_s]
+        pending = [one for one in self.pending if not any(one is announced for announced in self.announced)]
+        alive = {block for block, _ in self.entries}.union(*pending, *(late for late, _ in self.late))
         run = 0
         while run < len(prompt) and prompt[run] in alive:
             run += 1
@@ -192,6 +207,7 @@ def test_a_prediction_of_a_forgotten_pod_has_no_effect() -> None:
 operations = st.one_of(
     st.tuples(st.just("begin"), st.sampled_from(["a", "b"]), prompts.filter(bool), st.sampled_from([1.0, 3.0, 8.0])),
     st.tuples(st.sampled_from(["confirm", "withdraw"]), st.integers(0, 30)),
+    st.tuples(st.just("event"), st.sampled_from(["a", "b"]), prompts, st.booleans()),
     st.tuples(st.just("forget"), st.sampled_from(["a", "b"])),
 )
 
@@ -200,8 +216,8 @@ operations = st.one_of(
 def test_any_order_of_predictions_matches_as_plain_lists_do(
     steps: list[tuple[tuple[Any, ...], int]], capacity: int | None, asked: list[int]
 ) -> None:
-    """Begun, confirmed, withdrawn and forgotten in any order: a pod has what was confirmed, not evicted and not
-    expired, and what is pending."""
+    """Begun, confirmed, withdrawn, announced, evicted and forgotten in any order: a pod has what was confirmed, not
+    evicted and not expired, and what is pending, but for what it has announced."""
     index, naive, now_s = PredictedIndex(), {"a": NaivePod(), "b": NaivePod()}, 0.0
     begun: list[tuple[Prediction, list[int]]] = []
     for (what, *facts), pause_s in steps:
@@ -213,6 +229,10 @@ def test_any_order_of_predictions_matches_as_plain_lists_do(
         elif what == "forget":
             index.forget(facts[0])
             naive[facts[0]] = NaivePod()
+        elif what == "event":
+            pod, changed, is_held = facts
+            index.apply(pod, BlockChange(Tier.GPU, is_held, changed))
+            naive[pod].apply(changed, held=is_held)
         elif begun:
             prediction, prompt = begun[facts[0] % len(begun)]
             model = naive[prediction.pod]

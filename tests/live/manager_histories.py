@@ -36,7 +36,7 @@ from tests.policy.scenes import LLAMA_8B, make_pod
 from tests.sim.layered_pool import layered
 
 BLOCK = 16
-INTERVAL_S, TTL_S = 0.1, 0.0
+INTERVAL_S, TTL_S = 0.1, 30.0
 FULL, STATE = LayerType(AttentionKind.FULL, BLOCK), LayerType(AttentionKind.STATE, BLOCK)
 
 
@@ -52,6 +52,13 @@ class Family(NamedTuple):
     drafter_group: int | None = None
 
     @property
+    def habits(self) -> CacheHabits:
+        """What a test of hits shows. A rule has full attention first."""
+        types = [*dict.fromkeys(sorted(self.groups, key=lambda one: one.kind is not AttentionKind.FULL))]
+        layer = -1 if self.drafter_group is None else types.index(self.groups[self.drafter_group])
+        return CacheHabits(drops_block=self.drops, drafter_layer=layer)
+
+    @property
     def is_simulated(self) -> bool:
         """Simulated pods have no drafters, and blocks of one size."""
         return not self.drops and {one.block_tokens for one in self.groups} == {BLOCK}
@@ -59,6 +66,7 @@ class Family(NamedTuple):
 
 WIDE = LayerType(AttentionKind.FULL, 2 * BLOCK)
 FAMILIES = {
+    "full": Family((FULL,)),
     "gpt-oss": Family((window(128), FULL)),
     "gemma 3": Family((*[window(64)] * 3, FULL)),
     "full first": Family((FULL, window(40))),
@@ -72,6 +80,10 @@ FAMILIES = {
     "qwen3-next, MTP": Family((STATE, STATE, STATE, FULL), drops=True, drafter_group=3),
     "full first, drafter": Family((FULL, *[window(64)] * 2), drops=True),
     "full first, MTP": Family((FULL, *[window(64)] * 2), drops=True, drafter_group=2),
+    "gpt-oss, MTP": Family((window(128), FULL), drops=True, drafter_group=1),
+    "two windows, MTP": Family((window(48), FULL, window(160)), drops=True, drafter_group=2),
+    "two windows, MTP in full": Family((window(48), FULL, window(160)), drops=True, drafter_group=1),
+    "unequal blocks, MTP": Family((*[window(64)] * 2, WIDE), drops=True, drafter_group=2),
     "qwen3-next, drafter": Family((STATE, STATE, STATE, FULL), drops=True),
 }
 
@@ -165,14 +177,16 @@ def by_events(history: History, answers: Answers) -> list[int]:
     """What a router expects of each request, which has sent those before, in quick succession, and has their events."""
     generation, store = Generation(model="m", block_size_tokens=BLOCK), LocalStore()
     store.add_holder(make_pod("pod"), generation)
-    store.learn("pod", CacheHabits(drops_block=FAMILIES[history.family].drops))
+    store.learn("pod", FAMILIES[history.family].habits)
     found = []
     for at, ((prompt, _), (_, batches)) in enumerate(zip(history.requests, answers, strict=True)):
         tokens = token_array(prompt)
         prefix = PromptPrefix(generation, tokens, hash_blocks(tokens, BLOCK, generation_seed(generation)))
         hit = store.match(prefix, at * INTERVAL_S).held_blocks("pod")
         found.append(BLOCK * min(hit, (len(prompt) - 1) // BLOCK))
-        sent = store.predict("pod", prefix, ttl_s=TTL_S, capacity_blocks=history.blocks)
+        sent = store.predict("pod", prefix, ttl_s=TTL_S, capacity_blocks=None)
+        if at % 2:  # its first token comes before its events
+            store.confirm(sent, at * INTERVAL_S)
         for batch in batches:
             store.apply("pod", decode_batch(bytes.fromhex(batch)))
         store.confirm(sent, at * INTERVAL_S)
@@ -181,8 +195,7 @@ def by_events(history: History, answers: Answers) -> list[int]:
 
 def by_the_mock_engine(history: History) -> list[int]:
     family, found = FAMILIES[history.family], list[int]()
-    habits = CacheHabits(drops_block=family.drops)
-    pool = layered(family.groups, habits)
+    pool = layered(family.groups, family.habits)
     pod = SimPod(SimPodConfig(speed=LLAMA_8B, num_blocks=history.blocks, new_pool=pool))
     for prompt, output in history.requests:
         pod.submit(SimRequest(id="one", prompt=token_array(prompt), output=output))

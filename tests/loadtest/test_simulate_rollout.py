@@ -108,7 +108,7 @@ def test_no_request_fails_while_a_pod_is_away(*, continues: bool) -> None:
 
 def test_the_command_prints_both_and_shows_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(per_s=0.5, tokens=500, prompts=(100, 200), pods=2, duration_s=150.0, jobs=1)
+        main(per_s=0.5, tokens=500, prompts=(100, 200), pods=2, duration_s=390.0, jobs=1)
     assert ended.value.code == 0
     waited, moved = capsys.readouterr().out.splitlines()
     assert '"continues": false' in waited and '"moved": 0' in waited

@@ -229,8 +229,3 @@ def test_a_lone_surrogate_is_refused(deepseek: Tokenizer) -> None:
     with pytest.raises(MalformedRequest, match="surrogate"):
         cache.look_up(turn(0) + "\ud83d")
     tokens_of(cache, turn(0) + "é")
-
-
-def test_the_cache_reports_where_it_cuts(deepseek: Tokenizer) -> None:
-    """It explains to an operator why a tokenizer is slow."""
-    assert SegmentCache(deepseek, PLENTY).cuts.reason == "cut at 1281 added tokens"

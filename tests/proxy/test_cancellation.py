@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -246,7 +247,8 @@ def leftovers(pods: Town, loop: StepLoop) -> Iterator[str]:
         idle = len(pods.pools.of(pods.pod(name))._idle)
         if pod.connected != idle:
             yield f"{pod.connected} connections to pod {name}, {idle} of them idle"
-        if pending := pods.store.predicted._pods[name].pending if name in pods.store.predicted._pods else ():
+        sent = pods.store.predicted._pods[name].open.values() if name in pods.store.predicted._pods else ()
+        if pending := [one for alike in sent for one in alike if one.until_s == math.inf]:
             yield f"predictions {pending} for pod {name}"
         if waiting := pods.calibrator.clock(name)._waiting:
             yield f"prefills {waiting} of pod {name}"

@@ -96,7 +96,7 @@ def test_a_body_is_checked_once_for_splits() -> None:
 
 def test_several_prompts_are_not_split() -> None:
     """Their number is that of the request, which was counted when it was read."""
-    context = responded(Direct(pod("d")), None, b'{"prompt": ["a", "b"]}')
+    context = responded(Direct(pod("d")), None, b'{"messages": []}')
     context.request = replace(context.request, prompts=2)
     assert "Several prompts" in context.split_refusal()
 

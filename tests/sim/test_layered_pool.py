@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -66,6 +68,27 @@ def test_a_drafter_keeps_what_a_longer_prompt_hits() -> None:
     assert [served(pod, one, [1])[0] for one in (prompt, longer, prompt)] == [0, 240, 240]
 
 
+DRAFTERS = json.loads((Path(__file__).parents[1] / "index/drafters.json").read_text())
+"""By layers and drafter, requests that vLLM 0.32 decided (tests/live/manager_histories.py)."""
+LAYERS = {
+    "full": (FULL,),
+    "states and full": (STATE, FULL),
+    "full and windows": (FULL, window(64)),
+    "windows and full": (window(64), FULL),
+}
+DRAFTER_LAYERS = {"full and windows, MTP": 1, "windows and full, MTP": 0}
+
+
+@pytest.mark.parametrize("family", DRAFTERS)
+def test_a_drafter_changes_hits_and_what_windows_keep_as_in_the_engines_manager(family: str) -> None:
+    habits = CacheHabits(drops_block=True, drafter_layer=DRAFTER_LAYERS.get(family, -1))
+    pod, recorded = pod_of(LAYERS[family.rsplit(",", 1)[0]], habits, 16), DRAFTERS[family]
+    answers = [served(pod, sent["prompt"], [1]) for sent in recorded]
+    assert [cached for cached, _ in answers] == [sent["cached_tokens"] for sent in recorded]
+    announced_first = [bytes.fromhex(one) for one in recorded[0]["batches"]]
+    assert sums([encode_batch(answers[0][1], "map", 0.0)]) == sums(announced_first)
+
+
 def announced(batch: bytes) -> Iterator[tuple[int, str, int | None, int, int]]:
     """Yields the group, kind, window, and numbers of hashes and tokens of each stored event."""
     for event in msgspec.msgpack.decode(batch)[1]:
@@ -107,6 +130,7 @@ MODELS: dict[str, tuple[Sequence[LayerType], CacheHabits]] = {
     "windows and a state": ((window(9), window(9), FULL, STATE), CacheHabits()),
     "full, drops": ((FULL,), DROPS),
     "window, drops": ((window(9), FULL), DROPS),
+    "window, full alone drops": ((window(9), FULL), CacheHabits(drops_block=True, drafter_layer=0)),
     "state, drops": ((STATE, FULL), DROPS),
     "full, looks ahead": ((FULL,), AHEAD),
     "window, looks ahead": ((window(14), FULL), AHEAD),

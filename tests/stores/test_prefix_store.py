@@ -82,6 +82,32 @@ def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announc
     assert store.full_and_hit("a", prompt()) == (announced, announced)
 
 
+@pytest.mark.parametrize("order", ["computed first", "announced first"])
+def test_a_prompt_that_was_announced_ends_with_its_eviction(store: LocalStore, order: str) -> None:
+    """However soon that is. Its first chunk alone does not end the prediction of the rest."""
+    prediction = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    store.apply("a", [stored(2)])
+    assert store.match(prompt(), 0.0).held_blocks("a") == 3
+    if order == "computed first":
+        store.confirm(prediction, 0.0)
+    last = BlocksStored(block_hashes=(2,), parent_hash=1, tokens=TOKENS[4:], block_size_tokens=2)
+    store.apply("a", [last, BlocksRemoved(block_hashes=(2,))])
+    if order == "announced first":
+        store.confirm(prediction, 0.0)
+    assert store.match(prompt(), 0.1).held_blocks("a") == 2
+
+
+def test_a_prompt_that_hit_completely_ends_with_its_eviction(store: LocalStore) -> None:
+    """The pod announces nothing for it. Evicted before it was computed, its blocks will be there again."""
+    store.apply("a", [stored(3)])
+    computed, waits = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
+    store.confirm(computed, 0.0)
+    store.apply("a", [BlocksRemoved(block_hashes=(2, 1))])
+    assert store.match(prompt(), 0.1).held_blocks("a") == 3
+    store.withdraw(waits)
+    assert store.match(prompt(), 0.1).held_blocks("a") == 1
+
+
 def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -> None:
     """The self-test counts what was announced."""
     store.apply("a", [stored(3)])
@@ -117,9 +143,9 @@ def of_tokens(*tokens: int) -> PromptPrefix:
 
 
 def test_a_pod_with_windows_keeps_the_end_of_a_prompt_that_it_computes(store: LocalStore) -> None:
-    """It counts from the dispatch until the pod's events have had time to arrive; its other blocks never do."""
+    """It counts from the dispatch until `ttl_s` after its first token; its other blocks never do."""
     with_window(store, 0)
-    prediction = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    prediction = store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None)
     assert store.match(prompt(), 1.0).held_blocks("a") == 2
     assert store.match(of_tokens(*TOKENS, 7, 8), 1.0).held_blocks("a") == 2
     assert store.match(of_tokens(*TOKENS[:4]), 1.0).held_blocks("a") == 0
@@ -143,12 +169,12 @@ def test_the_second_of_a_shared_prefix_keeps_its_end(store: LocalStore, announce
 
 def test_a_prompt_that_was_not_computed_keeps_nothing(store: LocalStore) -> None:
     with_window(store, 0)
-    computed, failed = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
+    computed, failed = (store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None) for _ in range(2))
     store.confirm(computed, 0.0)
     store.withdraw(failed)
     assert store.match(prompt(), 1.0).held_blocks("a") == 2
     store.match(prompt(), 4.0)
-    late = store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None)
+    late = store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None)
     store.forget("a")
     store.withdraw(late)
     assert len(store.predicted.checkpoints) == 0
@@ -157,7 +183,7 @@ def test_a_prompt_that_was_not_computed_keeps_nothing(store: LocalStore) -> None
 @pytest.mark.parametrize("order", ["confirmed last", "withdrawn last"])
 def test_a_checkpoint_of_several_prompts_is_dropped_with_the_last(store: LocalStore, order: str) -> None:
     with_window(store, 0)
-    one, other = (store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None) for _ in range(2))
+    one, other = (store.predict("a", prompt(), ttl_s=3.0, capacity_blocks=None) for _ in range(2))
     store.confirm(one, 0.0)
     assert store.match(prompt(), 10.0).held_blocks("a") == 2
     if order == "confirmed last":
@@ -189,13 +215,13 @@ def test_a_checkpoint_that_was_announced_ends_with_its_eviction(
 RULE = HitRule.of([LayerType(AttentionKind.FULL, 2), WINDOW], groups=2)
 
 
-def simulated() -> tuple[LocalStore, Callable[[BlockChange], None]]:
+def simulated(rule: HitRule | None = RULE) -> tuple[LocalStore, Callable[[BlockChange], None]]:
     """A simulated router's store, and how it gets changes."""
-    store = HashStore("m", ["a"], RULE)
+    store = HashStore("m", ["a"], rule)
     return store, partial(store.apply_blocks, "a")
 
 
-def replicated() -> tuple[LocalStore, Callable[[BlockChange], None]]:
+def replicated(rule: HitRule | None = RULE) -> tuple[LocalStore, Callable[[BlockChange], None]]:
     """A store that reads Redis, and how it gets changes."""
     store = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
     store.add_holder(POD, GENERATION)
@@ -209,13 +235,24 @@ def replicated() -> tuple[LocalStore, Callable[[BlockChange], None]]:
             holder="a",
             epoch=1,
             seq=seq,
-            facts=HolderFacts(url=POD.url, rule=RULE),
+            facts=HolderFacts(url=POD.url, rule=rule),
             changes=changes,
         )
         assert store.index.apply(GENERATION, entry, 0.0)
 
     write()
     return store, write
+
+
+@pytest.mark.parametrize("new", [simulated, replicated])
+def test_so_do_blocks_that_are_not_announced_by_the_pod_itself(
+    new: Callable[..., tuple[LocalStore, Callable[[BlockChange], None]]],
+) -> None:
+    store, apply = new(None)
+    store.confirm(store.predict("a", prompt(), ttl_s=30.0, capacity_blocks=None), 1.0)
+    apply(BlockChange(Tier.GPU, True, prompt().hashes))
+    apply(BlockChange(Tier.GPU, False, prompt().hashes[1:]))
+    assert store.match(prompt(), 1.1).held_blocks("a") == 1
 
 
 @pytest.mark.parametrize("new", [simulated, replicated])
@@ -262,13 +299,18 @@ def test_a_checkpoint_is_kept_again_by_a_later_prompt(store: LocalStore) -> None
     assert store.match(prompt(), 10.0).held_blocks("a") == 0
 
 
-def test_a_computed_prefix_is_shared_while_it_is_announced(store: LocalStore) -> None:
+@pytest.mark.parametrize("evicted", [True, False])
+def test_a_computed_prefix_is_shared_until_it_is_evicted(store: LocalStore, evicted: bool) -> None:
     """The second prompt keeps the end of what it shares with the first, unless full attention has evicted that."""
     with_window(store, 0)
     first, second = of_tokens(*TOKENS, 7, 8), of_tokens(*TOKENS[:4], 21, 22, 23, 24, 25)
     store.confirm(store.predict("a", first, ttl_s=30.0, capacity_blocks=None), 0.0)
+    if evicted:
+        tokens = (*TOKENS, 7, 8)
+        store.apply("a", [BlocksStored(block_hashes=(0, 1, 2, 3), tokens=tokens, block_size_tokens=2)])
+        store.apply("a", [BlocksRemoved(block_hashes=(3, 2, 1, 0))])
     store.predict("a", second, ttl_s=30.0, capacity_blocks=None)
-    assert store.match(of_tokens(*TOKENS[:4], 31, 32), 0.1).held_blocks("a") == 0
+    assert store.match(of_tokens(*TOKENS[:4], 31, 32), 0.1).held_blocks("a") == (0 if evicted else 2)
 
 
 @pytest.mark.parametrize("forgotten", [True, False])

@@ -26,8 +26,8 @@ from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
 from router.prompt import template as template_module
 from router.prompt.apis import sglang_messages, vllm_messages
-from router.prompt.incremental import reader, short_chats
-from router.prompt.sandbox import renders_bare
+from router.prompt.incremental import short_chats
+from router.prompt.sandbox import renders_late_system
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import MockEngineConfig
@@ -137,9 +137,9 @@ def _fast_routers() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.server, "asyncio", _FastPolling())
         patch.setattr(template_module, "_Variant", cache(template_module._Variant))
-        patch.setattr(reader, "can_continue", _once(short_chats.can_continue, _template_of))
+        patch.setattr(short_chats, "can_continue", _once(short_chats.can_continue, _template_of))
         for module in (vllm_messages, sglang_messages):
-            patch.setattr(module, "renders_bare", _once(renders_bare, lambda text, _conversation: text))
+            patch.setattr(module, "renders_late_system", _once(renders_late_system, lambda text: text))
         yield
 
 

@@ -58,7 +58,7 @@ EXCEPTIONS = {
     "frontends/extproc/picks.py:PickForwarder._head": "a status of three digits that a gateway has parsed",
     "prompt/harmony.py:Harmony._date_in": "tokens of the router's own",
     "prompt/harmony.py:Harmony._new_declaration": _CLIENT,
-    "prompt/incremental/short_chats.py:decoded_samples": "samples of the router's own",
+    "prompt/incremental/reader.py:IncrementalReader.continue_chat": "samples of the router's own",
     "prompt/incremental/short_chats.py:_shortened": _CLIENT,
     "prompt/incremental/short_chats.py:with_one_tool": _CLIENT,
     "prompt/pictures/uuids.py:without_uuids": _CLIENT,

@@ -165,7 +165,9 @@ def _authority(api: KubernetesApi, url: str) -> str:
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:
-    return f"{path}?{urlencode(query)}" if query else path
+    """The path with those fields of the query that are not empty."""
+    given = {name: value for name, value in query.items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 async def _read(response: IncomingResponse) -> bytes:

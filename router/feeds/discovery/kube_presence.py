@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from router.config.pod_schema import PodConfig
 from router.feeds.discovery.membership import ListedPod
@@ -43,8 +42,7 @@ class Presence:
         """The pods that are used now. Of two with one URL the last is the one that listens there: a pod keeps its
         address in the API for a while after another has got it."""
         before, self._not_ready_since_s = self._not_ready_since_s, {}
-        self.next_change_s, listed = inf, []
-        # Of pods with one URL, the last is most likely the one that listens there.
+        changes_s, listed = list[float](), list[ListedPod]()
         for pod in sorted(seen, key=lambda pod: (not pod.terminating, pod.ready, pod.created)):
             key = pod.uid, pod.config.url
             reason = TERMINATING if pod.terminating else "" if pod.ready else NOT_READY
@@ -54,9 +52,8 @@ class Presence:
             if since_s is not None:
                 if now_s >= since_s + self._grace_s:
                     continue
-                self.next_change_s = min(self.next_change_s, since_s + self._grace_s)
+                changes_s.append(since_s + self._grace_s)
             self._not_ready_since_s[key] = since_s
             listed.append(ListedPod(pod.config, pod.uid, reason))
-        if self.next_change_s == inf:
-            self.next_change_s = None
+        self.next_change_s = min(changes_s, default=None)
         return listed

@@ -70,7 +70,9 @@ class KubeWatch:
     async def run(self) -> None:
         while True:
             try:
-                pause_s = await self._request()
+                if self._plan.needs_list(loop_time_s(), self.table.version):
+                    await self._list(self._plan.list_version or "")
+                pause_s = await self._watch()
             except KubeApiError as error:
                 verb = "watch" if self._plan.list_version is None else "list"
                 self.status.fail(self.collection.refusal(error, verb))
@@ -82,17 +84,11 @@ class KubeWatch:
             raise_if_cancelled()
             await asyncio.sleep(pause_s)
 
-    async def _request(self) -> float:
-        """List or watch. Returns the pause before the next request, in seconds."""
-        if self._plan.needs_list(loop_time_s(), self.table.version):
-            await self._list(self._plan.list_version or "")
-        return await self._watch()
-
     async def _list(self, version: str) -> None:
         query = {"labelSelector": self.collection.selector, "limit": str(PAGE), "resourceVersion": version}
         pods: list[tuple[KubePod, str]] = []
         for _ in range(MAX_PAGES):
-            page = read_page(await self.api.get(self.collection.path, _given(query)))
+            page = read_page(await self.api.get(self.collection.path, query))
             pods += [self.collection.read(item) async for item in in_turns(page.items)]
             if not page.more:
                 break
@@ -112,6 +108,7 @@ class KubeWatch:
         self.status.read()  # the watch that follows may be refused
 
     async def _watch(self) -> float:
+        """Returns the pause before the next request, in seconds."""
         began_s, seen = loop_time_s(), 0
         length_s = random.uniform(*WATCH_S)
         query = {
@@ -121,7 +118,7 @@ class KubeWatch:
             "timeoutSeconds": f"{length_s:.0f}",
             "resourceVersion": self.table.version,
         }
-        stream = self.api.lines(self.collection.path, _given(query), length_s + LATE_S)
+        stream = self.api.lines(self.collection.path, query, length_s + LATE_S)
         async with aclosing(stream):
             async for lines in stream:
                 seen += len(lines)
@@ -140,7 +137,3 @@ class KubeWatch:
         finally:
             if changed:
                 self.on_change()
-
-
-def _given(query: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in query.items() if value}

@@ -25,7 +25,7 @@ from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.source_status import SourceStatus
-from router.feeds.supervise import STEP, cancel_all, supervise
+from router.feeds.supervise import STEP, cancel_all, loop_time_s, supervise
 
 RETRY_S = 30.0
 UNKNOWN = NodePlace()
@@ -66,20 +66,18 @@ class NodePlaces:
                     if error.status in _DENIED:
                         self._explain(error)
                         return
-                    if error.status != 404:
-                        self._asked.set()
-                        await asyncio.sleep(RETRY_S)
-                        break
+                    if error.status == 404:
+                        self._wanted.pop(node, None)
+                        continue
+                    self._asked.set()
+                    await asyncio.sleep(RETRY_S)
+                    break
 
     async def _read(self, node: str) -> None:
         try:
             labels = read_labels(await self._api.get(f"/api/v1/nodes/{quote(node, safe='')}", {}))
         except (msgspec.DecodeError, UnicodeDecodeError):
             labels = {}
-        except KubeApiError as error:
-            if error.status == 404:
-                self._wanted.pop(node, None)
-            raise
         self._places[node] = NodePlace(labels.get(ZONE_LABEL, ""), labels.get(self._entry.rack_label, ""))
         self._wanted.pop(node, None)
         self._on_change()
@@ -169,14 +167,11 @@ class KubernetesSource:
                         await self._changed.wait()
                 self._changed.clear()
                 if any(watch.listed for watch in self._watches):
-                    yield await self._listed()
+                    seen = await self._reader.seen(self._pods())
+                    yield self._presence.update(seen, loop_time_s())
         finally:
             await cancel_all(tasks)
             self._api.close()
-
-    async def _listed(self) -> list[ListedPod]:
-        seen = await self._reader.seen(self._pods())
-        return self._presence.update(seen, asyncio.get_running_loop().time())
 
     def _pods(self) -> list[KubePod]:
         return [pod for watch in self._watches for pod in watch.table.pods.values()]

@@ -23,7 +23,7 @@ from router.prompt.conversation import (
     plain_messages,
     with_decoded_messages,
 )
-from router.prompt.media import kind_of
+from router.prompt.media import media_parts
 from router.prompt.tools import argument_characters
 
 _ROLES = frozenset({"system", "assistant", "tool", "function", "developer", "latest_reminder", "root"})
@@ -70,7 +70,7 @@ class SglangChat(Conversion):
 
     def _rewritten(self, given: list[Any]) -> list[ChatMessage]:
         """The messages for the template; those with pictures as they are."""
-        shown = [isinstance(message, dict) and _has_media(message) for message in given]
+        shown = [bool(media_parts([message])) for message in given]
         messages = [
             message if has_media else self._message(message) for message, has_media in zip(given, shown, strict=True)
         ]
@@ -104,11 +104,6 @@ class SglangChat(Conversion):
         if self._keeps_parts and not (role == "tool" and len(texts) == len(content)):
             return parts
         return " ".join(texts)
-
-
-def _has_media(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(content, list) and any(map(kind_of, content))
 
 
 def _part(part: Any) -> dict[str, Any] | None:
@@ -147,11 +142,10 @@ def _tools(chat: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         return written
     function = choice.get("function") if isinstance(choice, dict) else None
     named = function.get("name") if isinstance(function, dict) else None
-    return [tool for tool in written if tool["function"]["name"] == named] or _refuse(named)
-
-
-def _refuse(name: Any) -> Any:
-    raise not_converted(f"tool_choice names {name!r:.40}, which is no tool")
+    found = [tool for tool in written if tool["function"]["name"] == named]
+    if not found:
+        raise not_converted(f"tool_choice names {named!r:.40}, which is no tool")
+    return found
 
 
 def _tool(tool: Any) -> dict[str, Any]:

@@ -13,21 +13,10 @@ from typing import Any
 
 import msgspec
 
-from router.prompt.apis.anthropic import (
-    Block,
-    Message,
-    MessagesFields,
-    Text,
-    Thinking,
-    Tool,
-    ToolReference,
-    ToolResult,
-    ToolUse,
-    read_fields,
-)
+from router.prompt.apis import anthropic
 from router.prompt.apis.conversion import Decoder, not_converted
 from router.prompt.apis.sglang_chat import SglangChat
-from router.prompt.sandbox import renders_bare
+from router.prompt.sandbox import renders_late_system
 
 
 class _AllowedTools(msgspec.Struct):
@@ -36,17 +25,16 @@ class _AllowedTools(msgspec.Struct):
 
 
 _CHOICE = Decoder.of(_AllowedTools | None)
-_LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 
 class SglangMessages(SglangChat):
     @cached_property
     def merges_system(self) -> bool:
         """Whether late system messages are moved in front."""
-        return not renders_bare(self.template.source, _LATE_SYSTEM)
+        return not renders_late_system(self.template.source)
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        fields = read_fields(body)
+        fields = anthropic.read_fields(body)
         if fields.thinking is not None:
             raise not_converted("thinking is set in the words of the pod's reasoning parser")
         chat: dict[str, Any] = {"messages": self._messages(fields)}
@@ -61,7 +49,7 @@ class SglangMessages(SglangChat):
             chat["tools"] = tools
         return chat
 
-    def _messages(self, fields: MessagesFields) -> list[dict[str, Any]]:
+    def _messages(self, fields: anthropic.MessagesFields) -> list[dict[str, Any]]:
         late = [message for message in fields.messages if message.role == "system"]
         merges = bool(late) and self.merges_system
         system = _system(fields.system)
@@ -78,33 +66,33 @@ class SglangMessages(SglangChat):
         return chat
 
 
-def _system(system: str | Sequence[Block] | None) -> list[str]:
+def _system(system: str | Sequence[anthropic.Block] | None) -> list[str]:
     if isinstance(system, str):
         return [system] if system.strip() else []
-    return [block.text for block in system or () if isinstance(block, Text) and block.text]
+    return [block.text for block in system or () if isinstance(block, anthropic.Text) and block.text]
 
 
-def _stripped(message: Message) -> str:
-    texts = [(block.text or "").strip() for block in message.blocks if isinstance(block, Text)]
+def _stripped(message: anthropic.Message) -> str:
+    texts = [(block.text or "").strip() for block in message.blocks if isinstance(block, anthropic.Text)]
     return "\n".join(text for text in texts if text)
 
 
-def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+def _converted(role: str, blocks: Sequence[anthropic.Block]) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     for block in blocks:
-        if isinstance(block, Text):
+        if isinstance(block, anthropic.Text):
             parts += [] if block.text is None else [{"type": "text", "text": block.text}]
-        elif isinstance(block, ToolUse) and block.id:
+        elif isinstance(block, anthropic.ToolUse) and block.id:
             function = {"name": block.name or "", "arguments": block.input or {}}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ToolResult) and role == "user":
+        elif isinstance(block, anthropic.ToolResult) and role == "user":
             yield from _flushed(parts)
             for content in _results(block):
                 yield {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": content}
-        elif isinstance(block, Thinking) and not block.thinking:
+        elif isinstance(block, anthropic.Thinking) and not block.thinking:
             continue
-        elif not isinstance(block, ToolReference):
+        elif not isinstance(block, anthropic.ToolReference):
             raise not_converted(f"a block of type {type(block).__name__} of the role {role}")
     if calls:
         yield {"role": role, "tool_calls": calls} | ({"content": _content(parts)} if parts else {})
@@ -122,7 +110,7 @@ def _content(parts: list[dict[str, Any]]) -> Any:
     return parts[0]["text"] if len(parts) == 1 else parts or ""
 
 
-def _results(block: ToolResult) -> list[Any]:
+def _results(block: anthropic.ToolResult) -> list[Any]:
     """The contents of the tool messages: references to tools are apart from text."""
     if not isinstance(block.content, list):
         return [block.content or ""]
@@ -141,7 +129,7 @@ def _part(item: Mapping[str, Any]) -> dict[str, Any] | None:
     raise not_converted(f"a part of type {kind!r} in a tool_result")
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: anthropic.Tool) -> dict[str, Any]:
     schema = tool.input_schema or {}
     function = {
         "name": tool.name,

@@ -7,17 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from router.prompt.apis.anthropic import (
-    Block,
-    Message,
-    MessagesFields,
-    Text,
-    Thinking,
-    Tool,
-    ToolResult,
-    ToolUse,
-    read_fields,
-)
+from router.prompt.apis import anthropic
 from router.prompt.apis.conversion import Conversion, not_converted
 
 _BILLING = re.compile(r"x-anthropic-billing-header:\s*(?:[A-Za-z_][\w.-]*=[^;]*;\s*)+")
@@ -25,7 +15,7 @@ _BILLING = re.compile(r"x-anthropic-billing-header:\s*(?:[A-Za-z_][\w.-]*=[^;]*;
 
 class TrtllmMessages(Conversion):
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        fields = read_fields(body)
+        fields = anthropic.read_fields(body)
         chat: dict[str, Any] = {"messages": list(_messages(fields))}
         if variables := _variables(fields):
             chat["chat_template_kwargs"] = variables
@@ -34,7 +24,7 @@ class TrtllmMessages(Conversion):
         return chat
 
 
-def _variables(fields: MessagesFields) -> dict[str, Any]:
+def _variables(fields: anthropic.MessagesFields) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     if fields.thinking is not None:
         variables["enable_thinking"] = fields.thinking.type != "disabled"
@@ -43,10 +33,10 @@ def _variables(fields: MessagesFields) -> dict[str, Any]:
     return variables
 
 
-def _messages(fields: MessagesFields) -> Iterator[dict[str, Any]]:
+def _messages(fields: anthropic.MessagesFields) -> Iterator[dict[str, Any]]:
     """System messages before the first turn join the system prompt; later ones stay in their places."""
     leading = list(takewhile(lambda message: message.role == "system", fields.messages))
-    system = _system(fields.system) + [text for message in leading for text in _leading(message)]
+    system = _system(fields.system) + [text for message in leading for text in _texts(message.blocks)]
     if system:
         yield {"role": "system", "content": "\n\n".join(system)}
     for message in fields.messages[len(leading) :]:
@@ -56,7 +46,7 @@ def _messages(fields: MessagesFields) -> Iterator[dict[str, Any]]:
             yield from _converted(message.role, message.content)
 
 
-def _system(system: str | Sequence[Block] | None) -> list[str]:
+def _system(system: str | Sequence[anthropic.Block] | None) -> list[str]:
     if isinstance(system, str):
         return [system] if system else []
     texts = _texts(system or ())
@@ -65,38 +55,36 @@ def _system(system: str | Sequence[Block] | None) -> list[str]:
     return [text for text in texts if text]
 
 
-def _leading(message: Message) -> list[str]:
-    return [message.content] if isinstance(message.content, str) else _texts(message.content)
+def _texts(blocks: Iterable[anthropic.Block]) -> list[str]:
+    return [_text(block) if isinstance(block, anthropic.Text) else _refuse(block) for block in blocks]
 
 
-def _texts(blocks: Iterable[Block]) -> list[str]:
-    return [_text(block) if isinstance(block, Text) else _refuse(block) for block in blocks]
-
-
-def _text(block: Text) -> str:
+def _text(block: anthropic.Text) -> str:
     return block.text if block.text is not None else _refuse(block)
 
 
-def _refuse(block: Block) -> str:
+def _refuse(block: anthropic.Block) -> str:
     raise not_converted(f"a block of type {type(block).__name__} here")
 
 
-def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
+def _converted(role: str, blocks: Sequence[anthropic.Block]) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[str] = []
     for block in blocks:
-        if isinstance(block, Text):
+        if isinstance(block, anthropic.Text):
             parts.append({"type": "text", "text": _text(block)})
-        elif isinstance(block, ToolUse) and role == "assistant" and block.id and block.name and block.input is not None:
+        elif isinstance(block, anthropic.ToolUse) and role == "assistant":
+            if not block.id or not block.name or block.input is None:
+                _refuse(block)
             function = {"name": block.name, "arguments": block.input}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ToolResult) and block.tool_use_id and role == "user":
+        elif isinstance(block, anthropic.ToolResult) and block.tool_use_id and role == "user":
             if parts:
                 yield {"role": role, "content": parts}
                 parts = []
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)}
-        elif isinstance(block, Thinking) and role == "assistant" and block.thinking is not None:
+        elif isinstance(block, anthropic.Thinking) and role == "assistant" and block.thinking is not None:
             reasoning.append(block.thinking)
         else:
             _refuse(block)
@@ -108,7 +96,7 @@ def _converted(role: str, blocks: Sequence[Block]) -> Iterator[dict[str, Any]]:
         yield {"role": role, "content": parts or None, **thought}
 
 
-def _result(block: ToolResult) -> str:
+def _result(block: anthropic.ToolResult) -> str:
     content = block.content
     if isinstance(content, list):
         texts = [item.get("text") if item.get("type") == "text" else None for item in content]
@@ -118,7 +106,7 @@ def _result(block: ToolResult) -> str:
     return f"Tool execution failed: {content or ''}" if block.is_error else content or ""
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: anthropic.Tool) -> dict[str, Any]:
     if tool.input_schema is None:
         raise not_converted(f"the tool {tool.name!r} has no input_schema")
     function = {

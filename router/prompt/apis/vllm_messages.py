@@ -7,29 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from router.errors import MalformedRequest
-from router.prompt.apis.anthropic import (
-    Block,
-    Image,
-    Message,
-    MessagesFields,
-    Text,
-    Thinking,
-    Tool,
-    ToolAddition,
-    ToolDefinition,
-    ToolRemoval,
-    ToolResult,
-    ToolUse,
-    read_fields,
-)
+from router.prompt.apis import anthropic
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.conversation import BILLING_HEADER, Unrenderable
 from router.prompt.harmony import SeparateTexts
-from router.prompt.sandbox import renders_bare
+from router.prompt.sandbox import renders_late_system
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
-_LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
-_TOOL_CHANGES = (ToolAddition, ToolRemoval)
+_TOOL_CHANGES = (anthropic.ToolAddition, anthropic.ToolRemoval)
 
 
 class VllmMessages(Conversion):
@@ -38,7 +23,7 @@ class VllmMessages(Conversion):
     @cached_property
     def merges_system(self) -> bool:
         """Whether late system messages are moved in front: the bare template refuses them, with or without tools."""
-        return not all(renders_bare(text, _LATE_SYSTEM) for text in self.template.sources)
+        return not all(renders_late_system(text) for text in self.template.sources)
 
     @cached_property
     def disabled_effort(self) -> str:
@@ -55,7 +40,7 @@ class VllmMessages(Conversion):
             return None
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        fields = read_fields(body)
+        fields = anthropic.read_fields(body)
         chat: dict[str, Any] = {"messages": self._messages(fields)}
         if fields.chat_template_kwargs is not None:
             chat["chat_template_kwargs"] = fields.chat_template_kwargs
@@ -65,12 +50,12 @@ class VllmMessages(Conversion):
             chat["tools"] = tools
         return chat
 
-    def _effort(self, fields: MessagesFields) -> str | None:
+    def _effort(self, fields: anthropic.MessagesFields) -> str | None:
         if fields.thinking is not None and fields.thinking.type == "disabled":
             return self.disabled_effort
         return fields.output_config.effort if fields.output_config else None
 
-    def _messages(self, fields: MessagesFields) -> list[dict[str, Any]]:
+    def _messages(self, fields: anthropic.MessagesFields) -> list[dict[str, Any]]:
         system = [fields.system] if isinstance(fields.system, str) else _system_texts(fields.system or ())
         merges = any(message.role == "system" for message in fields.messages) and self.merges_system
         if merges:
@@ -90,35 +75,35 @@ class VllmMessages(Conversion):
 VllmMessages.in_harmony = VllmMessages
 
 
-def _system_texts(blocks: Iterable[Block]) -> list[str]:
+def _system_texts(blocks: Iterable[anthropic.Block]) -> list[str]:
     """The texts of system blocks. One that begins with the billing header is dropped whole."""
-    texts = [block.text for block in blocks if isinstance(block, Text) and block.text]
+    texts = [block.text for block in blocks if isinstance(block, anthropic.Text) and block.text]
     return [text for text in texts if not text.startswith(BILLING_HEADER)]
 
 
-def _system_text(message: Message) -> str:
+def _system_text(message: anthropic.Message) -> str:
     """The text of a late system message; empty for any other message."""
     return "".join(_system_texts(message.blocks)) if message.role == "system" else ""
 
 
-def _converted(role: str, blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _converted(role: str, blocks: Sequence[anthropic.Block]) -> list[dict[str, Any]]:
     """One message as several: the results of tools in front of the rest."""
     before: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[str] = []
     for block in blocks:
-        if isinstance(block, Text):
+        if isinstance(block, anthropic.Text):
             parts += [{"type": "text", "text": block.text}] if block.text else []
-        elif isinstance(block, ToolUse):
+        elif isinstance(block, anthropic.ToolUse):
             calls.append(_call(block))
-        elif isinstance(block, ToolResult) and role == "user":
+        elif isinstance(block, anthropic.ToolResult) and role == "user":
             before += _result(block)
-        elif isinstance(block, ToolResult):
+        elif isinstance(block, anthropic.ToolResult):
             parts.append({"type": "text", "text": f"Tool result: {block.content or ''}"})
-        elif isinstance(block, Thinking):
+        elif isinstance(block, anthropic.Thinking):
             reasoning += [] if block.thinking is None else [block.thinking]
-        elif isinstance(block, Image):
+        elif isinstance(block, anthropic.Image):
             parts += [_image(block.source)] if block.source else []
         elif isinstance(block, _TOOL_CHANGES):
             raise not_converted("only system messages change tools")
@@ -133,7 +118,7 @@ def _converted(role: str, blocks: Sequence[Block]) -> list[dict[str, Any]]:
     return before if role == "user" and not parts else [*before, message]
 
 
-def _call(block: ToolUse) -> dict[str, Any]:
+def _call(block: anthropic.ToolUse) -> dict[str, Any]:
     if not block.id:
         raise not_converted("a tool_use without an id gets one from the clock")
     return {"id": block.id, "type": "function", "function": {"name": block.name or "", "arguments": block.input or {}}}
@@ -149,7 +134,7 @@ def _url(source: Mapping[str, Any]) -> str:
     return f"data:{source.get('media_type', 'image/jpeg')};base64,{source.get('data', '')}"
 
 
-def _result(block: ToolResult) -> list[dict[str, Any]]:
+def _result(block: anthropic.ToolResult) -> list[dict[str, Any]]:
     """A result of a tool: its text, its images as a user message, the tools that it names."""
     head = {"role": "tool", "tool_call_id": block.tool_use_id or ""}
     items = block.content if isinstance(block.content, list) else []
@@ -172,7 +157,7 @@ def _texts(items: Iterable[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
-def _tools(fields: MessagesFields) -> list[dict[str, Any]] | None:
+def _tools(fields: anthropic.MessagesFields) -> list[dict[str, Any]] | None:
     """The tools at the end of the conversation; an empty list differs from None."""
     in_system = [message for message in fields.messages if message.role == "system"]
     changes = [block for message in in_system for block in message.blocks if isinstance(block, _TOOL_CHANGES)]
@@ -181,21 +166,21 @@ def _tools(fields: MessagesFields) -> list[dict[str, Any]] | None:
     tools = {tool.name: _tool(tool) for tool in fields.tools or ()}
     removed: set[str] = set()
     for block in changes:
-        if isinstance(block.tool, ToolDefinition):
+        if isinstance(block.tool, anthropic.ToolDefinition):
             name = block.tool.definition.name
             tools[name] = _tool(block.tool.definition)
         else:
             name = block.tool.name or ""
             if name not in tools:
                 raise not_converted(f"a block changes the tool {name!r}, which is not declared")
-            if isinstance(block, ToolAddition):
+            if isinstance(block, anthropic.ToolAddition):
                 function = {**tools[name]["function"], "defer_loading": None}
                 tools[name] = {**tools[name], "function": function}
-        (removed.add if isinstance(block, ToolRemoval) else removed.discard)(name)
+        (removed.add if isinstance(block, anthropic.ToolRemoval) else removed.discard)(name)
     return [tool for name, tool in tools.items() if name not in removed]
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: anthropic.Tool) -> dict[str, Any]:
     if tool.input_schema is None:
         raise not_converted(f"the tool {tool.name!r} has no input_schema")
     schema = tool.input_schema if "type" in tool.input_schema else {**tool.input_schema, "type": "object"}

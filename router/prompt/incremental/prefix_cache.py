@@ -13,13 +13,9 @@ from collections.abc import Sequence
 from sys import getsizeof
 
 import msgspec
-import xxhash
 
-from router.hashing import salt_seed
 from router.types import BlockHash
 
-MAX_BOUNDARIES = 4
-"""Maximum boundaries that are looked up per chat. A turn usually adds two messages."""
 _SEEN_BYTES = 150
 """Size in CPython of an entry without a prefix: key and slot."""
 _PREFIX_BYTES = 400
@@ -59,13 +55,9 @@ EMPTY_PREFIX = CachedPrefix()
 
 
 class PrefixCache:
-    """The prefixes of one model's chats.
+    """The prefixes of one model's chats."""
 
-    Digests are XXH3-128 with a secret `seed`: a client that does not know it cannot make two chats that share one, and
-    would gain only a wrong guess of what is cached."""
-
-    def __init__(self, seed: int, max_bytes: int) -> None:
-        self._seed = seed & (2**64 - 1)
+    def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._prefixes: OrderedDict[int, CachedPrefix | None] = OrderedDict()
         self._stored: deque[tuple[int, CachedPrefix, int]] = deque()
@@ -73,19 +65,6 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._prefixes)
-
-    def boundaries(self, messages: Sequence[msgspec.Raw], salt: str = "") -> list[Boundary]:
-        """The last boundaries of a chat, the longest first. Chats with another salt have others: that a prefix is known
-        shows in the time of its request."""
-        first = max(len(messages) - MAX_BOUNDARIES, 1)
-        digest = xxhash.xxh3_128(seed=self._seed ^ salt_seed(salt))
-        for message in messages[: first - 1]:
-            digest.update(message)
-        found = []
-        for number, message in enumerate(messages[first - 1 : -1], first):
-            digest.update(message)
-            found.append(Boundary(number, digest.intdigest()))
-        return found[::-1]
 
     def find(self, boundaries: Sequence[Boundary]) -> CachedPrefix | None:
         """The longest stored prefix. `EMPTY_PREFIX` if a boundary was seen before but has no prefix yet. None for a new

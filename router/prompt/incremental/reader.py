@@ -10,30 +10,17 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from router.hashing import TOKEN_BYTES, hash_array, hash_rest, token_array
+from router.hashing import salt_seed
 from router.prompt.apis.conversion import Conversion
 from router.prompt.conversation import plain_messages
+from router.prompt.incremental import short_chats
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
-from router.prompt.incremental.short_chats import (
-    ChatSample,
-    Render,
-    boundaries,
-    can_continue,
-    context_of,
-    continues,
-    decoded_samples,
-    encoded_samples,
-    head_of,
-    prompt_end,
-    render_samples,
-    samples_of,
-    with_one_tool,
-)
+from router.prompt.incremental.short_chats import ChatSample, Render
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
-from router.prompt.prompt_stages import FoundPrefix, IncrementalPrompt, OpenedPrompt, PendingEntry
-from router.prompt.segments import SegmentCache, all_cold
+from router.prompt.prompt_stages import FoundPrefix, OpenedPrompt, PendingEntry, PendingPrompt
+from router.prompt.segments import all_cold
 from router.prompt.template import ChatTemplate
-from router.types import InferenceRequest, PromptPrefix
+from router.types import InferenceRequest
 
 MIN_BYTES = 32 * 1024
 """Shorter chats that have more than roles and texts are rendered whole."""
@@ -49,8 +36,8 @@ TextOf: TypeAlias = Callable[[Mapping[str, Any]], str | None]
 
 
 class IncrementalReader:
-    """Reads the chats of one model. Threads: `render` and `finish` may run in any; the other methods run only in the
-    event loop's."""
+    """Reads the chats of one model. Threads: `render`, `continue_chat` and `entry_of` may run in any; the other methods
+    run only in the event loop's."""
 
     def __init__(self, template: ChatTemplate, *, cache_bytes: int, seed: int) -> None:
         self._cache_bytes = cache_bytes
@@ -58,8 +45,8 @@ class IncrementalReader:
         self._skeletons = Skeletons(template)
         self.enabled = self._skeletons.enabled
         """False if the template changes contents, and after `disable`."""
-        self._continues = not varies(template.source) and can_continue(template.render)
-        self.cache = PrefixCache(seed, cache_bytes)
+        self._continues = not varies(template.source) and short_chats.can_continue(template.render)
+        self.cache = PrefixCache(cache_bytes)
 
     def disable(self) -> None:
         self.enabled = self._continues = False
@@ -67,10 +54,11 @@ class IncrementalReader:
 
     def clear(self) -> None:
         """Forget all prefixes: the tokenizer has changed."""
-        self.cache = PrefixCache(self._seed, self._cache_bytes)
+        self.cache = PrefixCache(self._cache_bytes)
 
     def find(self, body: Mapping[str, Any], salt: str) -> FoundPrefix | None:
-        """The chat and its cached prefix of this salt; None if the whole prompt must be read."""
+        """The chat and its cached prefix of this salt; None if the whole prompt must be read. Chats with another salt
+        have other prefixes: that one is known shows in the time of its request."""
         if not self.enabled or body.keys() != _ONLY_MESSAGES:
             return None
         messages = body["messages"]
@@ -78,13 +66,11 @@ class IncrementalReader:
             return None
         if len(messages) > MAX_MESSAGES:
             return None
-        boundaries = self.cache.boundaries(messages, salt)
-        prefix = self.cache.find(boundaries)
-        return FoundPrefix(
-            messages, boundaries, EMPTY_PREFIX if prefix is None else prefix, prefix is not None, self.cache
-        )
+        found = short_chats.boundaries(messages[:-1], b"plain", self._seed ^ salt_seed(salt), short_chats.MAX_NEW_PLAIN)
+        prefix = self.cache.find(found)
+        return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache)
 
-    def render(self, opened: OpenedPrompt) -> IncrementalPrompt | None:
+    def render(self, opened: OpenedPrompt) -> PendingPrompt | None:
         """The prompt, all of whose text must be encoded unless it is looked up; None if the whole prompt must be read.
         Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
         found = opened.found
@@ -108,12 +94,11 @@ class IncrementalReader:
         parts = skeleton.fill(contents, first)
         entry = None
         if found.seen and len(new) > 1:
-            last = found.boundaries[0]
-            text = prefix.rest + "".join(parts[:-2])
-            known = CachedPrefix(last.messages, roles[:-1], skeleton.prefixes[last.messages])
-            entry = PendingEntry(found.cache, last.digest, known, text)
+            last, pieces = found.boundaries[0], opened.segments.cuts.pieces(prefix.rest + "".join(parts[:-2]))
+            known = CachedPrefix(last.messages, roles[:-1], skeleton.prefixes[last.messages], rest="".join(pieces[-1:]))
+            entry = PendingEntry(found.cache, last.digest, known, len(pieces) - 1)
         text = prefix.rest + "".join(parts)
-        return _incremental(opened, prefix, text, entry)
+        return _incremental(opened, prefix, text, opened.segments.pieces(text), entry)
 
     def find_chat(self, request: InferenceRequest, conversion: type[Conversion] | None) -> FoundPrefix | None:
         """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
@@ -129,68 +114,55 @@ class IncrementalReader:
             return None
         name = request.endpoint.value if conversion is None else conversion.__name__
         drops_billing = conversion is not None and conversion.drops_billing
-        context = context_of(request.prompt, key, (name, request.salt), drops_billing)
+        context = short_chats.context_of(request.prompt, key, (name, request.salt), drops_billing)
         if len(context) > MAX_CONTEXT_BYTES:
             return None
-        found = boundaries(messages, context, self._seed)
+        stripped = [short_chats.without_cache_control(bytes(message)) for message in messages]
+        found = short_chats.boundaries(stripped, context, self._seed)
         prefix = self.cache.find(found)
         return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache, key)
 
-    def continue_chat(self, opened: OpenedPrompt, text_of: TextOf) -> IncrementalPrompt | None:
+    def continue_chat(self, opened: OpenedPrompt, text_of: TextOf) -> PendingPrompt | None:
         """The prompt of a chat with a cached prefix; None if the whole prompt must be read. `text_of` renders the same
         request with other fields."""
         found = opened.found
-        fields = with_one_tool(opened.request.prompt)
+        fields = short_chats.with_one_tool(opened.request.prompt)
         if found is None or found.prefix is EMPTY_PREFIX or fields is None:
             return None
         prefix, messages = found.prefix, found.messages
-        samples = decoded_samples(prefix.samples)
-        ended = prompt_end(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
-        if ended is None or not continues(prefix, ended):
+        samples = short_chats.SAMPLES.decode(prefix.samples)
+        ended = short_chats.prompt_end(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
+        if ended is None or not short_chats.continues(prefix, ended):
             return None
         text = prefix.rest[: len(prefix.rest) - ended.removed] + ended.added
+        pieces = opened.segments.pieces(text)
         at = next(boundary for boundary in found.boundaries if boundary.messages == prefix.messages)
         entry = None
         if at is not found.boundaries[0]:
-            samples = samples_of(messages, prefix.messages, samples) or ()
-            entry = _entry(found, samples, (prefix.head, prefix.head_digest), text, at.digest)
-        return _incremental(opened, prefix, text, entry)
+            samples = short_chats.samples_of(messages, prefix.messages, samples) or ()
+            entry = _entry(found, samples, (prefix.head, prefix.head_digest), pieces, at.digest)
+        return _incremental(opened, prefix, text, pieces, entry)
 
-    def entry_of(self, opened: OpenedPrompt, text_of: TextOf, text: str, rest: str) -> PendingEntry | None:
-        """What to store of a chat that was rendered whole as `text`, which has `rest` behind its last cut."""
+    def entry_of(self, opened: OpenedPrompt, text_of: TextOf, text: str, pieces: Sequence[str]) -> PendingEntry | None:
+        """What to store of a chat that was rendered whole as `text`."""
         found = opened.found
         if found is None or not found.key or not found.seen:
             return None
-        fields, samples = with_one_tool(opened.request.prompt), samples_of(found.messages, 0, ())
+        fields, samples = (
+            short_chats.with_one_tool(opened.request.prompt),
+            short_chats.samples_of(found.messages, 0, ()),
+        )
         if fields is None or not samples:
             return None
-        short = render_samples(_renderer(text_of, fields, found.key), samples)
-        return None if short is None else _entry(found, samples, head_of(short, text), rest)
-
-    def finish(self, pending: IncrementalPrompt, segments: SegmentCache) -> PromptPrefix:
-        prefix, seed, block = pending.prefix, pending.seed, pending.generation.block_size_tokens
-        encoded = segments.complete(pending.lookup)
-        if prefix is EMPTY_PREFIX:
-            segments.keep(pending.lookup, encoded)
-        tokens = token_array()
-        tokens.frombytes(prefix.tokens)
-        for segment in encoded:
-            tokens.frombytes(segment.tokens)
-        known = hash_array(prefix.hashes if prefix.seed == seed else b"")
-        hashes = hash_rest(known, tokens[len(known) * block :], block, seed)
-        if pending.entry is not None:
-            entry = pending.entry
-            cut = segments.cuts.pieces(entry.text)[:-1]
-            count = len(prefix.tokens) // TOKEN_BYTES + sum([segment.token_count for segment in encoded[: len(cut)]])
-            entry.store(tokens[:count], hashes, seed, block, entry.text[sum(map(len, cut)) :])
-        return PromptPrefix(pending.generation, tokens, hashes)
+        short = short_chats.render_samples(_renderer(text_of, fields, found.key), samples)
+        return None if short is None else _entry(found, samples, short_chats.head_of(short, text), pieces)
 
 
 def _incremental(
-    opened: OpenedPrompt, prefix: CachedPrefix, text: str, entry: PendingEntry | None
-) -> IncrementalPrompt:
-    lookup = all_cold(text, opened.segments.pieces(text), opened.generation.salt)
-    return IncrementalPrompt(opened.generation, opened.seed, prefix, lookup, entry, opened.conversion)
+    opened: OpenedPrompt, prefix: CachedPrefix, text: str, pieces: list[str], entry: PendingEntry | None
+) -> PendingPrompt:
+    lookup = all_cold(text, pieces)
+    return PendingPrompt(opened.generation, opened.seed, lookup, prefix, entry=entry, conversion=opened.conversion)
 
 
 def _renderer(text_of: TextOf, fields: Mapping[str, Any], key: str) -> Render:
@@ -198,11 +170,11 @@ def _renderer(text_of: TextOf, fields: Mapping[str, Any], key: str) -> Render:
 
 
 def _entry(
-    found: FoundPrefix, samples: Sequence[ChatSample], head: tuple[int, int], text: str, replaced: int = 0
+    found: FoundPrefix, samples: Sequence[ChatSample], head: tuple[int, int], pieces: Sequence[str], replaced: int = 0
 ) -> PendingEntry | None:
-    """What to store of a whole chat whose `text` follows its cached prefix; None without samples."""
+    """What to store of a whole chat, of which `pieces` follow its cached prefix; None without samples."""
     if not samples:
         return None
-    encoded = encoded_samples(samples)
-    known = CachedPrefix(len(found.messages), samples=encoded, head=head[0], head_digest=head[1])
-    return PendingEntry(found.cache, found.boundaries[0].digest, known, text, replaced)
+    encoded, rest = msgspec.msgpack.encode(samples), "".join(pieces[-1:])
+    known = CachedPrefix(len(found.messages), samples=encoded, head=head[0], head_digest=head[1], rest=rest)
+    return PendingEntry(found.cache, found.boundaries[0].digest, known, len(pieces) - 1, replaced)

@@ -35,6 +35,8 @@ MAX_SAMPLE_BYTES, MAX_TOOL_BYTES = 32 * 1024, 16 * 1024
 TEXT_CHARACTERS = 64
 MAX_NEW_MESSAGES = 24
 """Boundaries that are looked up per chat: one step of an agent may have several calls."""
+MAX_NEW_PLAIN = 3
+"""The same for chats of roles and texts: a turn usually adds two messages."""
 MAX_REMOVED = 256
 """Maximum characters at the end of the known text that new messages replace: what starts the model's turn."""
 
@@ -69,7 +71,8 @@ class ChatSample(NamedTuple):
     message: bytes
 
 
-_SAMPLES = msgspec.msgpack.Decoder(tuple[ChatSample, ...])
+SAMPLES = msgspec.msgpack.Decoder(tuple[ChatSample, ...])
+"""Decodes samples that are kept as bytes, which the garbage collector does not visit."""
 
 
 class PromptEnd(msgspec.Struct, frozen=True, gc=False):
@@ -109,15 +112,6 @@ def samples_of(messages: Sequence[Raw], first: int, known: Sequence[ChatSample])
     return tuple(found) if sum([len(sample.message) for sample in found]) <= MAX_SAMPLE_BYTES else None
 
 
-def encoded_samples(samples: Sequence[ChatSample]) -> bytes:
-    """The samples as bytes, which the garbage collector does not visit."""
-    return msgspec.msgpack.encode(samples)
-
-
-def decoded_samples(encoded: bytes) -> tuple[ChatSample, ...]:
-    return _SAMPLES.decode(encoded)
-
-
 def _shortened(message: Raw) -> bytes:
     return msgspec.json.encode(_with_short_texts(_ANY.decode(message)))
 
@@ -130,15 +124,16 @@ def _with_short_texts(value: Any) -> Any:
     return [_with_short_texts(inner) for inner in value] if isinstance(value, list) else value
 
 
-def boundaries(messages: Sequence[Raw], context: bytes, seed: int) -> list[Boundary]:
-    """The last boundaries of a chat, its end first. `context`: all else that the prompt depends on."""
+def boundaries(messages: Sequence[Raw], context: bytes, seed: int, max_new: int = MAX_NEW_MESSAGES) -> list[Boundary]:
+    """The last boundaries of a chat, its end first. `context`: all else that the prompt depends on.
+
+    Digests are XXH3-128 with a secret `seed`: a client that does not know it cannot make two chats that share one, and
+    would gain only a wrong guess of what is cached."""
     digest = xxhash.xxh3_128(context, seed=seed & (2**64 - 1))
-    first = max(len(messages) - MAX_NEW_MESSAGES, 1)
+    first = max(len(messages) - max_new, 1)
     found = []
     for number, message in enumerate(messages, 1):
-        stripped = _without_cache_control(bytes(message))
-        digest.update(b"%d," % len(stripped))
-        digest.update(stripped)
+        digest.update(message)  # a JSON object, which shows where it ends
         if number >= first:
             found.append(Boundary(number, digest.intdigest()))
     return found[::-1]
@@ -148,7 +143,7 @@ def context_of(prompt: Mapping[str, Any], key: str, names: Sequence[str], drops_
     """All fields of a prompt besides its messages, `key`. `names`: the salt, and how the body becomes a chat, which may
     drop billing headers."""
     context = msgspec.json.encode([names, {field: value for field, value in prompt.items() if field != key}])
-    return _without_cache_control(_BILLING.sub(b"", context) if drops_billing else context)
+    return without_cache_control(_BILLING.sub(b"", context) if drops_billing else context)
 
 
 def with_one_tool(prompt: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -168,7 +163,7 @@ def with_one_tool(prompt: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return {**prompt, "tools": msgspec.Raw(raw) if isinstance(tools, msgspec.Raw) else _ANY.decode(raw)}
 
 
-def _without_cache_control(text: bytes) -> bytes:
+def without_cache_control(text: bytes) -> bytes:
     """JSON without its `cache_control` fields, as it would be if the client had not set them."""
     kept, start = [], 0
     for _ in range(MAX_CACHE_CONTROLS):

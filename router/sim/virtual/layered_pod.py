@@ -199,7 +199,7 @@ class LayeredPod(VirtualPod):
         """Free the groups in their order, after what the answer left behind."""
         if job.computed_tokens > job.request.prompt_tokens:
             first = self._whole(job.request.prompt_tokens) + 1
-            for tokens in (*range(first, job.computed_tokens, self._block), job.computed_tokens - 1):
+            for tokens in (*range(first, job.computed_tokens + 1, self._block), job.computed_tokens - 1):
                 self._free_skipped(job, tokens)
         held = self._held.pop(job)
         self.cache.free(held.private_tokens)

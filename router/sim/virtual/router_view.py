@@ -117,8 +117,7 @@ class HashStore(LocalStore):
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
-        if change.layer and change.held:
-            self.predicted.checkpoints.announced(pod, change.blocks)
+        self.predicted.apply(pod, change)
         if not change.held and not change.layer:
             self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
 

@@ -6,51 +6,36 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.incremental.prefix_cache import (
-    EMPTY_PREFIX,
-    MAX_BOUNDARIES,
-    Boundary,
-    CachedPrefix,
-    PrefixCache,
-)
+from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
+from router.prompt.incremental.short_chats import MAX_NEW_PLAIN, boundaries
 
 
 def cache_of(max_bytes: int = 100_000) -> PrefixCache:
-    return PrefixCache(seed=1, max_bytes=max_bytes)
+    return PrefixCache(max_bytes)
 
 
 def raw(*contents: str) -> list[msgspec.Raw]:
     return [msgspec.Raw(msgspec.json.encode({"role": "user", "content": content})) for content in contents]
 
 
-def boundaries(cache: PrefixCache, *contents: str) -> list[Boundary]:
-    return cache.boundaries(raw(*contents))
-
-
-def test_a_prefix_of_another_salt_is_unknown() -> None:
-    """Also to a chat without one."""
-    cache, prefix = cache_of(), CachedPrefix(roles=("user",))
-    chat = raw("a", "b")
-    cache.store(cache.boundaries(chat, "one")[0].digest, prefix)
-    assert cache.find(cache.boundaries(chat, "one")) is prefix
-    for salt in ("other", ""):
-        assert cache.find(cache.boundaries(chat, salt)) is None
+def of_chat(*contents: str, seed: int = 1) -> list[Boundary]:
+    return boundaries(raw(*contents)[:-1], b"", seed, MAX_NEW_PLAIN)
 
 
 def test_a_prefix_is_stored_when_it_is_seen_again() -> None:
     cache, prefix = cache_of(), CachedPrefix(roles=("user",))
-    found = boundaries(cache, "a", "b")
+    found = of_chat("a", "b")
     assert cache.find(found) is None
     assert cache.find(found) is EMPTY_PREFIX
     cache.store(found[0].digest, prefix)
     assert cache.find(found) is prefix
-    assert cache.find(boundaries(cache, "a", "c")) is prefix
-    assert cache.find(boundaries(cache, "c", "b")) is None
+    assert cache.find(of_chat("a", "c")) is prefix
+    assert cache.find(of_chat("c", "b")) is None
 
 
 def test_the_longest_known_prefix_is_found() -> None:
     cache = cache_of()
-    found = boundaries(cache, *"abcd")
+    found = of_chat(*"abcd")
     assert [boundary.messages for boundary in found] == [3, 2, 1]
     prefixes = {boundary.messages: CachedPrefix(roles=("user",) * boundary.messages) for boundary in found}
     for boundary in found[1:]:
@@ -61,10 +46,10 @@ def test_the_longest_known_prefix_is_found() -> None:
 
 
 def test_only_the_last_boundaries_are_looked_up() -> None:
-    found = boundaries(cache_of(), *"abcdefgh")
+    found = of_chat(*"abcdefgh")
     assert [boundary.messages for boundary in found] == [7, 6, 5, 4]
-    assert len(found) == MAX_BOUNDARIES
-    assert boundaries(cache_of(), "a") == []
+    assert len(found) == 1 + MAX_NEW_PLAIN
+    assert of_chat("a") == []
     assert cache_of().find([]) is None
 
 
@@ -73,10 +58,8 @@ CHATS = st.lists(st.text(max_size=3), min_size=2, max_size=4)
 
 @given(CHATS, CHATS)
 def test_digests_are_equal_only_for_equal_messages(left: list[str], right: list[str]) -> None:
-    cache = cache_of()
-
     def by_digest(chat: list[str]) -> dict[int, list[str]]:
-        return {found.digest: chat[: found.messages] for found in boundaries(cache, *chat)}
+        return {found.digest: chat[: found.messages] for found in of_chat(*chat)}
 
     ours, theirs = by_digest(left), by_digest(right)
     assert all(ours[digest] == theirs[digest] for digest in ours.keys() & theirs.keys())
@@ -85,12 +68,12 @@ def test_digests_are_equal_only_for_equal_messages(left: list[str], right: list[
 
 
 def test_digests_depend_on_the_secret_seed() -> None:
-    assert boundaries(cache_of(), "a", "b") != boundaries(PrefixCache(seed=2, max_bytes=1), "a", "b")
+    assert of_chat("a", "b") != of_chat("a", "b", seed=2)
 
 
 def test_the_least_recently_used_prefixes_go_first() -> None:
     cache = cache_of(max_bytes=10_000)
-    chats = [boundaries(cache, str(i), "x") for i in range(5)]
+    chats = [of_chat(str(i), "x") for i in range(5)]
     for found in chats:
         cache.store(found[0].digest, CachedPrefix(roles=("user",), tokens=b"t" * 2_000))
         assert cache.find(chats[0]) is not None
@@ -104,7 +87,7 @@ def test_bytes_are_those_of_what_is_held() -> None:
     """Also after replacing an entry by a larger and by a smaller one."""
     cache = cache_of()
     assert cache.bytes == 0
-    found = boundaries(cache, "a", "b")
+    found = of_chat("a", "b")
     cache.find(found)
     seen = cache.bytes
     sizes = []

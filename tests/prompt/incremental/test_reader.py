@@ -14,7 +14,6 @@ from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
-from router.prompt.prompt_stages import IncrementalPrompt
 from router.prompt.segments import Lookup
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -100,7 +99,7 @@ def test_from_the_third_turn_on_only_new_messages_are_encoded(fingerprinter: Fin
     encoded = []
     for turns in range(12):
         pending = fingerprinter.begin(chat(grown(turns)))
-        assert isinstance(pending, IncrementalPrompt)
+        assert pending.prefix is not None
         assert (pending.entry is not None) == (turns > 0)
         encoded.append(pending.cold_characters)
         fingerprinter.finish(pending)
@@ -113,12 +112,25 @@ def test_a_repeated_chat_stores_nothing_more(fingerprinter: Fingerprinter) -> No
         fingerprinter.fingerprint(chat(grown(3)))
     held = fingerprinter.incremental.cache.bytes
     pending = fingerprinter.begin(chat(grown(3)))
-    assert isinstance(pending, IncrementalPrompt)
+    assert pending.prefix is not None
     assert pending.entry is None
-    assert pending.lookup.text.startswith(pending.prefix.rest)
-    assert pending.lookup.text.endswith(grown(3)[-1]["content"] + "<｜Assistant｜>")
+    assert isinstance(pending.prompt, Lookup)
+    assert pending.prompt.text.startswith(pending.prefix.rest)
+    assert pending.prompt.text.endswith(grown(3)[-1]["content"] + "<｜Assistant｜>")
     assert len(pending.prefix.roles) == len(grown(3)) - 1
     assert fingerprinter.incremental.cache.bytes == held
+
+
+def test_a_prefix_of_another_salt_is_unknown(fingerprinter: Fingerprinter) -> None:
+    """Also to a chat without one."""
+    for _ in range(3):
+        fingerprinter.fingerprint(msgspec.structs.replace(chat(grown(3)), salt="one"))
+    for salt in ("other", ""):
+        pending = fingerprinter.begin(msgspec.structs.replace(chat(grown(3)), salt=salt))
+        assert pending.prefix is EMPTY_PREFIX
+    known = fingerprinter.begin(msgspec.structs.replace(chat(grown(3)), salt="one")).prefix
+    assert known is not None
+    assert known.messages == len(grown(3)) - 1
 
 
 @pytest.mark.parametrize(
@@ -137,7 +149,7 @@ def test_other_chats_are_read_whole(fingerprinter: Fingerprinter, template: Chat
     for turns in (1, 2, 2):
         fingerprinter.fingerprint(chat(grown(turns)))
     pending = fingerprinter.begin(chat(**prompt))
-    assert not isinstance(pending, IncrementalPrompt)
+    assert pending.prefix is None
     assert isinstance(pending.prompt, Lookup)
     assert pending.prompt.text == template.render(prompt)
 
@@ -155,7 +167,7 @@ def test_a_switch_turns_incremental_reading_off(deepseek: Tokenizer, template: C
     whole = Fingerprinter(deepseek, template, MODEL, incremental=False)
     for turns in range(3):
         request = chat(grown(turns))
-        assert not isinstance(whole.begin(request), IncrementalPrompt)
+        assert whole.begin(request).prefix is None
         assert whole.fingerprint(request).tokens == deepseek.encode(template.render({"messages": grown(turns)}))
 
 
@@ -164,11 +176,11 @@ def test_prefixes_of_an_earlier_tokenizer_backend_are_forgotten(fingerprinter: F
     for turns in range(3):
         fingerprinter.fingerprint(chat(grown(turns)))
     last = fingerprinter.begin(chat(grown(3)))
-    assert isinstance(last, IncrementalPrompt)
+    assert last.prefix is not None
     fingerprinter.forget_segments()
     fingerprinter.finish(last)
     assert fingerprinter.incremental is not None
-    assert fingerprinter.incremental.cache.find(fingerprinter.incremental.cache.boundaries([])) is None
+    assert fingerprinter.incremental.cache.find([]) is None
     assert len(fingerprinter.incremental.cache) == 0
 
 
@@ -180,6 +192,6 @@ def test_a_backend_that_failed_while_encoding_is_noticed(deepseek: Tokenizer, te
         reading.fingerprint(chat(grown(turns)))
     failing.distrust("it failed")
     pending = reading.begin(chat(grown(3)))
-    assert isinstance(pending, IncrementalPrompt)
+    assert pending.prefix is not None
     assert pending.prefix is EMPTY_PREFIX
     assert pending.entry is None

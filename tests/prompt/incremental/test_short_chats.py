@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.engine_catalog import ENGINES
+from router.errors import MalformedRequest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.incremental.reader import MIN_BYTES
-from router.prompt.incremental.short_chats import can_continue, common_length
-from router.prompt.prompt_stages import IncrementalPrompt
+from router.prompt.incremental.short_chats import can_continue, common_length, context_of
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import parse_body, prompt_fields
@@ -168,7 +168,7 @@ def request_of(api: str, body: dict[str, Any]) -> InferenceRequest:
 def read(fingerprinter: Fingerprinter, api: str, body: dict[str, Any]) -> tuple[bool, Any]:
     """(whether only new messages were rendered, the prefix)."""
     pending = fingerprinter.begin(request_of(api, body), CONVERSIONS.get(APIS[api]))
-    return isinstance(pending, IncrementalPrompt), fingerprinter.finish(pending)
+    return pending.prefix is not None, fingerprinter.finish(pending)
 
 
 @pytest.fixture(scope="module", params=["demo", "thinking", "tools last", "numbered"])
@@ -241,7 +241,7 @@ def test_a_continued_prompt_can_be_read_slowly(deepseek: Tokenizer, template: Ch
         request = request_of(api, body)
         pending = fingerprinter.begin(request, CONVERSIONS.get(APIS[api]))
         served = fingerprinter.finish(pending)
-    assert isinstance(pending, IncrementalPrompt)
+    assert pending.prefix is not None
     found = fingerprinter.read_slowly(request, pending)
     assert found is not None and found[1] == served
 
@@ -268,8 +268,22 @@ def test_another_salt_makes_another_chat(deepseek: Tokenizer, template: ChatTemp
     for body in bodies:
         read(fingerprinter, "chat", body)
     salted = msgspec.structs.replace(request_of("chat", bodies[-1]), salt="s")
-    assert not isinstance(fingerprinter.begin(salted), IncrementalPrompt)
-    assert isinstance(fingerprinter.begin(request_of("chat", bodies[-1])), IncrementalPrompt)
+    assert fingerprinter.begin(salted).prefix is None
+    assert fingerprinter.begin(request_of("chat", bodies[-1])).prefix is not None
+
+
+def test_a_message_with_the_fields_of_another_chat_does_not_find_its_prefix(
+    deepseek: Tokenizer, template: ChatTemplate
+) -> None:
+    """Such a chat is refused as any other whose message is no object."""
+    fingerprinter = Fingerprinter(deepseek, template, MODEL)
+    for body in bodies_of_chat([("ask", number) for number in range(5)]):
+        known = request_of("chat", body)
+        fingerprinter.fingerprint(known)
+    fields = msgspec.Raw(context_of(known.prompt, "messages", (Endpoint.CHAT.value, ""), False))
+    messages = [fields, *known.prompt["messages"], known.prompt["messages"][-1]]
+    with pytest.raises(MalformedRequest, match="must be an object"):
+        fingerprinter.begin(msgspec.structs.replace(known, prompt={"messages": messages}))
 
 
 @pytest.mark.parametrize(("source", "expected"), [(THINKING, True), (TOOLS_LAST, True), (NUMBERED, False)])

@@ -103,6 +103,12 @@ SMALL_POOLS: list[tuple[tuple[LayerType, ...], int, list[Asked], list[int]]] = [
         [0, 64, 0, 0, 0],
     ),
     ((FULL, window(40)), 35, [(None, 0, 116, 40), (0, 49, 50, 40), (None, 0, 50, 20), (0, 156, 46, 2)], [0, 0, 0, 48]),
+    (  # the last token of an answer begins a block
+        (window(128), FULL),
+        19,
+        [(None, 0, 80, 1), (None, 0, 132, 8), (1, 7, 0, 7), (1, 57, 33, 8), (1, 89, 0, 8)],
+        [0, 0, 0, 48, 48],
+    ),
 ]
 
 
