@@ -82,7 +82,7 @@ class Fingerprinter:
         self._max_prompt_tokens = max_prompt_tokens
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
-        self._made: Callable[[Any], Conversion] = cache(lambda kind: kind(template))
+        self.made: Callable[[Any], Conversion] = cache(lambda kind: kind(template))
 
     @property
     def cache_bytes(self) -> int:
@@ -302,12 +302,6 @@ class Fingerprinter:
                 raise
             raise Unrenderable(UnreadReason.NOT_CONVERTED, str(error)) from error
 
-<<<<<<< HEAD
-    def made(self, kind: type[Conversion]) -> Conversion:
-        return self._conversions.get(kind) or self._conversions.setdefault(kind, kind(self._template))
-
-=======
->>>>>>> main
     def _check_length(self, prompt: str | array[int], context_tokens: int | None, endpoint: Endpoint) -> None:
         """Raises `ContextTooLong` if the prompt has more token ids than the context, and `Unrenderable` if it is too
         long to be encoded."""
