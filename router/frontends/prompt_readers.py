@@ -9,7 +9,6 @@ and counted.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -307,27 +306,13 @@ def _tokenize_body(pod: Pod, request: InferenceRequest, conversion: type[Convers
     `Unrenderable`."""
     prompt = tokenizable(request)
     if request.endpoint.api.is_converted:
-        prompt = _converted(prompt, conversion)
+        if conversion is None:
+            raise Unrenderable(UnreadReason.NOT_CONVERTED, "the engines of this model convert it differently")
+        prompt = conversion(None).sent_chat(prompt)
     if may_have_media(request.body) and media_parts(with_decoded_messages(prompt).get("messages")):
         raise Unrenderable(UnreadReason.MEDIA, "the engine's tokens are equal for different pictures")
     body = ENGINES[pod.engine].tokenize_body(request.adapter or request.model, prompt)
     return None if body is None else msgspec.json.encode(body)
-
-
-def _converted(prompt: Mapping[str, Any], conversion: type[Conversion] | None) -> dict[str, Any]:
-    """The chat that the engine makes of a body, as /tokenize accepts it: arguments of calls are text. Raises
-    `Unrenderable`."""
-    if conversion is None:
-        raise Unrenderable(UnreadReason.NOT_CONVERTED, "the engines of this model convert it differently")
-    chat = conversion(None).chat(prompt)
-    if chat.get("tools") == []:
-        raise Unrenderable(UnreadReason.NOT_CONVERTED, "an empty list of tools differs from none")
-    for message in chat["messages"]:
-        for call in message.get("tool_calls", ()):
-            function = call["function"]
-            if not isinstance(function["arguments"], str):
-                function["arguments"] = json.dumps(function["arguments"])
-    return chat
 
 
 def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:

@@ -82,7 +82,7 @@ class Fingerprinter:
         self._max_prompt_tokens = max_prompt_tokens
         self._completions = CompletionPrompts(tokenizer.vocabulary_size)
         self._seeded = lru_cache(SEEDS)(self._seed)
-        self._made: Callable[[Any], Conversion] = cache(lambda kind: kind(template))
+        self.made: Callable[[Any], Conversion] = cache(lambda kind: kind(template))
 
     @property
     def cache_bytes(self) -> int:
@@ -118,7 +118,7 @@ class Fingerprinter:
         found = None
         if self.incremental is not None and request.endpoint.api.prompt is PromptKind.CHAT:
             found = self.incremental.find(request.prompt, request.salt)
-            if found is not None and conversion is not None and not self._made(conversion).reads_plain(found.messages):
+            if found is not None and conversion is not None and not self.made(conversion).reads_plain(found.messages):
                 found = None
         if self.incremental is not None and found is None:
             found = self.incremental.find_chat(request, conversion)
@@ -293,7 +293,7 @@ class Fingerprinter:
             if kind.in_harmony is None:
                 raise Unrenderable(UnreadReason.NOT_CONVERTED, "this engine does not render Harmony as vLLM does")
             kind = kind.in_harmony
-        conversion = self._made(kind)
+        conversion = self.made(kind)
         try:
             chat, identities = conversion.template_body(request.prompt), _unchanged(request.prompt, identities)
             return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.admission.fair_bound import body_memory
@@ -19,6 +20,7 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
+from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
 from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
@@ -93,7 +95,10 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         return None
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
-        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of)
+        name: replace(
+            answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of),
+            messages=reader.fingerprinter.made(VllmMessages),
+        )
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }

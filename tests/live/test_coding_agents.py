@@ -158,10 +158,10 @@ def claude_options(urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
 
 
 def claude_task(place: Path, *said: str) -> str:
-    """Two calls of tools. `said`: in front of each."""
+    """Two calls of tools. `said`: in front of each, and at the end."""
     read = f'tool_call: Read {{"file_path": "{place}/note.txt"}}'
     count = 'tool_call: Bash {"command": "wc -c note.txt", "description": "Counts"}'
-    return "\n".join(["Look.", *said, read, *said, count])
+    return "\n".join(["Look.", *said, read, *said, count, *said])
 
 
 def codex_options(folder: Path, urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
@@ -241,14 +241,16 @@ async def test_qwen_code_notices_nothing_of_pods_that_are_killed(tmp_path: Path)
     assert [one["continued"] for one in receipts] == [["ids"]] * 3
 
 
-async def test_claude_code_asks_again_where_its_sampled_stream_is_cut(tmp_path: Path) -> None:
-    """Sampled messages are not continued: it sees an error event, and the task succeeds nevertheless."""
+async def test_claude_code_notices_nothing_of_pods_that_are_killed(tmp_path: Path) -> None:
+    """Its messages are sampled and call tools; the pods are killed in front of the calls."""
     need("claude")
     place = workplace(tmp_path)
-    async with struck_fleet(tmp_path, "/v1/messages", 1) as urls:
+    async with struck_fleet(tmp_path, "/v1/messages", 2) as urls:
         options, variables = claude_options(urls)
         check_claude(await run("claude", ["-p", claude_task(place, LONG), *options], place, **variables))
-    check_cut(tmp_path)
+    receipts = receipts_of(tmp_path)
+    assert [one["result"] for one in receipts] == ["ok"] * 3
+    assert [one.get("continued") for one in receipts] == [["ids"], ["ids"], None]
 
 
 async def test_codex_asks_again_where_its_sampled_stream_is_cut(tmp_path: Path) -> None:

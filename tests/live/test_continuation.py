@@ -23,7 +23,7 @@ from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, MODEL, TOOLS, cha
 from tests.live.cutting_proxy import Cuts, proxied
 from tests.live.engines import EngineProcess, start_vllm, started_together
 from tests.live.live_fleet import AGENT_FLAGS
-from tests.live.router_process import await_continuation, router
+from tests.live.router_process import await_continuation, await_conversions, router
 from tests.request.continuation.recorded import Received, named_steps
 
 PODS = 3
@@ -38,7 +38,9 @@ ANTHROPIC_TOOLS = [
 
 
 def message(script: str, *, thinks: bool = False, **fields: Any) -> dict[str, Any]:
-    return {**chat(script, thinks=thinks, stream_options=None), **fields}
+    body = chat(script, thinks=thinks)
+    del body["stream_options"]
+    return {**body, **fields}
 
 
 def response(script: str, *, thinks: bool = False, **fields: Any) -> dict[str, Any]:
@@ -61,6 +63,15 @@ AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Greedy streams of agents' APIs."""
+SAMPLED = {
+    "plain": message("plain", temperature=0.02),
+    "emoji": message("bytes", temperature=0.02),
+    "thinking": message("think", thinks=True, temperature=0.02),
+    "stop": message("stops", temperature=0.02, stop_sequences=["STO three EN"]),
+    "length": message("plain", temperature=0.02, max_tokens=30),
+    "tools": message("tools", thinks=True, temperature=0.02, tools=ANTHROPIC_TOOLS),
+}
+"""Sampled messages, which are asked for as chats; their calls are held."""
 HELD = {
     "tool": chat("tool", temperature=0.02, tools=TOOLS),
     "tools after thinking": chat("tools", thinks=True, temperature=0.02, tools=TOOLS),
@@ -110,6 +121,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutFleet]:
         (policies / "agents.yaml").write_text(POLICY)
         with router(tmp_path_factory.mktemp("router"), config, policies=policies) as urls:
             await_continuation(urls.admin)
+            await_conversions(urls.admin, "/v1/messages")
             yield CutFleet(pods, cuts, urls)
 
 
@@ -150,6 +162,22 @@ def test_greedy_stream_of_an_agent_is_the_uncut_one(fleet: CutFleet, name: str) 
         assert not fleet.cuts.after or cut > events - 6, "nothing was cut"  # the last events come together
         fleet.cuts.after.clear()
         assert named_steps(received) == expected, f"cut after {cut} events"
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_message_is_that_of_a_pod_itself(fleet: CutFleet, name: str) -> None:
+    """Whole, and cut."""
+    body, path = SAMPLED[name], "/v1/messages"
+    expected, whole = named_steps(streamed(fleet.pods[0].url, body, path)), streamed(fleet.urls.public, body, path)
+    assert len(expected) > 4, expected
+    assert named_steps(whole) == expected
+    events = whole.count(b"data: ")
+    for cut in range(0, events, max(events // CUTS, 1)):
+        fleet.cuts.after[:] = [cut]
+        received = streamed(fleet.urls.public, body, path)
+        fleet.cuts.after.clear()
+        assert named_steps(received) == expected, f"cut after {cut} events"
+    assert 'method="ids"' in fleet.continued()
 
 
 @pytest.mark.parametrize("name", HELD)

@@ -148,7 +148,7 @@ AGENTS: list[Any] = [
         {"messages": [{"role": "user", "content": PROMPT}], "tools": [{"name": "look", "input_schema": SCHEMA}]},
     ),
     ("/v1/responses", {"input": PROMPT, "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}]}),
-    ("/v1/messages", {"messages": opening("tides")}),
+    ("/v1/messages", {"messages": opening("tides"), "thinking": {"type": "disabled"}}),
     ("/v1/responses", {"input": " ".join(map(str, range(300)))}),
 ]
 
@@ -175,17 +175,21 @@ async def test_greedy_stream_of_an_agent_is_read_to_its_end(
         assert 'method="replay"' in counted and 'method="none"' not in counted
 
 
+def policies_that_hold(folder: Path, *, holds: bool) -> Path:
+    policy = "name: agents\nabout: Agents\nextends: cost_aware\nmatch: {}\n"
+    policy += f"continuation: {{hold_tool_calls: {str(holds).lower()}}}\n"
+    copytree(shipped("policies"), folder, dirs_exist_ok=True)
+    (folder / "agents.yaml").write_text(policy)
+    return folder
+
+
 @pytest.mark.parametrize("holds", [True, False])
 async def test_sampled_call_that_a_policy_holds_until_it_is_whole_is_not_lost(
     deploy: Deploy, tmp_path: Path, holds: bool
 ) -> None:
-    policy = "name: agents\nabout: Agents\nextends: cost_aware\nmatch: {}\n"
-    policy += f"continuation: {{hold_tool_calls: {str(holds).lower()}}}\n"
-    copytree(shipped("policies"), tmp_path, dirs_exist_ok=True)
-    (tmp_path / "agents.yaml").write_text(policy)
     tool = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
     body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "tools": [tool], "stream": True}
-    async with deploy(continuation=ON, engine=SLOW, policies=tmp_path) as deployment:
+    async with deploy(continuation=ON, engine=SLOW, policies=policies_that_hold(tmp_path, holds=holds)) as deployment:
         await proven(deployment)
         first = await deployment.client.post("/v1/chat/completions", json=body)
         announced = "yes" if holds else "until=tool-call"
@@ -212,6 +216,65 @@ def calls_of(answer: str) -> list[str]:
             said += [call["function"].get("name", ""), call["function"].get("arguments", "")]
         said.append(choices[0]["finish_reason"] or "")
     return ["".join(said)]
+
+
+async def as_chats(deployment: Deployment) -> None:
+    """Wait until pods are known to continue chats, and to read messages as the router does."""
+    await proven(deployment)
+    fleet = deployment.program.fleet
+    await deployment.until(lambda: all(one.pod.reads_alike(Endpoint.MESSAGES) for one in fleet.snapshot.pods))
+
+
+MESSAGE = {"model": "demo", "max_tokens": 100, "stream": True, **AGENTS[0][1]}
+"""Sampled: with reasoning, text and a call."""
+
+
+@pytest.mark.parametrize("kind", [FaultKind.TERMINATE, FaultKind.CORE_DIES, FaultKind.DIE])
+async def test_sampled_message_is_read_to_its_end(deploy: Deploy, kind: FaultKind) -> None:
+    """The pod is asked for a chat. The client reads the message that the pod would have written itself."""
+    async with deploy(continuation=ON, engine=SLOW) as deployment:
+        await as_chats(deployment)
+        expected = said(await events_of(deployment, "/v1/messages", None, **MESSAGE, temperature=0))
+        uncut = await deployment.client.post("/v1/messages?beta=true", json=MESSAGE)
+        assert uncut.headers["x-warmroute-continuable"] == "until=tool-call"
+        events = await events_of(
+            deployment, "/v1/messages", Fault(kind=kind, after_chunks=12), **MESSAGE, temperature=1
+        )
+        assert said(events) == expected
+        assert len({event["message"]["id"] for event in events if "message" in event}) == 1
+        counted = "".join(await continued(deployment))
+        assert 'method="ids"' in counted and 'method="none"' not in counted
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_sampled_call_of_a_message_that_a_policy_holds_is_not_lost(
+    deploy: Deploy, tmp_path: Path, holds: bool
+) -> None:
+    async with deploy(continuation=ON, engine=SLOW, policies=policies_that_hold(tmp_path, holds=holds)) as deployment:
+        await as_chats(deployment)
+        first = await deployment.client.post("/v1/messages", json=MESSAGE)
+        assert first.headers["x-warmroute-continuable"] == ("yes" if holds else "until=tool-call")
+        place = first.text.count("content_block_delta\n") - 3
+        fault = Fault(kind=FaultKind.DIE, after_chunks=place)
+        events = await events_of(deployment, "/v1/messages", fault, **MESSAGE, temperature=1)
+        whole = [json.loads(event.partition("data: ")[2]) for event in first.text.split("\n\n")[:-1]]
+        assert [event["type"] for event in events].count("error") == (not holds)
+        assert not holds or said(events) == said(whole)
+        counted = "".join(await continued(deployment))
+        assert ('method="ids"' if holds else 'outcome="tool call"') in counted
+
+
+async def test_error_of_a_message_that_is_asked_for_as_a_chat_is_that_of_a_message(deploy: Deploy) -> None:
+    async with deploy(continuation=ON) as deployment:
+        await as_chats(deployment)
+        too_long = {**MESSAGE, "max_tokens": 1_000_000}
+        answer = await deployment.client.post("/v1/messages", json=too_long)
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        greedy = await deployment.client.post(
+            "/v1/messages", json={**MESSAGE, "max_tokens": 1_000_000, "temperature": 0}
+        )
+        assert answer.json() == greedy.json()
+        assert answer.json()["error"]["type"] == "BadRequestError"
 
 
 @pytest.mark.parametrize(("path", "fields"), AGENTS[2:], ids=["messages", "responses"])

@@ -12,6 +12,7 @@ from router.decision import Candidate, Split
 from router.errors import UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
+from router.frontends.http.replies import message_error
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.later_pods import CHECK_S, MovePace
@@ -103,6 +104,8 @@ class Attempts:
             else:
                 reply = await self._open(tracker, candidate)
             try:
+                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
+                    reply = await message_error(reply)
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, monotonic(), is_stream=is_event_stream)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
@@ -139,4 +142,5 @@ class Attempts:
         body = tracker.body
         if not context.repeatable:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
-        return self._sender.send(context.inbound, plan.pod, body)
+        inbound = tracker.asked.inbound if isinstance(tracker, ContinuingTracker) else context.inbound
+        return self._sender.send(inbound, plan.pod, body)

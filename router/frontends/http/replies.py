@@ -10,7 +10,7 @@ import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.frontends.http.connection import Ready, Sink
-from router.frontends.http.relay import AnyReply, is_stream
+from router.frontends.http.relay import AnyReply, is_stream, read_all
 from router.guards import Bound
 from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
@@ -73,6 +73,18 @@ class DecodeReply(_ReadReply):
         """Close the decode response, and the prefill request with it."""
         self._reply.close()
         self._closed()
+
+
+async def message_error(reply: AnyReply) -> WholeReply:
+    """The error of a chat as `/v1/messages` of vLLM has it. Raises `UpstreamError`."""
+    try:
+        error = _ONE_TOKEN.json(await read_all(reply), _ANY)["error"]
+        said = {"type": error["type"], "message": error["message"]}
+    except (ValueError, LookupError, TypeError):
+        said = {"type": "api_error", "message": f"status {reply.status}"}
+    headers = [pair for pair in reply.headers if pair[0] not in (b"content-length", b"content-type")]
+    body = msgspec.json.encode({"type": "error", "error": said})
+    return WholeReply(reply.pod, reply.status, [*headers, (b"content-type", b"application/json")], body)
 
 
 class _UsageOptions(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,18 @@ class Conversion:
         """The chat's body for `ChatTemplate.render`, from the fields of a body, raw or decoded. Raises `Unrenderable`
         where it cannot know what the engine does: the engine then answers for itself."""
         raise NotImplementedError
+
+    def sent_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as a request has it: arguments of calls are text. Raises `Unrenderable`."""
+        chat = self.chat(body)
+        if chat.get("tools") == []:
+            raise not_converted("an empty list of tools differs from none")
+        for message in chat["messages"]:
+            for call in message.get("tool_calls", ()):
+                function = call["function"]
+                if not isinstance(function["arguments"], str):
+                    function["arguments"] = json.dumps(function["arguments"])
+        return chat
 
     def template_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The chat's body as `ChatTemplate.render` needs it: `chat`, unless the engine reads chats in its own way."""

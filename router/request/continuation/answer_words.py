@@ -1,10 +1,12 @@
-"""What continuing a stream needs of the model's tokenizer."""
+"""What continuing a stream needs of the model's tokenizer and template."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from router.prompt.apis.conversion import Conversion
 
 HALF = "\ufffd"
 """A text that ends with it ends inside a character."""
@@ -25,6 +27,8 @@ class AnswerWords:
     think: int | None = None
     end_think: int | None = None
     tool_call: int | None = None
+    messages: Conversion | None = None
+    """How vLLM makes a chat of the body of a message."""
 
     def text(self, ids: Sequence[int], begin: int, end: int, *, special: bool) -> str:
         """The text of a slice, as it is behind what is in front of it."""

@@ -18,15 +18,16 @@ from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.asked import Asked, asked_of
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.later_pods import MOVED, move_ms, other_pod, refused_by
+from router.request.continuation.later_pods import MOVED, move_ms, other_pod
 from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
-from router.request.continuation.terms import REPEATED, Terms, terms_of
+from router.request.continuation.terms import REPEATED
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
@@ -46,9 +47,9 @@ class ContinuingTracker(Tracker):
 
     options: ContinuationRules = field(kw_only=True)
     decide_again: Callable[[RequestContext, float], RouteDecision] = field(kw_only=True)
-    _owned_body: bytes = field(init=False)
+    asked: Asked = field(init=False)
+    """What the pod of this attempt is asked for."""
     _body: bytes = field(init=False)
-    _terms: Terms = field(init=False)
     _words: AnswerWords | None = field(init=False)
     _reader: PodStream | None = None
     _refusal: str = ""
@@ -73,10 +74,8 @@ class ContinuingTracker(Tracker):
     _last_s: float = 0.0
 
     def __post_init__(self) -> None:
-        request, prompt, policy = self.context.request, self.context.prompt, self.context.policy
-        self._owned_body = self._body = request.body
-        has_media, holds_calls = prompt is not None and prompt.has_media, policy is not None and policy.hold_tool_calls
-        self._terms = terms_of(request.endpoint, request.body, has_media=has_media, holds_calls=holds_calls)
+        request = self.context.request
+        self.asked, self._body = Asked(request.endpoint, self.context.inbound, request.body), request.body
         self._words = None if request.adapter else self.options.words_of(request.model)
 
     @property
@@ -102,15 +101,11 @@ class ContinuingTracker(Tracker):
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self._refusal = refused_by(self.context, candidate, self._terms)
-            is_proven = self.context.request.endpoint in candidate.pod.continues
-            self._asks_ids = is_proven and not self._refusal and self._words is not None
-            can_repeat = not self._terms.no_replay
-            if not self._refusal and not (can_repeat or (self._asks_ids and not self._terms.no_ids)):
-                self._refusal = self._terms.no_ids if self._asks_ids else "engine"
+            self.asked, self._refusal = asked_of(self.context, candidate, self._words)
+            is_proven = self._words is not None and self.asked.endpoint in candidate.pod.continues
+            self._asks_ids = is_proven and not self._refusal
             self._reader = None if self._refusal else self._reads()
-            self._asks_ids &= self._reader is not None
-            self._body = first_body(self._owned_body, self._terms) if self._asks_ids else self._owned_body
+            self._body = first_body(self.asked.body, self.asked.terms) if self._asks_ids else self.asked.body
         return Tracker.begin(self, candidate, now_s)
 
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
@@ -118,6 +113,8 @@ class ContinuingTracker(Tracker):
             Tracker.head(self, pod, status, now_s, is_stream=is_stream)
             if status >= 400 or not is_stream:
                 self._reader, self._refusal = None, "not a stream"
+                if self.asked.message is not None and status < 400:
+                    raise UpstreamBroken(f"pod {pod}: status {status} without a stream", pod=pod)
         elif status != 200 or not is_stream:
             raise UpstreamBroken(f"pod {pod}: status {status} for the rest of a stream", pod=pod, status=status)
         else:
@@ -132,7 +129,7 @@ class ContinuingTracker(Tracker):
             shown = Tracker.piece(self, piece, now_s)
             self._drop_body()
             return shown
-        shown = reader.feed(piece)
+        shown = self._shown(reader, reader.feed(piece))
         self._last_s = now_s
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
@@ -144,6 +141,18 @@ class ContinuingTracker(Tracker):
             return Tracker.piece(self, shown, now_s)
         if self.has_sent:
             self._stepped(now_s)
+        return b""
+
+    def _shown(self, reader: PodStream, events: bytes) -> bytes:
+        """What the client gets of events: those of its message."""
+        if self.asked.message is None or not events:
+            return events
+        try:
+            if reader.record.forgotten != "unreadable":
+                return self.asked.message.feed(events)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            reader.record.forget("unreadable")
+        reader.fault = "unreadable event"
         return b""
 
     @property
@@ -186,7 +195,7 @@ class ContinuingTracker(Tracker):
 
     def move_ms(self) -> float | None:
         """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
-        takes_ids = self._reader is not None and self._asks_ids and not self._terms.no_ids
+        takes_ids = self._reader is not None and self._asks_ids and not self.asked.terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
@@ -226,7 +235,7 @@ class ContinuingTracker(Tracker):
                 return following
             found = following
         if isinstance(found, Finish):
-            self._made = found.events
+            self._made = self._shown(reader, found.events)
             self._counters.continued("finish", cause, "joined")
         else:
             self._counters.continued("none", cause, found.reason)
@@ -254,12 +263,13 @@ class ContinuingTracker(Tracker):
     def end(self, now_s: float) -> None:
         Tracker.end(self, now_s)
         self._count("failed")
-        self._reader, self._body, self._owned_body = None, b"", b""
+        self._reader = None
+        self.asked.body = self._body = b""
 
     def headers(self) -> HeaderList:
         headers = Tracker.headers(self)
         if self._rules.route_headers:
-            announced = f"no; reason={self._refusal}" if self._refusal else self._terms.announced
+            announced = f"no; reason={self._refusal}" if self._refusal else self.asked.terms.announced
             headers.append((b"x-warmroute-continuable", announced.encode()))
         return headers
 
@@ -275,24 +285,25 @@ class ContinuingTracker(Tracker):
         return found or self._planning(reader)()
 
     def _planning(self, reader: PodStream) -> Callable[[], StreamPlan]:
-        return partial(plan, self._terms, reader.current, self._owned_body, self._words, asks_ids=self._asks_ids)
+        return partial(plan, self.asked.terms, reader.current, self.asked.body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""
         if said.is_finished:
             return Finish(MESSAGE_STOP)
-        body, response_id = self._owned_body, self.context.reader.response_id
+        body, response_id = self.asked.body, self.context.reader.response_id
         if response_id:
             body = body.rstrip()[:-1] + b',"request_id":"' + response_id.encode() + b'"}'
         return Continue(method="replay", body=body, prompt=[])
 
     def _reads(self, before: PodStream | None = None, found: Continue | None = None) -> PodStream:
         """What reads the stream of the first pod, or of one that goes on as `found` after another one."""
-        if self.context.request.endpoint in REPEATED:
-            return RepeatedStream(self._terms, before.record if isinstance(before, RepeatedStream) else SaidEvents())
+        if self.asked.endpoint in REPEATED:
+            said = before.record if isinstance(before, RepeatedStream) else SaidEvents()
+            return RepeatedStream(self.asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
-            return Recorder(self._terms, asks_ids=self._asks_ids)  # the client has only comments
-        return Joiner(self._terms, before.current, found, self._words)
+            return Recorder(self.asked.terms, asks_ids=self._asks_ids)  # the client has only comments
+        return Joiner(self.asked.terms, before.current, found, self._words)
 
     def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
         """The pod that continues, or why none may."""
@@ -310,7 +321,7 @@ class ContinuingTracker(Tracker):
     def _has_all_tokens(self) -> bool:
         """Whether the end of the stream can be made without a pod."""
         assert self._reader is not None
-        record, most = self._reader.current, self._terms.max_tokens
+        record, most = self._reader.current, self.asked.terms.max_tokens
         return record.is_finished or (most is not None and len(record.ids) >= most)
 
     def _limit(self) -> str:
@@ -347,7 +358,7 @@ class ContinuingTracker(Tracker):
 
     def _count_memory(self, reader: PodStream) -> None:
         """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.current.size_bytes + reader.held_bytes + len(self._owned_body)
+        size = reader.current.size_bytes + reader.held_bytes + len(self.asked.body)
         may_forget = not isinstance(reader, Joiner)
         if size > MAX_REMEMBERED_BYTES and may_forget:
             reader.record.forget("too long")
@@ -359,4 +370,4 @@ class ContinuingTracker(Tracker):
     def _drop_body(self) -> None:
         """Free the body, which nothing needs once the client has a part of an answer that is not continued."""
         if self.has_sent:
-            self._owned_body = self._body = b""
+            self.asked.body = self._body = b""

@@ -23,8 +23,8 @@ SHARE = 0.1
 StreamT = TypeVar("StreamT")
 
 
-def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> str:
-    """Why a stream of this candidate cannot be continued."""
+def refused_by(context: RequestContext, candidate: Candidate, terms: Terms, *, takes_ids: bool) -> str:
+    """Why a stream of this candidate cannot be continued. `takes_ids`: whether its pod has shown that it does."""
     decision = context.decision
     if terms.refusal or context.request.prompts != 1:
         return terms.refusal or "n"
@@ -34,7 +34,10 @@ def refused_by(context: RequestContext, candidate: Candidate, terms: Terms) -> s
         return "handoff"
     if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
         return "one pod"
-    return "rank" if candidate.pod.dp_rank is not None else ""
+    if candidate.pod.dp_rank is not None:
+        return "rank"
+    can_go_on = not terms.no_replay or (takes_ids and not terms.no_ids)
+    return "" if can_go_on else terms.no_ids if takes_ids else "engine"
 
 
 def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,13 +15,14 @@ from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import NOT_READY, PodEvent
 from router.hashing import hash_array, token_array
+from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
-from router.types import Endpoint, Generation, PromptPrefix
-from tests.request.continuation.recorded import Received, body_of, case_named, event, words
+from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
+from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import CoreOfPods, pods_at
@@ -39,12 +41,15 @@ class Fleet:
         *,
         limit: int = 1_000_000,
         endpoint: Endpoint = Endpoint.CHAT,
+        proven: str = "",
         steps: StepTimes | None = None,
         **fields: Any,
     ) -> None:
-        self.core = CoreOfPods(pods_at(PODS))
+        self.core = CoreOfPods([replace(pod, version="0.32.0") for pod in pods_at(PODS)])
         for pod in PODS:
             self.core.fleet.learn(pod, continues=frozenset({Endpoint.CHAT}))
+        for pod in proven:
+            self.core.fleet.learn(pod, converts=frozenset({Endpoint.MESSAGES}), trust=PrefixTrust.TRUSTED)
         self.memory = FairBound(limit, "bytes of request bodies", "limits.max_held_bytes")
         self.case = {**case_named(name), "request": {**case_named(name)["request"], **fields}}
         context = self.core.context(*(Direct(self.core.pod(one)) for one in plans), prompt=PROMPT, stream=True)
@@ -60,7 +65,8 @@ class Fleet:
         rules = self.core.core.requests.rules
         assert isinstance(rules, AttemptRules)
         rules = replace(rules, memory=self.memory)
-        options = ContinuationRules(words_of=lambda _model: words(), silence_s=5.0, steps=steps or StepTimes())
+        known = replace(words(), messages=VllmMessages(None))
+        options = ContinuationRules(words_of=lambda _model: known, silence_s=5.0, steps=steps or StepTimes())
         self.counted: list[tuple[str, str, str]] = []
         counters = self.core.core.requests.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
@@ -657,3 +663,113 @@ def test_agents_stream_that_cannot_be_made_again_is_refused_by_name(fields: dict
     fleet.begin(fleet.tracker.first(0.0))
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
     fleet.close()
+
+
+def message_fleet(name: str, **more: Any) -> Fleet:
+    """One sampled message, which pods answer as the recorded chat."""
+    fleet = Fleet(name, proven=more.pop("proven", "abcd"))
+    asked = {one: value for one, value in fleet.case["request"].items() if one != "stream_options"}
+    asked |= more
+    if tools := asked.get("tools"):
+        functions = [tool["function"] for tool in tools]
+        asked["tools"] = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+    request = structs.replace(fleet.context.request, endpoint=Endpoint.MESSAGES, body=json.dumps(asked).encode())
+    fleet.context.request, fleet.context.reader = request, reader_of(Endpoint.MESSAGES)
+    fleet.tracker.release(0.0)
+    assert fleet.context.decision is not None
+    fleet.begin(fleet.context.decision.candidates[0])
+    return fleet
+
+
+def blocks_of(received: bytes) -> list[Any]:
+    """Types and texts of the blocks, the reason to stop, and the tokens."""
+    blocks: list[Any] = []
+    for one in received.decode().split("\n\n")[:-1]:
+        event = json.loads(one.partition("data: ")[2])
+        if event["type"] == "content_block_start":
+            blocks.append([event["content_block"]["type"], ""])
+        elif event["type"] == "content_block_delta":
+            blocks[-1][1] += next((event["delta"][key] for key in ("text", "thinking") if key in event["delta"]), "")
+        elif event["type"] == "message_delta":
+            blocks += [event["delta"]["stop_reason"], event["usage"]["output_tokens"]]
+    return blocks
+
+
+@pytest.mark.parametrize("name", ["sampled", "sampled, thinking"])
+@pytest.mark.parametrize("shares", [(1.0,), (0.4, 1.0), (0.3, 0.6, 1.0)])
+def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tuple[float, ...]) -> None:
+    fleet = message_fleet(name)
+    assert fleet.tracker.asked.inbound.target == b"/v1/chat/completions"
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
+    for share in shares:
+        fleet.answer(share)
+        if share < 1.0:
+            with pytest.raises(UpstreamBroken):
+                fleet.tracker.ended()
+            assert fleet.fail()
+    fleet.end()
+    uncut = [{name: one for name, one in event.items() if name != "t"} for event in fleet.case["uncut"]]
+    usage, texts = fleet.case["usage"], Received(b"".join(stream(uncut, None))).texts
+    reader = fleet.context.reader
+    assert (reader.prompt_tokens, reader.output_tokens) == (usage["prompt_tokens"], usage["completion_tokens"])
+    fleet.close()
+    thought = [["thinking", texts["reasoning"]]] if "reasoning" in texts else []
+    assert blocks_of(fleet.received) == [*thought, ["text", texts["content"]], "end_turn", usage["completion_tokens"]]
+    assert fleet.received.count(b"event: message_start") == fleet.received.count(b"event: message_stop") == 1
+    assert [method for method, _, _ in fleet.counted] == ["ids"] * (len(shares) - 1)
+
+
+def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None:
+    fleet = message_fleet("sampled", proven="a")
+    assert fleet.tracker.asked.message is not None
+    assert fleet.fail(ConnectFailed("refused", pod="a", refused=True))
+    assert (fleet.pod, fleet.tracker.body) == ("b", fleet.context.request.body)
+    assert fleet.tracker.asked.inbound is fleet.context.inbound
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"no; reason=sampled"
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [({"stop_sequences": ["x"]}, "stop strings and tools"), ({"thinking": {"type": "disabled"}}, "sampled")],
+)
+def test_message_whose_chat_cannot_go_on_is_asked_for_as_it_came(fields: dict[str, Any], why: str) -> None:
+    fleet = message_fleet("sampled, tools", **fields)
+    assert (fleet.tracker.body, fleet.tracker.asked.message) == (fleet.context.request.body, None)
+    assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
+    fleet.close()
+
+
+@pytest.mark.parametrize("delta", [{"content": {"a": 1}}, {"tool_calls": [7]}, {"reasoning": 7}], ids=str)
+def test_message_ends_with_an_event_that_cannot_be_read(delta: dict[str, Any]) -> None:
+    fleet = message_fleet("sampled")
+    fleet.answer(0.5, event(delta))
+    before = fleet.received
+    with pytest.raises(UpstreamBroken):
+        fleet.tracker.ended()
+    assert not fleet.fail()
+    assert fleet.tracker.last_events(0.0) == b"" and fleet.received == before
+    assert fleet.counted == [("none", "unreadable event", "unreadable")]
+    fleet.close()
+
+
+def test_pod_that_answers_a_chat_without_a_stream_is_replaced() -> None:
+    fleet = message_fleet("sampled")
+    with pytest.raises(UpstreamBroken, match="without a stream") as raised:
+        fleet.tracker.head("a", 200, 0.0, is_stream=False)
+    assert fleet.fail(raised.value)
+    fleet.answer(1.0)
+    fleet.end()
+    fleet.close()
+    assert blocks_of(fleet.received)[-2] == "end_turn"
+
+
+def test_end_of_a_message_is_made_where_only_that_is_missing() -> None:
+    fleet = message_fleet("sampled")
+    events = len(ScriptedPod(fleet.case).stream(fleet.tracker.body))
+    fleet.answer((events - 2) / events)
+    assert not fleet.fail()
+    fleet.received += fleet.tracker.last_events(0.0)
+    fleet.close()
+    assert blocks_of(fleet.received)[-2:] == ["end_turn", fleet.case["usage"]["completion_tokens"]]
+    assert fleet.counted == [("finish", "connection", "joined")]

@@ -1,0 +1,122 @@
+"""Writes the stream of a message from that of a chat, as vLLM 0.32 does.
+
+Source: `message_stream_converter` in `entrypoints/anthropic/serving.py`. Signatures, which vLLM draws, are made of the
+id of the response.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_128_hexdigest
+
+from router.request.continuation.stream_events import DATA, DONE, END, MAX_REMEMBERED_BYTES, fields_of
+
+_STOP_REASONS = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+_CACHED = {"created_cache_tokens": "cache_creation_input_tokens", "cached_tokens": "cache_read_input_tokens"}
+_BLOCKS = {"text": ("text", "text"), "thinking": ("thinking", "thinking"), "tool_use": ("input_json", "partial_json")}
+"""Kind and field of the deltas of a block."""
+
+
+class MessageStream:
+    """One message. Its chat has not both tools and stop strings: no string ends a call."""
+
+    __slots__ = ("_call", "_call_id", "_finish", "_id", "_index", "_kind", "_pending", "_stop", "_uses_tool")
+
+    def __init__(self) -> None:
+        self._id = self._kind = self._call_id = self._pending = ""
+        """The id of the response, the type of the open block, the id of its call, and the text inside the call."""
+        self._index, self._call = 0, -1
+        """The number of the next block, or of the open one, and that of its call."""
+        self._finish: str = "stop"
+        self._stop: object = None
+        self._uses_tool = False
+
+    def feed(self, events: bytes) -> bytes:
+        """What the client gets of whole events. Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` for
+        events of another form."""
+        return b"".join(map(self._event, events.split(END)[:-1]))
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(DATA):
+            return event + END  # comments keep connections open
+        if event + END == DONE:
+            return self._end() + _named("message_stop")
+        fields = fields_of(event)
+        if not self._id:
+            self._id = fields["id"]
+            head = {"id": self._id, "type": "message", "role": "assistant", "content": [], "model": fields["model"]}
+            ends = {"stop_reason": None, "stop_sequence": None, "usage": _usage(fields)}
+            return _named("message_start", message=head | ends)
+        if not fields["choices"]:
+            return self._end() + _named("message_delta", delta=self._reason(), usage=_usage(fields))
+        choice = fields["choices"][0]
+        if choice.get("finish_reason") is not None:
+            self._finish, self._stop = choice["finish_reason"], choice.get("stop_reason")
+        return self._said(choice["delta"])
+
+    def _said(self, delta: dict[str, Any]) -> bytes:
+        events = b""
+        if text := delta.get("reasoning"):
+            events += self._begin("thinking", thinking="") if self._kind != "thinking" else b""
+            events += self._piece(text)
+        if text := delta.get("content"):
+            if self._kind != "tool_use":
+                events += self._begin("text", text="") if self._kind != "text" else b""
+                events += self._piece(text)
+            elif len(self._pending) < MAX_REMEMBERED_BYTES:
+                self._pending += text
+            else:
+                raise ValueError("too much text inside a call")
+        return events + b"".join(map(self._called, delta.get("tool_calls") or ()))
+
+    def _called(self, call: dict[str, Any]) -> bytes:
+        function, known, events = call.get("function") or {}, call.get("id"), b""
+        if known is not None and known != self._call_id and function.get("name") is not None:
+            events = self._begin("tool_use", id=known, name=function["name"], input={})
+            self._call, self._call_id, self._uses_tool = call["index"], known, True
+        is_open = call["index"] == self._call if known is None else known == self._call_id
+        return events + self._piece(function["arguments"]) if is_open and function.get("arguments") else events
+
+    def _begin(self, kind: str, **fields: Any) -> bytes:
+        events, self._kind = self._end(), kind
+        return events + _named("content_block_start", content_block={"type": kind, **fields}, index=self._index)
+
+    def _piece(self, text: str) -> bytes:
+        kind, field = _BLOCKS[self._kind]
+        return _named("content_block_delta", delta={"type": f"{kind}_delta", field: text}, index=self._index)
+
+    def _end(self) -> bytes:
+        """The end of the open block, and the text that came inside a call as a block of its own."""
+        kind, text, index, events = self._kind, self._pending, self._index, b""
+        if not kind:
+            return b""
+        self._kind = self._call_id = self._pending = ""
+        self._index, self._call = index + 1, -1
+        if kind == "thinking":
+            signature = {"type": "signature_delta", "signature": xxh3_128_hexdigest(f"{self._id} {index}".encode())}
+            events = _named("content_block_delta", delta=signature, index=index)
+        events += _named("content_block_stop", index=index)
+        return events + self._begin("text", text="") + self._piece(text) + self._end() if text else events
+
+    def _reason(self) -> dict[str, Any]:
+        reason, stop = _STOP_REASONS.get(self._finish), None
+        if reason == "end_turn" and self._uses_tool:
+            reason = "tool_use"
+        elif reason == "end_turn" and isinstance(self._stop, str):
+            reason, stop = "stop_sequence", self._stop
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _named(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
+
+
+def _usage(fields: dict[str, Any]) -> dict[str, int]:
+    """Input is what was neither read from the cache nor written to it."""
+    usage = fields.get("usage") or {}
+    details = usage.get("prompt_tokens_details") or {}
+    cached = {name: count for key, name in _CACHED.items() if (count := details.get(key)) is not None}
+    fresh = max(usage.get("prompt_tokens", 0) - sum(cached.values()), 0)
+    return {"input_tokens": fresh, "output_tokens": usage.get("completion_tokens") or 0, **cached}
