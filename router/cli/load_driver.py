@@ -30,7 +30,6 @@ TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
 _HEADERS = [(b"content-type", b"application/json")]
 _decode_chunk = msgspec.json.Decoder(dict[str, Any]).decode
 
-
 SendRequest: TypeAlias = Callable[[UpstreamPool, bytes, float], Awaitable[IncomingResponse]]
 """Sends a request and waits for the response headers. The number is the session's `read_pause_s`."""
 
@@ -172,16 +171,17 @@ class LoadDriver:
         """The text of a chunk. The first chunk with text sets the TTFT."""
         try:
             chunk = _decode_chunk(payload)
-        except msgspec.DecodeError as error:
+            if chunk.get("error") is not None:
+                raise UpstreamBroken(f"error in the stream: {chunk['error']}")
+            if (usage := chunk.get("usage")) is not None:
+                result.prompt_tokens = usage.get("prompt_tokens", 0)
+                result.output_tokens = usage.get("completion_tokens", 0)
+                result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                result.engine = chunk.get("system_fingerprint") or ""
+            said = (one.get("delta") or one for one in chunk.get("choices", ()))
+            text = "".join(one.get("text") or one.get("content") or "" for one in said)
+        except (msgspec.DecodeError, TypeError, AttributeError) as error:
             raise UpstreamBroken(f"invalid stream chunk: {error}") from error
-        if chunk.get("error") is not None:
-            raise UpstreamBroken(f"error in the stream: {chunk['error']}")
-        if (usage := chunk.get("usage")) is not None:
-            result.prompt_tokens, result.output_tokens = usage["prompt_tokens"], usage.get("completion_tokens", 0)
-            result.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-            result.engine = chunk.get("system_fingerprint") or ""
-        said = (one.get("delta") or one for one in chunk.get("choices", ()))
-        text = "".join(one.get("text") or one.get("content") or "" for one in said)
         if text and result.ttft_s is None:
             result.ttft_s = self.elapsed_s() - result.due_s
         return text

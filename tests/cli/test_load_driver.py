@@ -124,6 +124,9 @@ async def test_a_comment_in_the_stream_is_not_an_error() -> None:
         (b'data: {"error": {"message": "cut"}}\n\n', "error in the stream"),
         (b'event: error\ndata: {"type": "error", "error": {"message": "cut"}}\n\n', "error in the stream"),
         (b"data: {nothing\n\n", "invalid stream chunk"),
+        (b'data: {"choices": [null]}\n\n', "invalid stream chunk"),
+        (b'data: {"choices": [{"text": 7}]}\n\n', "invalid stream chunk"),
+        (b'data: {"usage": 7}\n\n', "invalid stream chunk"),
     ],
 )
 async def test_a_broken_stream_is_an_error(body: bytes, complaint: str) -> None:
