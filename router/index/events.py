@@ -187,15 +187,14 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
     block_size = _optional(fields, "block_size", int) or 0
     extra_keys = [_keys(of_block) for of_block in fields.get("extra_keys") or ()]
     EXTRA_KEYS.check_items(sum(map(len, extra_keys)))
-    kind, parent = _KINDS.get(fields.get("kv_cache_spec_kind")), fields.get("parent_block_hash")
-    parent_hash = None if parent is None else _hash(parent)
+    kind = _KINDS.get(fields.get("kv_cache_spec_kind"))
     if kind is not AttentionKind.FULL:
         if not kind or not hashes or block_size <= 0:
             return None
         # A group that keeps some only: the event of full attention with the same hashes says which blocks they are.
         layers = LayerType(kind, block_size, _optional(fields, "kv_cache_spec_sliding_window", int) or 0)
         return BlocksStored(
-            block_hashes=hashes, parent_hash=parent_hash, tier=_tier(fields), group=_group(fields), layers=layers
+            block_hashes=hashes, parent_hash=_parent(fields), tier=_tier(fields), group=_group(fields), layers=layers
         )
     behind = tuple([tokens[:MAX_AHEAD] for tokens in fields.get("lookahead_token_ids") or ()])
     if len(tokens) != block_size * len(hashes) or (behind and [*map(len, behind)] != [len(behind[0])] * len(hashes)):
@@ -206,7 +205,7 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         _fold_media(tokens, extra_keys, block_size, (adapter, salt, ["cache_salt", salt]))
     return BlocksStored(
         block_hashes=hashes,
-        parent_hash=parent_hash,
+        parent_hash=_parent(fields),
         tokens=tokens,
         lookahead_tokens=behind if any(behind) else (),
         block_size_tokens=block_size,
@@ -215,6 +214,11 @@ def _stored(fields: Mapping[str, Any]) -> BlocksStored | None:
         adapter=adapter,
         salt=salt,
     )
+
+
+def _parent(fields: Mapping[str, Any]) -> int | None:
+    parent = fields.get("parent_block_hash")
+    return None if parent is None else _hash(parent)
 
 
 def _optional(fields: Mapping[str, Any], name: str, kind: type[T]) -> T | None:

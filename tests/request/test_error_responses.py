@@ -28,7 +28,33 @@ ERRORS = set(subclasses(RouterError)) - {ConfigError}
 """`ConfigError` is raised before any request."""
 
 
-def test_every_error_of_a_request_has_a_status_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.MalformedRequest, 400),
+        (errors.ContextTooLong, 400),
+        (errors.NotAuthenticated, 401),
+        (errors.InvalidKey, 401),
+        (errors.UnknownSigningKey, 401),
+        (errors.AccessDenied, 403),
+        (errors.UnknownModel, 404),
+        (errors.UnknownEndpoint, 404),
+        (errors.UnknownResponse, 404),
+        (errors.MethodNotAllowed, 405),
+        (errors.RequestTimeout, 408),
+        (errors.BodyTooLarge, 413),
+        (errors.UnsupportedContentType, 415),
+        (errors.QuotaExceeded, 429),
+        (errors.ShareExceeded, 429),
+        (errors.HeadersTooLarge, 431),
+        (errors.UpstreamTimeout, 504),
+    ],
+)
+def test_clients_are_told_by_the_status(error: type[RouterError], status: int) -> None:
+    assert error.http_status == status
+
+
+def test_no_error_of_a_request_is_answered_as_an_unexpected_one() -> None:
     """Only an error that nobody expected is answered with 500."""
     assert {error.http_status // 100 * 100 for error in ERRORS if issubclass(error, errors.ClientError)} == {400}
     assert {error.http_status for error in ERRORS if not issubclass(error, errors.ClientError)} == {502, 503, 504}

@@ -1,4 +1,4 @@
-"""Responses that differ from what a pod sent: one that is already complete, and one with corrected usage."""
+"""Responses that differ from what a pod sent: whole ones, those with corrected usage, errors of another API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from router.guards import Bound
 from router.request.inbound import HeaderList
 from router.types import Endpoint, PodId
 
-_ONE_TOKEN = Bound("response of one token", 1024 * 1024, 20_000)
+_SMALL = Bound("small response", 1024 * 1024, 20_000)
 _ANY = msgspec.json.Decoder()
 _DONE = b"data: [DONE]\n\n"
 
@@ -78,7 +78,7 @@ class DecodeReply(_ReadReply):
 async def message_error(reply: AnyReply) -> WholeReply:
     """The error of a chat as `/v1/messages` of vLLM has it. Raises `UpstreamError`."""
     try:
-        error = _ONE_TOKEN.json(await read_all(reply), _ANY)["error"]
+        error = _SMALL.json(await read_all(reply), _ANY)["error"]
         said = {"type": error["type"], "message": error["message"]}
     except (ValueError, LookupError, TypeError):
         said = {"type": "api_error", "message": f"status {reply.status}"}
@@ -102,7 +102,7 @@ def as_stream(endpoint: Endpoint, response: bytes, request: bytes) -> bytes:
     Raises `ValueError` where `response` is not one of that endpoint."""
     chat = endpoint is Endpoint.CHAT
     try:
-        whole = _ONE_TOKEN.json(response, _ANY)
+        whole = _SMALL.json(response, _ANY)
         shared = {name: whole[name] for name in ("id", "created", "model") if name in whole}
         steps = [step for choice in whole["choices"] for step in (_chat_steps(choice) if chat else [dict(choice)])]
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
