@@ -164,8 +164,11 @@ class PredictedIndex:
             heappush(self._expiries, ((queue[0].at_s if queue else now_s) + ttl_s, pod))
         dispatched.ttl_s = ttl_s
         if capacity_blocks is None:
+            last = prediction.hashes[-1]
+            if not prediction.ends:  # it takes the place of earlier ones
+                self._end_those(pod, (last,), _CONFIRMED)
             prediction.until_s = now_s + (min(ttl_s, UNTIL_EVENTS_S) if prediction.ends else ttl_s)
-            heappush(self._deadlines, (prediction.until_s, pod, prediction.hashes[-1]))
+            heappush(self._deadlines, (prediction.until_s, pod, last))
             return True
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:

@@ -104,12 +104,13 @@ class Attempts:
             else:
                 reply = await self._open(tracker, candidate)
             try:
-                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
-                    reply = await message_error(reply)
                 is_event_stream = is_stream(reply.headers)
                 tracker.head(reply.pod, reply.status, monotonic(), is_stream=is_event_stream)
+                if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
+                    reply = await message_error(reply)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
+                    headers = [pair for pair in headers if pair[0] != b"content-length"]  # the client's has another one
                     with self._leaving.watched(tracker, reply.close):
                         await relay_joined(reply, client, tracker, headers)
                 else:

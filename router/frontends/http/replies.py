@@ -82,7 +82,7 @@ async def message_error(reply: AnyReply) -> WholeReply:
         said = {"type": error["type"], "message": error["message"]}
     except (ValueError, LookupError, TypeError):
         said = {"type": "api_error", "message": f"status {reply.status}"}
-    headers = [pair for pair in reply.headers if pair[0] not in (b"content-length", b"content-type")]
+    headers = [pair for pair in reply.headers if not pair[0].startswith(b"content-")]
     body = msgspec.json.encode({"type": "error", "error": said})
     return WholeReply(reply.pod, reply.status, [*headers, (b"content-type", b"application/json")], body)
 

@@ -45,6 +45,8 @@ class MessageStream:
             return self._end() + _named("message_stop")
         fields = fields_of(event)
         if not self._id:
+            if not fields["id"]:
+                raise ValueError("no id")
             self._id = fields["id"]
             head = {"id": self._id, "type": "message", "role": "assistant", "content": [], "model": fields["model"]}
             ends = {"stop_reason": None, "stop_sequence": None, "usage": _usage(fields)}

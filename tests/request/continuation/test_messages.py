@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.frontends.http.replies import WholeReply, message_error
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
@@ -150,7 +151,8 @@ REFERENCE = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "to
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "look"}]}]},
         {"messages": [{"role": "user", "content": [{**REFERENCE, "content": [{"type": "image", "source": "x"}]}]}]},
         {"messages": [USER] * 4000},
-        {"system": "x" * 1024 * 1024},
+        {"tools": [{"name": "look", "input_schema": {"enum": [10**4000] * 60}}]},
+        {"system": "x" * 256 * 1024},
     ],
     ids=lambda fields: str(fields)[:60],
 )
@@ -203,6 +205,20 @@ def test_event_of_another_form_is_not_written(event: bytes) -> None:
     assert stream.feed(HEAD).startswith(b"event: message_start\n")
     with pytest.raises((ValueError, LookupError, TypeError, AttributeError)):
         stream.feed(event)
+
+
+def test_stream_without_an_id_is_not_written() -> None:
+    """Each of its events would begin the message again."""
+    with pytest.raises(ValueError, match="no id"):
+        MessageStream().feed(HEAD.replace(b'"id":"a"', b'"id":""'))
+
+
+@pytest.mark.anyio
+async def test_error_of_a_chat_loses_the_headers_of_its_body() -> None:
+    headers = [(b"content-encoding", b"gzip"), (b"content-length", b"3"), (b"retry-after", b"1")]
+    error = await message_error(WholeReply("a", 400, headers, b"\x1f\x8b\x08"))
+    assert error.headers == [(b"retry-after", b"1"), (b"content-type", b"application/json")]
+    assert json.loads(error.body)["error"] == {"type": "api_error", "message": "status 400"}
 
 
 def test_what_a_stream_remembers_is_bounded() -> None:
