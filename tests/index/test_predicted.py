@@ -256,9 +256,7 @@ def test_a_prompt_that_is_sent_again_and_again_is_remembered_once() -> None:
     """A pod that has all of it announces nothing."""
     index, prompt = PredictedIndex(), list(range(1, 100))
     for number in range(50):
-        prediction = index.begin("a", prompt, ttl_s=TTL_S)
-        index.confirm(prediction, float(number) / 10)
-        assert len(prediction.hashes) == 1
+        index.confirm(index.begin("a", prompt, ttl_s=TTL_S), float(number) / 10)
     assert [len(alike) for alike in index._pods["a"].open.values()] == [1]
     assert blocks(index, prompt, 14.8) == {"a": 99}
     assert blocks(index, prompt, 14.9) == {}
