@@ -7,6 +7,9 @@ Spans, labels of metrics, receipts and headings of the docs have the same seven 
 
 from __future__ import annotations
 
+from itertools import compress
+from operator import sub
+
 PHASES = ("admit", "fingerprint", "match", "decide", "attempt", "relay", "settle")
 
 
@@ -35,8 +38,12 @@ class Phases:
         return self._entered[0][1]
 
     def end(self, now_s: float) -> None:
-        for phase, began_s, end_s in self.intervals(now_s):
-            self.taken_s[phase] = self.taken_s.get(phase, 0.0) + (end_s - began_s)
+        phases, began_s = zip(*self._entered, strict=True)
+        seconds = list(map(sub, (*began_s[1:], now_s), began_s))
+        self.taken_s.update(zip(phases, seconds, strict=True))
+        if len(self.taken_s) < len(phases):  # one was entered again
+            for phase in self.taken_s:
+                self.taken_s[phase] = sum(compress(seconds, map(phase.__eq__, phases)))
 
     def intervals(self, now_s: float) -> list[tuple[str, float, float]]:
         """(phase, beginning, end) in order; the current phase ends at `now_s`."""

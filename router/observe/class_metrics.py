@@ -12,7 +12,7 @@ from operator import itemgetter
 from router.observe.declared import of_requests
 from router.observe.ended import UsedTokens
 from router.observe.exposition import Registry
-from router.observe.fast_metrics import OTHER, Labels
+from router.observe.fast_metrics import OTHER, CountsByLast, Labels
 from router.observe.receipts import Outcome
 from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import RecordedScene
@@ -32,7 +32,7 @@ class ClassMetrics:
     def __init__(self, r: Registry) -> None:
         self._requests = r[of_requests.CLASS_REQUESTS]
         self._refusals = r[of_requests.QUOTA_REFUSALS]
-        self._usage = r[of_requests.USAGE_TOKENS]
+        self._usage = CountsByLast(r[of_requests.USAGE_TOKENS], _KINDS)
         self._slo = r[of_requests.SLO_REQUESTS]
         self._in_flight_tokens = r[of_requests.TENANT_IN_FLIGHT_TOKENS]
         self.tokens = TokenMetrics(r)
@@ -45,8 +45,9 @@ class ClassMetrics:
     def observe_usage(self, used: UsedTokens) -> None:
         tenant = used.tenant[:MAX_TENANT_CHARACTERS]
         label = tenant if self.tenants.is_named(tenant) else OTHER
-        for kind in _KINDS:
-            self._usage.labels(label, used.model, kind).value += getattr(used, f"{kind}_tokens")
+        tokens = used.prompt_tokens, used.cached_tokens, used.computed_tokens, used.output_tokens
+        for count, more in zip(self._usage[label, used.model], tokens, strict=True):
+            count.value += more
 
     def _label(self, tenant: str) -> str:
         """Count one request of a tenant; returns the tenant's label."""

@@ -163,6 +163,24 @@ class Counter(_Numbers):
     _family = CounterMetricFamily
 
 
+class CountsByLast(dict[Labels, tuple[Count, ...]]):
+    """The series of a counter by all labels but the last: one for each of `values` of that. One lookup for all."""
+
+    def __init__(self, counter: Counter, values: Iterable[str]) -> None:
+        super().__init__()
+        self._counter, self._values = counter, tuple(values)
+
+    def __missing__(self, labels: Labels) -> tuple[Count, ...]:
+        if len(self) >= MAX_SERIES:
+            self.clear()
+        found = self[labels] = tuple([self._counter.labels(*labels, value) for value in self._values])
+        return found
+
+    def remove_where(self, matches: Callable[[Labels], bool]) -> None:
+        self._counter.remove_where(matches)
+        self.clear()
+
+
 class Gauge(_Numbers):
     _family = GaugeMetricFamily
 

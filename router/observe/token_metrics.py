@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
 from router.observe.exposition import Registry
-from router.observe.fast_metrics import MAX_SERIES, Count, Labels
+from router.observe.fast_metrics import MAX_SERIES, Count, CountsByLast, Labels
 from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene
 from router.types import BlocksByTier, Tier
@@ -35,7 +35,7 @@ class TokenMetrics:
         self._available = r[of_requests.AVAILABLE_TOKENS]
         self._captured = r[of_requests.CAPTURED_TOKENS]
         self._delivered = r[of_requests.DELIVERED_TOKENS]
-        self._tenants = r[of_requests.TENANT_TOKENS]
+        self._tenants = CountsByLast(r[of_requests.TENANT_TOKENS], _STAGES)
         self._error = r[of_requests.CACHED_ERROR]
         self._depth = r[of_requests.PREFIX_DEPTH]
         self._decisions = r[of_decisions.DECISIONS]
@@ -56,8 +56,8 @@ class TokenMetrics:
         blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
         stages = ended.prompt_tokens, blocks * block, served.cached_tokens, delivered or 0
-        for stage, more in zip(_STAGES, stages, strict=True):
-            self._tenants.labels(tenant, stage).value += more
+        for count, more in zip(self._tenants[(tenant,)], stages, strict=True):
+            count.value += more
         series.prompt.value += ended.prompt_tokens
         for tier, held in enumerate(longest):
             series.available[tier].value += held * block
