@@ -165,9 +165,10 @@ class PredictedIndex:
         dispatched.ttl_s = ttl_s
         if capacity_blocks is None:
             last = prediction.hashes[-1]
+            until_s = now_s + (min(ttl_s, UNTIL_EVENTS_S) if prediction.ends else ttl_s)
             if not prediction.ends:  # it takes the place of earlier ones
-                self._end_those(pod, (last,), _CONFIRMED)
-            prediction.until_s = now_s + (min(ttl_s, UNTIL_EVENTS_S) if prediction.ends else ttl_s)
+                self._end_those(pod, (last,), until_s)
+            prediction.until_s = until_s
             heappush(self._deadlines, (prediction.until_s, pod, last))
             return True
         queue.append(_Dispatch(number, now_s, run))
