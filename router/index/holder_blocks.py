@@ -160,7 +160,8 @@ class HolderBlocks:
         """An engine that loads other weights under the name of an adapter has other hashes from then on: what it drops
         of the adapter when a known block comes with a new hash."""
         adapters, changes = self._adapters, list[BlockChange]()
-        if any(new not in adapters and self._held[blocks[0] % SHARDS].get(blocks[0]) for new, blocks in resolved):
+        # Blocks of an engine that are longer than the router's may begin alike: the last block says what is in them.
+        if any(new not in adapters and self._held[blocks[-1] % SHARDS].get(blocks[-1]) for new, blocks in resolved):
             known = [one for one, of in adapters.items() if of == adapter]
             for tier in Tier:
                 changes += self._remove_copies(tier, known)

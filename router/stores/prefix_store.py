@@ -23,7 +23,6 @@ from router.types import (
     BlockChange,
     BlockHash,
     BlocksByTier,
-    BlocksStored,
     Generation,
     KvEvent,
     Pod,
@@ -118,12 +117,9 @@ class LocalStore:
             self.evicted.of(model).holds(pod, 0)
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
-        """Prompts of adapters stay predicted: a block with a second hash ends what is known of its adapter."""
         for event in events:
-            is_of_adapter = isinstance(event, BlocksStored) and bool(event.adapter)
             for change in self._announced.apply(pod, event):
-                if change.layer or not is_of_adapter:
-                    self.predicted.apply(pod, change)
+                self.predicted.apply(pod, change)
 
     def size_blocks(self, pod: PodId) -> int:
         return self._announced.size_blocks(pod)

@@ -363,6 +363,16 @@ def test_the_same_weights_loaded_again_keep_their_blocks() -> None:
     assert len(holder.held()[GPU]) == 3
 
 
+def test_prompts_of_an_adapter_that_part_within_an_engines_block_are_no_other_weights() -> None:
+    """Seen on vLLM with blocks of 32 tokens: the end of an answer, then the next prompt, which begins like it."""
+    first = replace(of_adapter(71, 72, tokens=8), block_size_tokens=4)
+    holder, _ = applied(first)
+    second = replace(first, block_hashes=(73,), parent_hash=71, tokens=(*TOKENS[4:6], 98, 99))
+    changes = holder.apply(second)
+    assert changes == adds(*(holder.blocks_of(73) or ())[1:]), "the first half is there already"
+    assert holder.blocks_of(72) is not None and len(holder.held()[GPU]) == 5
+
+
 def test_nothing_is_remembered_of_an_adapters_removed_blocks() -> None:
     holder, _ = applied(of_adapter(71, 72), removed(71, 72))
     assert holder._adapters == {} and holder.size_blocks == 0

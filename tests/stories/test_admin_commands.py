@@ -101,7 +101,7 @@ async def test_preview_prints_a_decision_and_sends_nothing(
     file = tmp_path / "request.json"
     file.write_text(body)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(body.encode())))
-    async with deploy(pods=2) as deployment:
+    async with deploy(pods=2, probes={"self_test": False}) as deployment:  # no prompts of our own
         for arguments in (("--model", "demo", "--prompt", "Hello"), (str(file),), ("-",)):
             ended = await typed_at(deployment, "preview", *arguments)
             assert ended.code == 0, ended.err
@@ -109,8 +109,11 @@ async def test_preview_prints_a_decision_and_sends_nothing(
             assert max(map(len, ended.out.splitlines())) <= 80
         unknown = await typed_at(deployment, "preview", "--model", "other", "--prompt", "Hello")
         assert unknown.code == 1 and "other" in unknown.err
-        assert all(not status.load.running for status in deployment.program.fleet.snapshot.pods)
         assert (await typed_at(deployment, "preview")).code == 2
+        for engine in deployment.engines:
+            metrics = (await deployment.client.get(f"{engine.url}/metrics")).text
+            prompt_tokens = [line for line in metrics.splitlines() if line.startswith("vllm:prompt_tokens_total")]
+            assert prompt_tokens and all(line.endswith(" 0.0") for line in prompt_tokens)
 
 
 @pytest.mark.parametrize("url", ["unix:", "http://127.0.0.1:1", "http://[", "ftp://x", "x" * 9])
