@@ -32,6 +32,9 @@ from router.types import BlockChange, BlockHash, BlocksByTier, PodId
 
 MAX_STALE_DISPATCHES = 1024
 """A pod's queue is cleaned when it is longer than twice the pod's runs plus this number."""
+MAX_EXPIRED = 64
+"""How many dispatches one match lets expire; later ones go on. After a burst and a silence 30,000 were due, which took a
+second at once."""
 UNTIL_EVENTS_S = 3.0
 """Events of a prompt arrive before its first token, through Redis within a second. If they do not name a checkpoint
 until then, the pod has not kept it: it may have had the whole prompt, or have larger blocks."""
@@ -207,13 +210,8 @@ class PredictedIndex:
     def match(self, hashes: Sequence[BlockHash], now_s: float = -math.inf) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod, all counted in the GPU tier. Without a time, nothing expires. O(runs x pods that have
         them)."""
-        while self._expiries and self._expiries[0][0] <= now_s:
-            _, pod = heappop(self._expiries)
-            if pod in self._pods:
-                self._expire(pod, now_s)
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, pod, last = heappop(self._deadlines)
-            self._end_those(pod, (last,), now_s)
+        if (self._expiries and self._expiries[0][0] <= now_s) or (self._deadlines and self._deadlines[0][0] <= now_s):
+            self._expire(now_s)
         found: dict[PodId, BlocksByTier] = {}
         runs, start, end = self._runs, 0, len(hashes)
         while start < end and (run := runs.get(hashes[start])) is not None:
@@ -288,11 +286,25 @@ class PredictedIndex:
 
     # --- eviction ---
 
-    def _expire(self, pod: PodId, now_s: float) -> None:
-        """Drop expired blocks and schedule the pod's next expiry."""
-        dispatched = self._pods[pod]
-        ttl_s = dispatched.ttl_s
-        while dispatched.queue and dispatched.queue[0].at_s + ttl_s <= now_s:
+    def _expire(self, now_s: float) -> None:
+        """End what is due, up to `MAX_EXPIRED` dispatches."""
+        for _ in range(MAX_EXPIRED):
+            if not self._deadlines or self._deadlines[0][0] > now_s:
+                break
+            _, pod, last = heappop(self._deadlines)
+            self._end_those(pod, (last,), now_s)
+        for _ in range(MAX_EXPIRED):
+            if not self._expiries or self._expiries[0][0] > now_s:
+                break
+            self._expire_oldest(heappop(self._expiries)[1], now_s)
+
+    def _expire_oldest(self, pod: PodId, now_s: float) -> None:
+        """Drop the blocks of the oldest dispatch if they have expired, and schedule the pod's next expiry."""
+        dispatched = self._pods.get(pod)
+        if dispatched is None or not dispatched.queue:
+            return
+        oldest, ttl_s = dispatched.queue[0], dispatched.ttl_s
+        while dispatched.queue and dispatched.queue[0] is oldest and oldest.at_s + ttl_s <= now_s:
             self._drop_tail(pod, dispatched, dispatched.blocks)
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))

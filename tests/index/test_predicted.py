@@ -78,6 +78,16 @@ def test_a_new_ttl_applies_to_all_blocks_of_a_pod() -> None:
     assert blocks(index, [1], 1.0) == {}
 
 
+@pytest.mark.parametrize("capacity_blocks", [None, 1_000])
+def test_what_a_burst_has_sent_expires_over_several_matches(capacity_blocks: int | None) -> None:
+    """One match after a silence would hold the event loop."""
+    count = predicted.MAX_EXPIRED + 1
+    index = recorded(*([number] for number in range(count)), capacity_blocks=capacity_blocks)
+    after_s, last = count + TTL_S, [count - 1]
+    assert blocks(index, [0], after_s) == {} and index.match(last) == {"a": (1, 0, 0, 0)}
+    assert blocks(index, last, after_s) == {} and len(index) == 0
+
+
 def test_repeated_dispatches_are_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stale dispatches are removed from the queue."""
     monkeypatch.setattr(predicted, "MAX_STALE_DISPATCHES", 0)
