@@ -3,10 +3,11 @@
     python loadtest/cpu_ratio.py COMMIT                                  # `make cpu BASE=COMMIT`
     python loadtest/cpu_ratio.py COMMIT --rounds 7 --loads "2K warm;chunk" --peers nginx,sglang-router
 
-One driver, generator, mocks and configuration serve both sides (`hotpath.py`). They alternate load by load, and the
-side that is first changes with the round, because a machine is slower when it is cold. For each load: the ratio of the
-medians, and its 95 % interval, by drawing rounds with replacement. Exit code 1 if the lower end of an interval is above
-the limit, or a load failed. A load that the older router has no settings for is measured on one side, and says so.
+One driver, generator, mocks and configuration serve both sides (`hotpath.py`). Both routers run at once and take turns
+in short bursts. A round has new ones, because processes of one program differ by some percent, and the side that starts
+first changes with the round. For each load: the ratio of the medians, and its 95 % interval, by drawing rounds with
+replacement. Exit code 1 if the lower end of an interval is above the limit, or a load failed. A load that the older
+router has no settings for is measured on one side, and says so.
 
 The older commit is unpacked in ~/.cache/warmroute/cpu-ratio. It runs in the environment of this checkout if both need
 the same packages, else in its own, which takes a minute or two, once.
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.checkout import HERE, Checkout
 from loadtest.duties import lacking
-from loadtest.hotpath import ALL_LOADS, LOADS, LONGEST_S, Cost, bench_of, measure
+from loadtest.hotpath import ALL_LOADS, LOADS, LONGEST_S, Cost, bench_of, measure_in_turns
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import BENCH, OURS, BenchFolder
 
@@ -204,7 +205,7 @@ def main(
         for title in titles
     }
     with bench_of(titles, bench) as (rig, pods):
-        run = partial(measure, rig=rig, pods=pods, longest_s=seconds)
+        run = partial(measure_in_turns, rig=rig, pods=pods, longest_s=seconds)
         for number in range(rounds):
             for title, of_load in figures.items():
                 play_round(title, of_load, before, run, now_first=number % 2 == 1)
@@ -213,21 +214,18 @@ def main(
 
 
 def play_round(
-    title: str, figures: LoadFigures, before: Checkout, run: Callable[..., Cost | None], *, now_first: bool
+    title: str, figures: LoadFigures, before: Checkout, run: Callable[..., Sequence[Cost]], *, now_first: bool
 ) -> None:
-    """Measure one load once on each side, and through the peers."""
-    sides = {"now": HERE} if figures.lacking else {"before": before, "now": HERE}
-    costs = {}
-    for side in sorted(sides, reverse=now_first):
-        print(f"{side}, ", end="", file=sys.stderr)
-        costs[side] = run(OURS, title, checkout=sides[side])
-    if (now := costs["now"]) and figures.lacking:
-        figures.only_now.append(now.cpu_us)
-    elif now and (then := costs["before"]):
-        figures.pairs.append(Pair(then.cpu_us, now.cpu_us))
+    """Measure one load once on both sides, and through the peers."""
+    sides = [HERE] if figures.lacking else [HERE, before] if now_first else [before, HERE]
+    print(f"{', '.join('now' if side is HERE else 'before' for side in sides)}: ", end="", file=sys.stderr)
+    costs = [cost.cpu_us for cost in run(OURS, title, checkouts=sides)]
+    if len(costs) == 2:
+        figures.pairs.append(Pair(*costs[:: -1 if now_first else 1]))
+    else:
+        figures.only_now += costs
     for name, of_peer in figures.peers.items():
-        if cost := run(name, title):
-            of_peer.append(cost.cpu_us)
+        of_peer += [cost.cpu_us for cost in run(name, title, checkouts=[HERE])]
 
 
 if __name__ == "__main__":

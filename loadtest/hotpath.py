@@ -21,8 +21,8 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -62,6 +62,8 @@ CHUNKS = 64
 """Per streamed response."""
 LONGEST_S = 15.0
 """Time limit per load, because some routers are hundreds of times slower than others."""
+BURSTS = 8
+"""Turns of each router in one measurement of several."""
 MAX_REFUSED_SHARE = 0.05
 """With quotas that routers share through Redis: a burst after a pause may be refused while shares are exchanged."""
 NOTHING = (0.0, 0.02)
@@ -213,33 +215,70 @@ def measure(
     name: str, title: str, rig: Rig, pods: Mocks, checkout: Checkout = HERE, longest_s: float = LONGEST_S
 ) -> Cost | None:
     """Run one load through a router of its own for up to `longest_s`. None if that failed; the reason is printed."""
+    found = measure_in_turns(name, title, rig, pods, [checkout], longest_s)
+    return found[0] if found else None
+
+
+def measure_in_turns(
+    name: str, title: str, rig: Rig, pods: Mocks, checkouts: Sequence[Checkout], longest_s: float = LONGEST_S
+) -> Sequence[Cost]:
+    """Run one load through a router of each checkout, all at once, for up to `longest_s` each. They take turns in short
+    bursts, because the speed of a machine drifts by tens of percent within seconds. Empty if one failed; the reason is
+    printed."""
     load = ALL_LOADS[title]
     with TemporaryDirectory(prefix="warmroute-router-") as temporary:
         try:
-            folder = Path(temporary)
-            with (
-                on_duty(load.duties if name == OURS else (), rig.bodies(title), pods, folder, checkout) as settings,
-                launch_router(name, pods, folder / name, settings=settings, checkout=checkout) as router,
-            ):
-                cost = play(name, title, load, rig, pods, router, longest_s)
+            with ExitStack() as running:
+                routers = []
+                for number, checkout in enumerate(checkouts):
+                    folder = Path(temporary) / str(number)
+                    folder.mkdir()
+                    duties = load.duties if name == OURS else ()
+                    settings = running.enter_context(on_duty(duties, rig.bodies(title), pods, folder, checkout))
+                    launched = launch_router(name, pods, folder / name, settings=settings, checkout=checkout)
+                    routers.append(running.enter_context(launched))
+                costs = play(name, title, rig, pods, routers, longest_s)
         except FAILURES as error:
             print(f"{name}, {title}: FAILED: {error}", file=sys.stderr)
-            return None
-    print(f"{name}, {title}: {cost.cpu_us:.1f} us, {cost.per_s:.0f} req/s", file=sys.stderr)
-    return cost
+            return ()
+    said = "; ".join(f"{cost.cpu_us:.1f} us, {cost.per_s:.0f} req/s" for cost in costs)
+    print(f"{name}, {title}: {said}", file=sys.stderr)
+    return costs
 
 
-def play(name: str, title: str, load: Load, rig: Rig, pods: Mocks, router: RunningRouter, longest_s: float) -> Cost:
-    """Warm up, then run one load. Raises `RuntimeError` if requests failed or prompts were not read."""
+def play(
+    name: str, title: str, rig: Rig, pods: Mocks, routers: Sequence[RunningRouter], longest_s: float
+) -> Sequence[Cost]:
+    """Warm up, then run one load on every router. Raises `RuntimeError` if requests failed or prompts were not read."""
+    load = ALL_LOADS[title]
     pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
-    warmed = send(rig, title, replace(load, requests=load.requests // 8 + load.connections), router)
-    load = replace(load, requests=min(load.requests, load.connections + int(warmed["rps"] * longest_s)))
-    predicted, before_s = Predicted.by(name, router), router.cpu_s
+    warmth = replace(load, requests=load.requests // 8 + load.connections)
+    per_s = min(send(rig, title, warmth, router)["rps"] for router in routers)
+    requests = min(load.requests, load.connections + int(per_s * longest_s))
+    takes_turns = len(routers) > 1 and Duty.QUOTAS not in load.duties  # a burst after a pause exceeds quotas
+    bursts = max(min(BURSTS, requests // (2 * load.connections)), 1) if takes_turns else 1
+    burst = replace(load, requests=requests // bursts)
+    before = [Predicted.by(name, router) for router in routers]
+    turns: Sequence[list[Cost]] = [[] for _ in routers]
+    for number in range(bursts):
+        for at in sorted(range(len(routers)), reverse=number % 2 == 1):
+            turns[at].append(play_burst(title, burst, rig, routers[at]))
+    if name == OURS:
+        for router, predicted in zip(routers, before, strict=True):
+            Predicted.by(name, router).check(predicted, replace(load, requests=burst.requests * bursts))
+    return [mean_cost(costs) for costs in turns]
+
+
+def play_burst(title: str, load: Load, rig: Rig, router: RunningRouter) -> Cost:
+    before_s = router.cpu_s
     answer = send(rig, title, load, router)
     cpu_us = (router.cpu_s - before_s) * 1e6 / load.parts
-    if name == OURS:
-        Predicted.by(name, router).check(predicted, load)
     return Cost(cpu_us, answer["rps"], answer["p50"], answer["p99"])
+
+
+def mean_cost(bursts: Sequence[Cost]) -> Cost:
+    """That of equal bursts together; times of responses are means, too."""
+    return Cost(*map(statistics.fmean, zip(*map(astuple, bursts), strict=True)))
 
 
 def send(rig: Rig, title: str, load: Load, to: RunningRouter, *options: object) -> GeneratorStats:
