@@ -230,7 +230,7 @@ class ContinuingTracker(Tracker):
         if isinstance(found, Continue):
             following = self._following(found, error, now_s)
             if not isinstance(following, Refuse):
-                self._continuation, self._body, self.context.answered_tokens = found, found.body, found.kept
+                self._continuation, self._body, self.context.answered_tokens = found, found.body, found.seam.kept
                 self._reader = self._reads(reader, found)
                 return following
             found = following

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -37,18 +37,14 @@ class Finish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
     """Another pod gets `body`. `method`: `retry`, `ids` or `replay`. `prompt` are the ids of the client's prompt,
-    `sent` those of prompt and kept tokens, as JSON."""
+    `sent` those of prompt and kept tokens, as JSON. `reasoning`: kept tokens of reasoning."""
 
     method: str
     body: bytes
     prompt: list[int]
     sent: bytes = b""
-    kept: int = 0
-    held: str = ""
-    """Text of the kept tokens that the client does not have yet."""
-    reasoning: int | None = None
-    """Kept tokens of reasoning; None where the later pod counts all."""
-    in_reasoning: bool = False
+    seam: Seam = field(default_factory=Seam)
+    reasoning: int = 0
 
 
 StreamPlan: TypeAlias = Refuse | Finish | Continue
@@ -113,10 +109,8 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
         body=_body_from(seam, terms, record, sent, body),
         prompt=prompt,
         sent=sent,
-        kept=seam.kept,
-        held=seam.held,
+        seam=seam,
         reasoning=reasoning_tokens(prompt, record.ids[: seam.kept], words),
-        in_reasoning=seam.in_reasoning,
     )
 
 
@@ -154,22 +148,18 @@ def _bias(terms: Terms, kept: Any) -> dict[str, float]:
 # --- the usage of a continued answer: each token counts once ---
 
 
-def added_up(usage: Mapping[str, Any], prompt_tokens: int, kept: int, reasoning: int | None) -> dict[str, Any]:
-    """A later pod's usage, with the kept tokens as output. `reasoning`: all tokens of reasoning; None: as it comes.
-    Raises `ValueError` for one that is not a usage."""
-    try:
-        new, details = usage["completion_tokens"], usage.get("completion_tokens_details")
-        found = {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": kept + new}
-        found["total_tokens"] = prompt_tokens + kept + new
-        if details and reasoning is not None:
-            found["completion_tokens_details"] = {**details, "reasoning_tokens": reasoning}
-        if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
-            found["prompt_tokens_details"] = {
-                **usage["prompt_tokens_details"],
-                "cached_tokens": min(cached, prompt_tokens),
-            }
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a usage: {error!r}") from error
+def added_up(usage: Mapping[str, Any], before: Continue) -> dict[str, Any]:
+    """A later pod's usage, with the kept tokens as output: it counts them in its prompt, and where they close the
+    reasoning, all of its own as reasoning. Raises `LookupError`, `TypeError` or `AttributeError` for one that is not a
+    usage."""
+    prompt, made = len(before.prompt), before.seam.kept + usage["completion_tokens"]
+    found = {**usage, "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    if details := usage.get("completion_tokens_details"):
+        new = int(details.get("reasoning_tokens") or 0) if before.seam.in_reasoning else 0
+        found["completion_tokens_details"] = {**details, "reasoning_tokens": before.reasoning + new}
+    details = usage.get("prompt_tokens_details") or {}
+    if (cached := details.get("cached_tokens")) is not None:
+        found["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, prompt)}
     return found
 
 

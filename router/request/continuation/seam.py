@@ -19,10 +19,10 @@ WINDOW_TOKENS = 128
 
 
 class Seam(NamedTuple):
-    """`held`: text of the kept tokens that the client does not have yet. `in_reasoning`: whether the reasoning is open
-    there."""
+    """Behind `kept` tokens of the answer. `held`: their text that the client does not have yet. `in_reasoning`: whether
+    the reasoning is open there."""
 
-    kept: int
+    kept: int = 0
     held: str = ""
     in_reasoning: bool = False
 

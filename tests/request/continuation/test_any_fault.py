@@ -80,8 +80,8 @@ class Broken:
             return Continue(method="retry", body=self.body, prompt=[])
         found = plan(self.terms, record, self.body, words(), asks_ids=True)
         if isinstance(found, Continue):
-            kept = record.ids[: found.kept]
-            assert found.kept <= len(record.ids) and not decode(kept, True).endswith(HALF)
+            kept = record.ids[: found.seam.kept]
+            assert found.seam.kept <= len(record.ids) and not decode(kept, True).endswith(HALF)
             self.reader, self.asked = Joiner(self.terms, record, found, words()), found.body
         elif isinstance(found, Finish):
             self.received += found.events

@@ -83,7 +83,7 @@ def test_a_remembered_prompt_takes_the_loop_for_less_than_5_ms() -> None:
 
 def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
     ids = b"123456," * 139_999 + b"1"
-    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids, kept=0)
+    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids)
     taken = []
     for _ in range(5):
         joiner = Joiner(TERMS, Record(), found, None)

@@ -65,11 +65,11 @@ def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None
     if found.method == "retry":  # the client has nothing: the recorded prototype kept what it did not have
         choice = {"second": case["uncut"], "asked": case["asked"]}
     else:
-        assert (found.kept, found.held) == (choice["kept"], choice.get("held", ""))
+        assert (found.seam.kept, found.seam.held) == (choice["kept"], choice.get("held", ""))
     asked = json.loads(found.body)
     assert {name: asked[name] for name in choice["asked"]} == choice["asked"]
     joiner = Joiner(recorder.terms, recorder.current, found, words())
-    given = [*found.prompt, *recorder.current.ids[: found.kept]]
+    given = [*found.prompt, *recorder.current.ids[: found.seam.kept]]
     received += fed(joiner, [*stream(choice["second"], given, **SECOND), DONE])
     assert not joiner.fault
     assert Received(received).whole == Received(b"".join(without_ids(case))).whole
