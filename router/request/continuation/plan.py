@@ -21,13 +21,6 @@ _BODY: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """The stream ends with an error."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Only these events are missing."""
 
@@ -47,7 +40,8 @@ class Continue:
     reasoning: int = 0
 
 
-StreamPlan: TypeAlias = Refuse | Finish | Continue
+StreamPlan: TypeAlias = Continue | Finish | str
+"""A string is the reason why the stream ends with an error."""
 
 
 def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *, asks_ids: bool) -> StreamPlan:
@@ -55,23 +49,23 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
     try:
         prompt = ids_of(record.prompt) if record.prompt else []
     except ValueError:
-        return Refuse("prompt ids")
+        return "prompt ids"
     if record.is_finished:
         return _finish(terms, record, prompt, words, "")
-    again, sent = first_body(body, terms) if asks_ids else body, msgspec.json.encode(prompt)
+    again = Continue(
+        method="replay" if record.has_said else "retry",
+        body=first_body(body, terms) if asks_ids else body,
+        prompt=prompt,
+        sent=msgspec.json.encode(prompt),
+    )
     if not record.has_said:
-        return Continue(method="retry", body=again, prompt=prompt, sent=sent)
-    if terms.refusal:
-        return Refuse(terms.refusal)
-    reason = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
-    if not reason and terms.has_grammar and (record.content or record.calls):
-        reason = "grammar"
-    if not reason and words is not None:
+        return again
+    found: StreamPlan = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
+    if not found and terms.has_grammar and (record.content or record.calls):
+        found = "grammar"
+    if not found and words is not None:
         found = _from_ids(terms, record, prompt, body, words)
-        if not isinstance(found, str):
-            return found
-        reason = found
-    return Refuse(reason) if terms.no_replay else Continue(method="replay", body=again, prompt=prompt, sent=sent)
+    return again if isinstance(found, str) and not terms.no_replay else found
 
 
 def first_body(body: bytes, terms: Terms) -> bytes:
@@ -85,13 +79,13 @@ def first_body(body: bytes, terms: Terms) -> bytes:
 def _finish(terms: Terms, record: Record, prompt: list[int], words: AnswerWords | None, finish: str) -> StreamPlan:
     is_known = bool(prompt and record.ids) and (words is not None or not record.reasoning)
     if terms.wants_usage and not record.has_usage and not is_known:
-        return Refuse("usage")
+        return "usage"
     reasoning = reasoning_tokens(prompt, record.ids, words) if words is not None and record.reasoning else 0
     return Finish(last_events(record, terms, len(prompt), reasoning, finish) + DONE)
 
 
-def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan | str:
-    """From the seam; or why not."""
+def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan:
+    """From the seam."""
     seam = find_seam(record, prompt, terms, words)
     if isinstance(seam, str):
         return seam
