@@ -86,7 +86,7 @@ class ContinuationTestFeed:
             whole.feed(sent)
             events = sent.split(END)
             broken.feed(b"".join([event + END for event in events[: len(events) // 2]]))
-            found = plan(terms, broken.current, body, words, asks_ids=True)
+            found = plan(terms, broken.current, body, words)
             if not whole.record.is_done:
                 return whole.fault or "its stream is not whole"
             if not isinstance(found, Continue) or found.method != "ids":

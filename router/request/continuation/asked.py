@@ -18,7 +18,8 @@ from router.types import Endpoint
 
 
 class Asked(msgspec.Struct):
-    """`message` writes the client's message from the stream of a chat."""
+    """`words`: of the model, where ids are asked for. `message` writes the client's message from the stream of a
+    chat."""
 
     endpoint: Endpoint
     inbound: Inbound
@@ -26,13 +27,13 @@ class Asked(msgspec.Struct):
     terms: Terms = Terms()
     refusal: str = ""
     """Why the stream cannot be continued."""
-    asks_ids: bool = False
+    words: AnswerWords | None = None
     message: MessageStream | None = None
 
     @property
     def first_body(self) -> bytes:
         """The body for the first pod."""
-        return first_body(self.body, self.terms) if self.asks_ids else self.body
+        return first_body(self.body, self.terms) if self.words is not None else self.body
 
 
 def asked_of(context: RequestContext, candidate: Candidate, words: AnswerWords | None) -> Asked:
@@ -57,9 +58,9 @@ def _asked(
     prompt, policy = context.prompt, context.policy
     has_media, holds_calls = prompt is not None and prompt.has_media, policy is not None and policy.hold_tool_calls
     terms = terms_of(endpoint, body, has_media=has_media, holds_calls=holds_calls)
-    takes_ids = words is not None and endpoint in candidate.pod.continues
-    refusal = _refusal(context, candidate, terms, takes_ids=takes_ids)
-    return Asked(endpoint, context.inbound, body, terms, refusal, takes_ids and not refusal)
+    words = words if endpoint in candidate.pod.continues else None
+    refusal = _refusal(context, candidate, terms, takes_ids=words is not None)
+    return Asked(endpoint, context.inbound, body, terms, refusal, None if refusal else words)
 
 
 def _refusal(context: RequestContext, candidate: Candidate, terms: Terms, *, takes_ids: bool) -> str:

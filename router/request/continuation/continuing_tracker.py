@@ -93,7 +93,7 @@ class ContinuingTracker(Tracker):
             return lambda: reason
         if isinstance(reader, RepeatedStream):
             return partial(self._again, reader.record)
-        return partial(plan, asked.terms, said, asked.body, self._words, asks_ids=asked.asks_ids)
+        return partial(plan, asked.terms, said, asked.body, asked.words)
 
     # --- events ---
 
@@ -192,7 +192,7 @@ class ContinuingTracker(Tracker):
 
     def move_ms(self) -> float | None:
         """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
-        takes_ids = self._reader is not None and self.asked.asks_ids and not self.asked.terms.no_ids
+        takes_ids = self._reader is not None and self.asked.words and not self.asked.terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
@@ -282,8 +282,9 @@ class ContinuingTracker(Tracker):
             said = before.record if isinstance(before, RepeatedStream) else SaidEvents()
             return RepeatedStream(self.asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
-            return Recorder(self.asked.terms, asks_ids=self.asked.asks_ids)  # the client has only comments
-        return Joiner(self.asked.terms, before.current, found, self._words)
+            asks_ids = self.asked.words is not None  # the client has only comments
+            return Recorder(self.asked.terms, asks_ids=asks_ids)
+        return Joiner(self.asked.terms, before.current, found, self.asked.words)
 
     def _following(self, error: UpstreamError, now_s: float, *, is_leaving: bool) -> Candidate | str:
         """The pod that continues, or why none may."""

@@ -44,8 +44,8 @@ StreamPlan: TypeAlias = Continue | Finish | str
 """A string is the reason why the stream ends with an error."""
 
 
-def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *, asks_ids: bool) -> StreamPlan:
-    """How the stream goes on. `body` is the client's; `asks_ids`: whether pods take and give ids. Raises nothing."""
+def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None) -> StreamPlan:
+    """How the stream goes on. `body` is the client's; `words`: None where no ids are asked for. Raises nothing."""
     try:
         prompt = ids_of(record.prompt) if record.prompt else []
     except ValueError:
@@ -54,16 +54,18 @@ def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *
         return _finish(terms, record, prompt, words, "")
     again = Continue(
         method="replay" if record.has_said else "retry",
-        body=first_body(body, terms) if asks_ids else body,
+        body=first_body(body, terms) if words is not None else body,
         prompt=prompt,
         sent=msgspec.json.encode(prompt),
     )
     if not record.has_said:
         return again
-    found: StreamPlan = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
-    if not found and terms.has_grammar and (record.content or record.calls):
+    found: StreamPlan = terms.no_ids
+    if words is None or not prompt:
+        found = "no ids"
+    elif not found and terms.has_grammar and (record.content or record.calls):
         found = "grammar"
-    if not found and words is not None:
+    elif not found:
         found = _from_ids(terms, record, prompt, body, words)
     return again if isinstance(found, str) and not terms.no_replay else found
 
@@ -89,9 +91,9 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
     seam = find_seam(record, prompt, terms, words)
     if isinstance(seam, str):
         return seam
-    if not terms.is_greedy and record.calls:
+    if terms.no_replay and record.calls:
         return "tool call"
-    if not terms.is_greedy and record.logprobs > seam.kept:
+    if terms.no_replay and record.logprobs > seam.kept:
         return "half a character"
     if terms.max_tokens is not None and seam.kept >= terms.max_tokens:
         return "length" if seam.held else _finish(terms, record, prompt, words, "length")

@@ -24,6 +24,8 @@ from router.request.continuation.stream_events import (
 from router.request.continuation.terms import Terms
 
 _TEXT_KEYS = (b'"delta":{"content":"', b'"delta":{"reasoning":"', b'"choices":[{"index":0,"text":"')
+_EMPTY = Delta()
+"""Events with it are only sent with ids."""
 _IDS_KEY, _IDS_END = b',"token_ids":[', b"]"
 
 
@@ -112,21 +114,12 @@ class Recorder(PodStream):
         if not self.asks_ids:
             return event
         if delta is not None:
-            if self.terms.hides_reasoning and has_reasoning(delta):
+            if self.terms.hides_reasoning and (delta.reasoning, delta.reasoning_content) != (None, None):
                 event, delta.reasoning, delta.reasoning_content = _without_reasoning(event), None, None
-            if not ends and is_empty(delta) and choice.logprobs is None:
+            if not ends and delta == _EMPTY and choice.logprobs is None:
                 return b""
         self._shape = _shape_of(event, read, choice)
         return without_ids(event)
-
-
-def is_empty(delta: Delta) -> bool:
-    """Whether a delta has no field: such events are only sent with ids."""
-    return delta.role is None and delta.content is None and delta.tool_calls is None and not has_reasoning(delta)
-
-
-def has_reasoning(delta: Delta) -> bool:
-    return delta.reasoning is not None or delta.reasoning_content is not None
 
 
 def _shape_of(event: bytes, read: StreamEvent, choice: StreamChoice) -> _Shape | None:

@@ -78,7 +78,7 @@ class Broken:
         if not self.received:  # an ordinary retry
             self.reader, self.asked = Recorder(self.terms, asks_ids=True), self.body
             return Continue(method="retry", body=self.body, prompt=[])
-        found = plan(self.terms, record, self.body, words(), asks_ids=True)
+        found = plan(self.terms, record, self.body, words())
         if isinstance(found, Continue):
             kept = record.ids[: found.seam.kept]
             assert found.seam.kept <= len(record.ids) and not decode(kept, True).endswith(HALF)

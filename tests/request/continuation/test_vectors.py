@@ -56,7 +56,7 @@ def test_client_gets_the_bytes_of_a_stream_without_ids(case: Case) -> None:
 def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None:
     recorder = recorder_of(case)
     received = fed(recorder, uncut(case)[: cut["events"]])
-    found = plan(recorder.terms, recorder.current, body_of(case), words(), asks_ids=True)
+    found = plan(recorder.terms, recorder.current, body_of(case), words())
     if "refused" in cut:
         assert isinstance(found, str)
         return
