@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from router.apis.openai import CHAT
 from router.decision import Candidate, Direct
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
+from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.plan import first_body
@@ -36,10 +36,11 @@ class Asked(msgspec.Struct):
         return first_body(self.body, self.terms) if self.words is not None else self.body
 
 
-def asked_of(context: RequestContext, candidate: Candidate, words: AnswerWords | None) -> Asked:
+def asked_of(context: RequestContext, candidate: Candidate, words_of: WordsOf) -> Asked:
     """What the pod of a candidate is asked for. A sampled message is asked for as the chat that vLLM makes of it, if
     that can be continued."""
     request = context.request
+    words = None if request.adapter else words_of(request.model)
     asked = _asked(context, candidate, words, request.endpoint, request.body)
     is_message = request.endpoint is Endpoint.MESSAGES and asked.refusal == "sampled"
     if not is_message or words is None or words.messages is None or not converts(candidate.pod):

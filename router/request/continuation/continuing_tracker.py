@@ -17,7 +17,6 @@ from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.asked import Asked, asked_of
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.later_pods import MOVED, move_ms, other_pod
@@ -43,14 +42,13 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 
 @dataclass(slots=True, eq=False)
 class ContinuingTracker(Tracker):
-    """`decide_again` returns a new decision about the request. Raises `RouterError`."""
+    """`decide_again` returns a new decision about the request, and what it is based on. Raises `RouterError`."""
 
     options: ContinuationRules = field(kw_only=True)
-    decide_again: Callable[[RequestContext, float], RouteDecision] = field(kw_only=True)
+    decide_again: Callable[[RequestContext, float], tuple[object, RouteDecision]] = field(kw_only=True)
     asked: Asked = field(init=False)
     """What the pod of this attempt is asked for."""
     _body: bytes = b""
-    _words: AnswerWords | None = field(init=False)
     _reader: PodStream | None = None
     _continuation: Continue | None = None
     """The one in progress, and why it was needed."""
@@ -70,7 +68,6 @@ class ContinuingTracker(Tracker):
     def __post_init__(self) -> None:
         request = self.context.request
         self.asked = Asked(request.endpoint, self.context.inbound, request.body)
-        self._words = None if request.adapter else self.options.words_of(request.model)
 
     @property
     def body(self) -> bytes:
@@ -100,7 +97,7 @@ class ContinuingTracker(Tracker):
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self.asked = asked_of(self.context, candidate, self._words)
+            self.asked = asked_of(self.context, candidate, self.options.words_of)
             self._reader = None if self.asked.refusal else self._reads()
             self._body = self.asked.first_body
         return Tracker.begin(self, candidate, now_s)
@@ -325,7 +322,8 @@ class ContinuingTracker(Tracker):
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
         try:
-            return other_pod(self.context, self.decide_again(self.context, now_s))
+            _, decision = self.decide_again(self.context, now_s)
+            return other_pod(self.context, decision)
         except RouterError:
             return None
 

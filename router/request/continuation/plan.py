@@ -16,7 +16,7 @@ from router.request.continuation.stream_events import DONE, ids_of, written
 from router.request.continuation.terms import Terms
 
 _MAX_BIAS = 100.0
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _BODY: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -120,9 +120,7 @@ def _body_from(seam: Seam, terms: Terms, record: Record, sent: bytes, body: byte
         fields["prompt"] = ids
     for name in _LIMITS:
         if name in fields and (limit := _number(fields[name])) is not None:
-            fields[name] = limit - seam.kept
-    if "min_tokens" in fields:
-        fields["min_tokens"] = max((_number(fields["min_tokens"]) or 0) - seam.kept, 0)
+            fields[name] = max(limit - seam.kept, 0)
     fields.pop("truncate_prompt_tokens", None)
     if terms.frequency_penalty:
         fields["logit_bias"] = _bias(terms, record.ids[: seam.kept])

@@ -76,11 +76,11 @@ class Fleet:
         self.core.core.requests.endings.begin()
         self.begin(self.tracker.first(0.0))
 
-    def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
+    def _decide_again(self, context: RequestContext, now_s: float) -> tuple[None, RouteDecision]:
         assert context.decision is not None
         known = [one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None]
         now = (Candidate(Direct(self.core.pod(one.pod.id)), one.cost, one.cached_tokens) for one in known)
-        return RouteDecision("scripted", "1", tuple(now))
+        return None, RouteDecision("scripted", "1", tuple(now))
 
     def begin(self, candidate: Candidate) -> None:
         self.pod = candidate.pod.id
