@@ -21,8 +21,11 @@ from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.answer_words import AnswerWords, WordsOf
-from router.request.continuation.rehearsal import rehearsal
+from router.request.continuation.joiner import Joiner
+from router.request.continuation.plan import Continue, first_body, plan
+from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream_events import END
+from router.request.continuation.terms import terms_of
 from router.types import Endpoint, Pod, PodId, PodState
 
 ANSWER = Bound("answer to a continuation test", 32 * 1024, 100)
@@ -31,6 +34,7 @@ _PROBES: Mapping[Endpoint, Mapping[str, Any]] = {
     Endpoint.CHAT: {"messages": [{"role": "user", "content": _TEXT}]},
     Endpoint.COMPLETIONS: {"prompt": _TEXT},
 }
+_GREEDY = {"temperature": 0, "stream": True, "max_tokens": 16, "ignore_eos": True}
 
 log = structlog.get_logger()
 
@@ -73,17 +77,32 @@ class ContinuationTestFeed:
         return not any(reasons.values())
 
     async def _failure(self, pod: Pod, endpoint: Endpoint, words: AnswerWords) -> str:
-        """Why the pod does not continue its own answer; "" if it does."""
-        steps = rehearsal(endpoint, {"model": pod.base_model, "temperature": 0, **_PROBES[endpoint]}, words)
+        """Why the pod does not continue an answer of its own, broken off in the middle; "" if it does."""
+        body = msgspec.json.encode({"model": pod.base_model, **_PROBES[endpoint], **_GREEDY})
+        terms = terms_of(endpoint, body)
+        whole, broken = Recorder(terms, asks_ids=True), Recorder(terms, asks_ids=True)
         try:
-            asked = next(steps)
-            while True:
-                fields, timeout_s = msgspec.json.decode(asked), self._timing.answer_timeout_s
-                sent = await self._post(pod, endpoint.value, fields, timeout_s)
-                ANSWER.check_size(len(sent))
-                ANSWER.check_items(sent.count(END))
-                asked = steps.send(sent)
-        except StopIteration as ended:
-            return str(ended.value)
+            sent = await self._answer(pod, endpoint, first_body(body, terms))
+            whole.feed(sent)
+            events = sent.split(END)
+            broken.feed(b"".join([event + END for event in events[: len(events) // 2]]))
+            found = plan(terms, broken.current, body, words)
+            if not whole.record.is_done:
+                return whole.fault or "its stream is not whole"
+            if not isinstance(found, Continue) or found.method != "ids":
+                return "it sends no token ids that fit its text"
+            joiner = Joiner(terms, broken.record, found, words)
+            joiner.feed(await self._answer(pod, endpoint, found.body))
         except (UpstreamError, OutOfBounds) as error:
             return str(error)
+        one, other = joiner.record, whole.current
+        if not one.is_done:
+            return joiner.fault or "its continuation is not whole"
+        is_same = (one.ids, one.texts) == (other.ids, other.texts)
+        return "" if is_same else "its continuation is another answer"
+
+    async def _answer(self, pod: Pod, endpoint: Endpoint, body: bytes) -> bytes:
+        sent = await self._post(pod, endpoint.value, msgspec.json.decode(body), self._timing.answer_timeout_s)
+        ANSWER.check_size(len(sent))
+        ANSWER.check_items(sent.count(END))
+        return sent

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from router.decision import RouteDecision
 from router.engines.engine_catalog import ENGINES
 from router.observe.counters import Counters
 from router.observe.receipts import RecordedDecision
@@ -104,15 +103,12 @@ class Requests:
             context.reader = TokenCountingReader(context.reader.format)
 
     def tracker(self, context: RequestContext) -> Tracker:
-        options, request = self.rules.continuation, context.request
+        options, request, again = self.rules.continuation, context.request, self.decisions.decide_again
         if options is not None and not self.rules.hands_over and request.stream and request.endpoint in CONTINUED:
             return ContinuingTracker(
-                context, self.state, self.rules, self.counters, options=options, decide_again=self._decide_again
+                context, self.state, self.rules, self.counters, options=options, decide_again=again
             )
         return Tracker(context, self.state, self.rules, self.counters)
-
-    def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
-        return self.decisions.decide_again(context, now_s)[1]
 
     def preview(self, request: InferenceRequest, headers: HeaderList) -> Generator[Step, Any, RecordedDecision]:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""

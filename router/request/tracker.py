@@ -68,14 +68,13 @@ class Tracker:
     has_sent: bool = False
     """Whether a piece was given to the client: then nothing can be retried."""
 
+    last_events: bytes = b""
+    """What completes a broken stream without a pod."""
+
     @property
     def body(self) -> bytes:
         """The body for the pod of this attempt, unless a handoff changes it."""
         return self.context.request.body
-
-    def last_events(self, now_s: float) -> bytes:
-        """What completes a broken stream without a pod."""
-        return b""
 
     # --- which candidate ---
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from router.admission.fair_bound import body_memory
@@ -95,10 +94,7 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         return None
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
-        name: replace(
-            answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of),
-            messages=reader.fingerprinter.made(VllmMessages),
-        )
+        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of, reader.fingerprinter.made(VllmMessages))
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }

@@ -88,9 +88,9 @@ class Attempts:
         try:
             await first_success(tracker, partial(self._attempt, tracker, client))
         except UpstreamError:
-            if not (last := tracker.last_events(monotonic())):
+            if not tracker.last_events:
                 raise
-            client.put(last)
+            client.put(tracker.last_events)
             client.finish()
         finally:
             tracker.end(monotonic())

@@ -41,7 +41,11 @@ WordsOf: TypeAlias = Callable[[str], AnswerWords | None]
 """What is known of a model; None where its tokenizer is not."""
 
 
-def answer_words(text_of: Callable[[Sequence[int], bool], str], id_of: Callable[[str], int | None]) -> AnswerWords:
-    """What a tokenizer knows."""
+def answer_words(
+    text_of: Callable[[Sequence[int], bool], str],
+    id_of: Callable[[str], int | None],
+    messages: Conversion | None = None,
+) -> AnswerWords:
+    """What a tokenizer knows, and how messages become chats."""
     calls = (found for name in _CALLS if (found := id_of(name)) is not None)
-    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), next(calls, None))
+    return AnswerWords(text_of, id_of("<think>"), id_of("</think>"), next(calls, None), messages)

@@ -6,46 +6,76 @@ import msgspec
 from msgspec.structs import replace
 
 from router.apis.openai import CHAT
-from router.decision import Candidate
+from router.decision import Candidate, Direct
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
-from router.request.continuation.later_pods import refused_by
+from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
+from router.request.continuation.plan import first_body
 from router.request.continuation.terms import Terms, terms_of
 from router.request.inbound import Inbound
 from router.types import Endpoint
 
 
 class Asked(msgspec.Struct):
-    """`message` writes the client's message from the stream of a chat."""
+    """`words`: of the model, where ids are asked for. `message` writes the client's message from the stream of a
+    chat."""
 
     endpoint: Endpoint
     inbound: Inbound
     body: bytes
     terms: Terms = Terms()
+    refusal: str = ""
+    """Why the stream cannot be continued."""
+    words: AnswerWords | None = None
     message: MessageStream | None = None
 
-
-def asked_of(context: RequestContext, candidate: Candidate, words: AnswerWords | None) -> tuple[Asked, str]:
-    """What the pod of a candidate is asked for, and why its stream cannot be continued. A sampled message is asked for
-    as the chat that vLLM makes of it, if that can be continued."""
-    request, pod = context.request, candidate.pod
-    asked = Asked(request.endpoint, context.inbound, request.body, _terms(context, request.endpoint, request.body))
-    takes_ids = words is not None and asked.endpoint in pod.continues
-    refusal = refused_by(context, candidate, asked.terms, takes_ids=takes_ids)
-    if refusal != "sampled" or request.endpoint is not Endpoint.MESSAGES or words is None or not converts(pod):
-        return asked, refusal
-    if words.messages is None or not (body := chat_of(request.body, words.messages)):
-        return asked, refusal
-    terms = _terms(context, Endpoint.CHAT, body)
-    if refusal := refused_by(context, candidate, terms, takes_ids=True):
-        return asked, refusal
-    inbound = replace(context.inbound, target=CHAT.path.encode())
-    return Asked(Endpoint.CHAT, inbound, body, terms, MessageStream()), ""
+    @property
+    def first_body(self) -> bytes:
+        """The body for the first pod."""
+        return first_body(self.body, self.terms) if self.words is not None else self.body
 
 
-def _terms(context: RequestContext, endpoint: Endpoint, body: bytes) -> Terms:
+def asked_of(context: RequestContext, candidate: Candidate, words_of: WordsOf) -> Asked:
+    """What the pod of a candidate is asked for. A sampled message is asked for as the chat that vLLM makes of it, if
+    that can be continued."""
+    request = context.request
+    words = None if request.adapter else words_of(request.model)
+    asked = _asked(context, candidate, words, request.endpoint, request.body)
+    is_message = request.endpoint is Endpoint.MESSAGES and asked.refusal == "sampled"
+    if not is_message or words is None or words.messages is None or not converts(candidate.pod):
+        return asked
+    if not (body := chat_of(request.body, words.messages)):
+        return asked
+    chat = _asked(context, candidate, words, Endpoint.CHAT, body)
+    if chat.refusal:
+        return replace(asked, refusal=chat.refusal)
+    return replace(chat, inbound=replace(context.inbound, target=CHAT.path.encode()), message=MessageStream())
+
+
+def _asked(
+    context: RequestContext, candidate: Candidate, words: AnswerWords | None, endpoint: Endpoint, body: bytes
+) -> Asked:
     prompt, policy = context.prompt, context.policy
     has_media, holds_calls = prompt is not None and prompt.has_media, policy is not None and policy.hold_tool_calls
-    return terms_of(endpoint, body, has_media=has_media, holds_calls=holds_calls)
+    terms = terms_of(endpoint, body, has_media=has_media, holds_calls=holds_calls)
+    words = words if endpoint in candidate.pod.continues else None
+    refusal = _refusal(context, candidate, terms, takes_ids=words is not None)
+    return Asked(endpoint, context.inbound, body, terms, refusal, None if refusal else words)
+
+
+def _refusal(context: RequestContext, candidate: Candidate, terms: Terms, *, takes_ids: bool) -> str:
+    """Why a stream of this candidate cannot be continued. `takes_ids`: whether its pod has shown that it does."""
+    decision = context.decision
+    if terms.refusal or context.request.prompts != 1:
+        return terms.refusal or "n"
+    if not context.repeatable:
+        return "not repeatable"
+    if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
+        return "handoff"
+    if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
+        return "one pod"
+    if candidate.pod.dp_rank is not None:
+        return "rank"
+    can_go_on = not terms.no_replay or (takes_ids and not terms.no_ids)
+    return "" if can_go_on else terms.no_ids if takes_ids else "engine"

@@ -17,11 +17,10 @@ from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.asked import Asked, asked_of
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.later_pods import MOVED, move_ms, other_pod
-from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, first_body, plan
+from router.request.continuation.plan import Continue, Finish, StreamPlan, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
 from router.request.continuation.step_times import LEAST_PIECES
@@ -43,27 +42,20 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 
 @dataclass(slots=True, eq=False)
 class ContinuingTracker(Tracker):
-    """`decide_again` returns a new decision about the request. Raises `RouterError`."""
+    """`decide_again` returns a new decision about the request, and what it is based on. Raises `RouterError`."""
 
     options: ContinuationRules = field(kw_only=True)
-    decide_again: Callable[[RequestContext, float], RouteDecision] = field(kw_only=True)
+    decide_again: Callable[[RequestContext, float], tuple[object, RouteDecision]] = field(kw_only=True)
     asked: Asked = field(init=False)
     """What the pod of this attempt is asked for."""
-    _body: bytes = field(init=False)
-    _words: AnswerWords | None = field(init=False)
+    _body: bytes = b""
     _reader: PodStream | None = None
-    _refusal: str = ""
-    """Why the stream cannot be continued at all."""
     _continuation: Continue | None = None
     """The one in progress, and why it was needed."""
     _cause: str = ""
-    _made: bytes = b""
     _continuations: int = 0
     _deaths: int = 0
-    _moves: int = 0
     _pieces: int = 0
-    _asks_ids: bool = False
-    _is_leaving: bool = False
     _joins: bool = False
     _stays: bool = False
     is_called: bool = False
@@ -75,8 +67,7 @@ class ContinuingTracker(Tracker):
 
     def __post_init__(self) -> None:
         request = self.context.request
-        self.asked, self._body = Asked(request.endpoint, self.context.inbound, request.body), request.body
-        self._words = None if request.adapter else self.options.words_of(request.model)
+        self.asked = Asked(request.endpoint, self.context.inbound, request.body)
 
     @property
     def body(self) -> bytes:
@@ -89,30 +80,33 @@ class ContinuingTracker(Tracker):
 
     @property
     def planning(self) -> Callable[[], StreamPlan] | None:
-        """The part of `failed` that takes up to 40 ms, to be computed in a thread before it; None where there is
-        none."""
-        reader = self._reader
-        if not self.has_sent or reader is None or isinstance(reader, RepeatedStream):
+        """How the stream goes on, to be computed in a thread before `failed`, as it takes up to 40 ms; None where the
+        attempt is repeated, or nothing is recorded."""
+        reader, asked = self._reader, self.asked
+        if not self.has_sent or reader is None:
             return None
-        return self._planning(reader)
+        said = reader.current
+        if reason := said.forgotten or reader.record.forgotten or ("differs" if reader.differs else ""):
+            return lambda: reason
+        if isinstance(reader, RepeatedStream):
+            return partial(self._again, reader.record)
+        return partial(plan, asked.terms, said, asked.body, asked.words)
 
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
         if not self.has_sent:
-            self.asked, self._refusal = asked_of(self.context, candidate, self._words)
-            is_proven = self._words is not None and self.asked.endpoint in candidate.pod.continues
-            self._asks_ids = is_proven and not self._refusal
-            self._reader = None if self._refusal else self._reads()
-            self._body = first_body(self.asked.body, self.asked.terms) if self._asks_ids else self.asked.body
+            self.asked = asked_of(self.context, candidate, self.options.words_of)
+            self._reader = None if self.asked.refusal else self._reads()
+            self._body = self.asked.first_body
         return Tracker.begin(self, candidate, now_s)
 
     def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
         if not self.has_sent:
             Tracker.head(self, pod, status, now_s, is_stream=is_stream)
             if status >= 400 or not is_stream:
-                self._reader, self._refusal = None, "not a stream"
+                self._reader, self.asked.refusal = None, "not a stream"
                 if self.asked.message is not None and status < 400:
                     raise UpstreamBroken(f"pod {pod}: status {status} without a stream", pod=pod)
         elif status != 200 or not is_stream:
@@ -195,7 +189,7 @@ class ContinuingTracker(Tracker):
 
     def move_ms(self) -> float | None:
         """What the move of this stream would cost another pod; None where it is not worth it, or its pod stays."""
-        takes_ids = self._reader is not None and self._asks_ids and not self.asked.terms.no_ids
+        takes_ids = self._reader is not None and self.asked.words and not self.asked.terms.no_ids
         if not takes_ids or not self.has_sent or self._joins or self._stays:
             return None
         return move_ms(self._state, self.context, self._pieces, self._last_s - self.context.phases.began_s)
@@ -213,40 +207,34 @@ class ContinuingTracker(Tracker):
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
         assert candidate is not None
-        self._is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
-        self._deaths += cause in DEATHS and not self._is_leaving
-        if not self.has_sent or reader is None:
+        is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
+        self._deaths += cause in DEATHS and not is_leaving
+        if (planning := self.planning) is None or reader is None:
             if self.has_sent:
-                self._counters.continued("none", cause, self._refusal)
+                self._counters.continued("none", cause, self.asked.refusal)
             return Tracker.failed(self, error, now_s)
-        self._moves += self._is_leaving
         self.release(now_s)
-        if self._is_leaving:
+        if is_leaving:
             self.context.failures = (*self.context.failures, Failure(candidate.pod.id, MOVED, str(error)))
         else:
             self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")
-        self._cause, found = cause, self._next_plan(reader)
+        found, self._cause, self.planned = self.planned or planning(), cause, None
         if isinstance(found, Continue):
-            following = self._following(found, error, now_s)
-            if not isinstance(following, Refuse):
-                self._continuation, self._body, self.context.answered_tokens = found, found.body, found.kept
+            following = self._following(error, now_s, is_leaving=is_leaving)
+            if not isinstance(following, str):
+                self._continuation, self._body, self.context.answered_tokens = found, found.body, found.seam.kept
                 self._reader = self._reads(reader, found)
                 return following
             found = following
         if isinstance(found, Finish):
-            self._made = self._shown(reader, found.events)
             self._counters.continued("finish", cause, "joined")
+            if made := self._shown(reader, found.events):
+                self.context.reader.feed(made)
+                self.context.result, self.last_events = "ok", made
         else:
-            self._counters.continued("none", cause, found.reason)
+            self._counters.continued("none", cause, found)
         return None
-
-    def last_events(self, now_s: float) -> bytes:
-        """What completes the response although no pod sends it; b"" where it cannot be completed."""
-        if self._made:
-            self.context.reader.feed(self._made)
-            self.context.result = "ok"
-        return self._made
 
     def left(self, now_s: float) -> None:
         Tracker.left(self, now_s)
@@ -269,23 +257,12 @@ class ContinuingTracker(Tracker):
     def headers(self) -> HeaderList:
         headers = Tracker.headers(self)
         if self._rules.route_headers:
-            announced = f"no; reason={self._refusal}" if self._refusal else self.asked.terms.announced
+            refusal = self.asked.refusal
+            announced = f"no; reason={refusal}" if refusal else self.asked.terms.announced
             headers.append((b"x-warmroute-continuable", announced.encode()))
         return headers
 
     # --- what it decides ---
-
-    def _next_plan(self, reader: PodStream) -> Continue | Finish | Refuse:
-        forgotten = reader.current.forgotten or reader.record.forgotten
-        if forgotten or reader.differs:
-            return Refuse(forgotten or "differs")
-        if isinstance(reader, RepeatedStream):
-            return self._again(reader.record)
-        found, self.planned = self.planned, None
-        return found or self._planning(reader)()
-
-    def _planning(self, reader: PodStream) -> Callable[[], StreamPlan]:
-        return partial(plan, self.asked.terms, reader.current, self.asked.body, self._words, asks_ids=self._asks_ids)
 
     def _again(self, said: SaidEvents) -> Continue | Finish:
         """The same request again. The client knows its response by the id of the first one."""
@@ -302,20 +279,21 @@ class ContinuingTracker(Tracker):
             said = before.record if isinstance(before, RepeatedStream) else SaidEvents()
             return RepeatedStream(self.asked.terms, said)
         if before is None or found is None or (isinstance(before, Recorder) and not before.has_begun):
-            return Recorder(self.asked.terms, asks_ids=self._asks_ids)  # the client has only comments
-        return Joiner(self.asked.terms, before.current, found, self._words)
+            asks_ids = self.asked.words is not None  # the client has only comments
+            return Recorder(self.asked.terms, asks_ids=asks_ids)
+        return Joiner(self.asked.terms, before.current, found, self.asked.words)
 
-    def _following(self, found: Continue, error: UpstreamError, now_s: float) -> Candidate | Refuse:
+    def _following(self, error: UpstreamError, now_s: float, *, is_leaving: bool) -> Candidate | str:
         """The pod that continues, or why none may."""
         if reason := self._limit():
-            return Refuse(reason)
+            return reason
         following = self._other_pod(now_s)
         if following is None:
-            return Refuse("no pod")
-        if self._is_leaving or isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
+            return "no pod"
+        if is_leaving or isinstance(error, ConnectFailed) or self._rules.budget.spend(now_s):
             return following
         self._counters.retry_refused(error.code)
-        return Refuse("retry budget")
+        return "retry budget"
 
     @property
     def _has_all_tokens(self) -> bool:
@@ -328,8 +306,9 @@ class ContinuingTracker(Tracker):
         """Which limit of continuations the stream has reached."""
         if self._deaths >= MAX_DEATHS:
             return "two pods failed"
-        failures = len(self.context.failures) - self._moves
-        is_spent = self._continuations - self._moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS
+        moves = sum(one.error == MOVED for one in self.context.failures)
+        failures = len(self.context.failures) - moves
+        is_spent = self._continuations - moves >= MAX_CONTINUATIONS or failures > 2 * MAX_CONTINUATIONS
         return "two continuations" if is_spent else ""
 
     def _cause_of(self, error: UpstreamError) -> str:
@@ -343,7 +322,8 @@ class ContinuingTracker(Tracker):
     def _other_pod(self, now_s: float) -> Candidate | None:
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
         try:
-            return other_pod(self.context, self.decide_again(self.context, now_s))
+            _, decision = self.decide_again(self.context, now_s)
+            return other_pod(self.context, decision)
         except RouterError:
             return None
 

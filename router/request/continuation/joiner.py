@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from router.request.continuation.answer_words import CONTEXT, HALF, MAX_HALF_TOKENS, AnswerWords
 from router.request.continuation.plan import Continue, added_up, last_events
 from router.request.continuation.record import Record
@@ -18,7 +16,6 @@ from router.request.continuation.stream import Diverged, PodStream
 from router.request.continuation.stream_events import (
     DONE,
     MAX_REMEMBERED_BYTES,
-    Delta,
     StreamChoice,
     StreamEvent,
     fields_of,
@@ -26,17 +23,6 @@ from router.request.continuation.stream_events import (
     written,
 )
 from router.request.continuation.terms import MAX_STOP_CHARACTERS, Terms
-
-_REASONING = ("reasoning", "reasoning_content")
-
-
-class _Before(msgspec.Struct):
-    """How much of the joined stream had come before an event."""
-
-    content: int
-    reasoning: int
-    calls: list[tuple[int, int]]
-    logprobs: int
 
 
 class Joiner(PodStream):
@@ -46,12 +32,12 @@ class Joiner(PodStream):
     __slots__ = ("_held", "_plan", "_stops", "has")
 
     def __init__(self, terms: Terms, has: Record, plan: Continue, words: AnswerWords | None) -> None:
-        super().__init__(terms, has.from_seam(plan.kept, plan.held))
+        super().__init__(terms, has.from_seam(plan.seam.kept, plan.seam.held))
         self.has = has
         self._plan = plan
-        self._held = plan.held
+        self._held = plan.seam.held
         self._stops: StopWatch | None = None
-        if terms.stops and plan.kept and words is not None:
+        if terms.stops and plan.seam.kept and words is not None:
             ids = [*plan.prompt[-CONTEXT:], *self.record.ids[-CONTEXT:]]
             self._stops = StopWatch(terms.stops, ids, self.record.content.decode(), words)
 
@@ -63,29 +49,18 @@ class Joiner(PodStream):
     def _is_level(self) -> bool:
         """Whether the later pod has sent all that the client has."""
         has, new = self.has, self.record
-        return (
-            len(new.content) >= len(has.content)
-            and len(new.reasoning) >= len(has.reasoning)
-            and new.logprobs >= has.logprobs
-            and len(new.calls) >= len(has.calls)
-            and all(len(one.arguments) >= len(old.arguments) for one, old in zip(new.calls, has.calls, strict=False))
-            and all(len(one.name) >= len(old.name) for one, old in zip(new.calls, has.calls, strict=False))
-        )
+        if new.logprobs < has.logprobs or len(new.calls) < len(has.calls):
+            return False
+        return all(len(text) >= len(old) for text, old in zip(new.texts, has.texts, strict=False))
 
     def _passed(self, event: bytes, read: StreamEvent) -> bytes:
         if not self.has_begun:
             self._begin()
-            if read.choices and _is_role_alone(read.choices[0]):
-                return b""
         fields = fields_of(without_ids(event))
         fields |= {"id": self.has.id, "created": self.has.created, "model": self.has.model}
-        if self._plan.kept and (usage := fields.get("usage")):
-            fields["usage"] = added_up(usage, len(self._plan.prompt), self._plan.kept, self._reasoning(usage))
-        if not read.choices:
-            return written(fields)
-        if len(read.choices) > 1 or read.choices[0].index:
-            raise ValueError("a choice that was not asked for")
-        return self._joined(fields, read.choices[0])
+        if self._plan.seam.kept and (usage := fields.get("usage")):
+            fields["usage"] = added_up(usage, self._plan)
+        return self._joined(fields, read.choices[0]) if read.choices else written(fields)
 
     def _without_prompt(self) -> int:
         """The prompt of a later pod is compared: it may have the ids of all that is remembered, and no more."""
@@ -104,129 +79,106 @@ class Joiner(PodStream):
         elif self.prompt.translate(None, b" \r\n\t") != plan.sent:
             raise Diverged("the pod has another prompt")
 
-    def _reasoning(self, usage: Any) -> int | None:
-        """Tokens of reasoning of the whole answer; None where the pod counts them."""
-        plan = self._plan
-        if plan.reasoning is None or not plan.in_reasoning:
-            return plan.reasoning
-        details = usage.get("completion_tokens_details") or {}
-        return plan.reasoning + int(details.get("reasoning_tokens") or 0)
-
     def _joined(self, fields: dict[str, Any], choice: StreamChoice) -> bytes:
         """The event without what the client has, and with what was held at the seam."""
         record, ends = self.record, choice.finish_reason is not None
-        before = _Before(
-            len(record.content),
-            len(record.reasoning),
-            [(len(call.name.encode()), len(call.arguments.encode())) for call in record.calls],
-            record.logprobs,
-        )
+        said: dict[str, Any] = fields["choices"][0]
+        self._drop_logprobs(said)
+        if self._stops is not None and choice.token_ids and (found := self._stops.feed(choice.token_ids)):
+            return self._stopped(fields, said, found, choice.token_ids)
+        self._drop_text(said, choice, ends=ends)
+        calls = [(len(call.name), len(call.arguments)) for call in record.calls]
         record.add(choice)
         record.is_finished |= ends
-        said: dict[str, Any] = fields["choices"][0]
-        self._drop_logprobs(said, choice, before)
-        if self._stops is not None and choice.token_ids and (found := self._stops.feed(choice.token_ids)):
-            return self._stopped(fields, said, found, before)
-        shows = self._drop_text(said, choice, before, ends=ends) | (said.get("logprobs") is not None)
-        if (shows or ends) and not self._is_level:
+        delta, is_level = said.get("delta") or {}, self._is_level
+        if pieces := self._fresh_calls(delta.pop("tool_calls", None) or (), calls):
+            delta["tool_calls"] = pieces
+        shows = ends or bool(said.get("text") or said.get("logprobs")) or any(one is not None for one in delta.values())
+        if shows and not is_level:
             raise Diverged("the pod sends something else than the client has")
-        return written(fields) if shows or ends else b""
+        return written(fields) if shows or (is_level and choice.delta is None) else b""
 
-    def _drop_text(self, said: dict[str, Any], choice: StreamChoice, before: _Before, *, ends: bool) -> bool:
-        """Take out what the client has. Returns whether anything is left."""
-        content = _fresh(self.has.content, self.record.content, before.content)
-        reasoning = _fresh(self.has.reasoning, self.record.reasoning, before.reasoning)
+    def _drop_text(self, said: dict[str, Any], choice: StreamChoice, *, ends: bool) -> None:
+        """Take out the text that the client has."""
+        has, record, new = self.has, self.record, choice.said
+        content = _fresh(has.content, len(record.content), new.content)
+        reasoning = _fresh(has.reasoning, len(record.reasoning), new.reasoning or new.reasoning_content)
         if content or ends:
             content, self._held = self._held + content, ""
         if choice.delta is None:
             said["text"] = content
-            return bool(content) or self._is_level
+            return
         delta: dict[str, Any] = said["delta"]
-        delta.pop("role", None)
+        is_role = delta.pop("role", None) is not None
         if content:
             delta["content"] = content
-        elif delta.get("content"):
-            del delta["content"]
-        for name in _REASONING:
-            if name in delta and (not reasoning or self.terms.hides_reasoning):
-                del delta[name]
-            elif name in delta:
+        elif is_role or delta.get("content"):
+            delta.pop("content", None)
+        for name in delta.keys() & {"reasoning", "reasoning_content"}:
+            if reasoning and not self.terms.hides_reasoning:
                 delta[name] = reasoning
-        if "tool_calls" in delta:
-            delta["tool_calls"] = self._fresh_calls(delta["tool_calls"] or (), before)
-            if not delta["tool_calls"]:
-                del delta["tool_calls"]
-        return any(value is not None for value in delta.values())
+            else:
+                del delta[name]
 
-    def _fresh_calls(self, pieces: Any, before: _Before) -> list[dict[str, Any]]:
-        """The pieces of tool calls that the client does not have. Its calls keep their ids."""
+    def _fresh_calls(self, pieces: Any, before: list[tuple[int, int]]) -> list[dict[str, Any]]:
+        """The pieces of tool calls that the client does not have. Its calls keep their ids. `before`: how much of names
+        and arguments had come before these pieces."""
         has, new = self.has.calls, self.record.calls
         fresh = [piece for piece in pieces if piece["index"] >= len(has)]
         for number in sorted({piece["index"] for piece in pieces if piece["index"] < len(has)}):
-            name_at, arguments_at = before.calls[number] if number < len(before.calls) else (0, 0)
-            if _fresh(has[number].name.encode(), new[number].name.encode(), name_at):
+            name_at, arguments_at = before[number] if number < len(before) else (0, 0)
+            if _fresh(has[number].name, name_at, new[number].name[name_at:].decode()):
                 raise Diverged("the pod calls another tool")
-            if rest := _fresh(has[number].arguments.encode(), new[number].arguments.encode(), arguments_at):
+            if rest := _fresh(has[number].arguments, arguments_at, new[number].arguments[arguments_at:].decode()):
                 fresh.insert(0, {"index": number, "function": {"arguments": rest}})
         return fresh
 
-    def _drop_logprobs(self, said: dict[str, Any], choice: StreamChoice, before: _Before) -> None:
+    def _drop_logprobs(self, said: dict[str, Any]) -> None:
         """Take out the entries of tokens that the client has, by their number."""
         entries = said.get("logprobs")
         if not entries:
             return
-        dropped = max(min(self.has.logprobs, self.record.logprobs) - before.logprobs, 0)
+        dropped = max(self.has.logprobs - self.record.logprobs, 0)
         rest = {name: value[dropped:] if isinstance(value, list) else value for name, value in entries.items()}
-        if choice.delta is None and self._plan.kept and isinstance(rest.get("text_offset"), list):
-            shift = len((self.has.content + self._plan.held.encode()).decode())
+        if isinstance(rest.get("text_offset"), list) and self._plan.seam.kept:
+            shift = len((self.has.content + self._plan.seam.held.encode()).decode())
             rest["text_offset"] = [place + shift for place in rest["text_offset"]]
         left = any(value for value in rest.values() if isinstance(value, list))
         said["logprobs"] = rest if left or not dropped else None
 
-    def _stopped(self, fields: dict[str, Any], said: dict[str, Any], found: Stopped, before: _Before) -> bytes:
+    def _stopped(self, fields: dict[str, Any], said: dict[str, Any], found: Stopped, ids: Sequence[int]) -> bytes:
         """The end of the answer: cut at the stop string that began before the seam."""
         record, plan = self.record, self._plan
-        text = self.has.content.decode() + plan.held + found.text
-        shown = self.has.content if self._held else record.content[: before.content]
-        end = found.begin + (len(found.stop) if self.terms.includes_stop else 0)
-        rest = text[len(shown.decode()) : end]
+        shown = self.has.content if self._held else record.content
+        text = found.text + (found.stop if self.terms.includes_stop else "")
+        rest = text[len(shown.decode()) :]
         if "delta" in said:
             said["delta"] = {"content": rest} if rest else {}
         else:
             said["text"] = rest
         said |= {"finish_reason": "stop", "stop_reason": found.stop}
-        del record.ids[plan.kept + found.tokens :]
+        record.ids.extend(ids)
+        del record.ids[plan.seam.kept + found.tokens :]
         self._held, self.is_over = "", True
         record.is_finished = record.is_done = True
-        return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning or 0) + DONE
+        return written(fields) + last_events(record, self.terms, len(plan.prompt), plan.reasoning) + DONE
 
 
-def _is_role_alone(choice: StreamChoice) -> bool:
-    delta: Delta | None = choice.delta
-    return (
-        delta is not None
-        and delta.role is not None
-        and choice.finish_reason is None
-        and not (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
-    )
-
-
-def _fresh(old: bytes | bytearray, new: bytes | bytearray, begin: int) -> str:
-    """What came from `begin` on of the new text, without what was there before. Raises `Diverged` for a difference."""
-    end = min(len(old), len(new))
-    if new[begin:end] != old[begin:end]:
+def _fresh(old: bytearray, begin: int, text: str | None) -> str:
+    """A text, which goes on at `begin`, without what the old one has of it. Raises `Diverged` for a difference."""
+    new = (text or "").encode()
+    known = old[begin : begin + len(new)]
+    if not new.startswith(known):
         raise Diverged("the pod sends other text than the client has")
-    return new[max(begin, len(old)) :].decode()
+    return new[len(known) :].decode()
 
 
 class Stopped(NamedTuple):
+    """`text`: the answer in front of the stop string. `tokens`: new ones up to that which completes it."""
+
     stop: str
-    begin: int
-    """Where it begins in the kept text and the new one together."""
-    tokens: int
-    """New tokens up to the one that completes it."""
     text: str
-    """Their text."""
+    tokens: int
 
 
 class StopWatch:
@@ -263,7 +215,7 @@ class StopWatch:
         for stop in self._stops:
             place = window.find(stop)
             if 0 <= place < seam - first:
-                return Stopped(stop, first + place, end - self._begin, self._text)
+                return Stopped(stop, (self._kept + self._text)[: first + place], end - self._begin)
         if len(self._text) >= longest - 1 or end - self._begin >= MAX_STOP_CHARACTERS:
             self._stops = ()
         return None

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from router.decision import Candidate, Direct, RouteDecision
 from router.request.context import RequestContext
-from router.request.continuation.terms import Terms
 from router.request.fleet_state import FleetState
 
 MOVED = "moved"
@@ -21,23 +20,6 @@ CHECK_S = 0.5
 """How often streams are looked for that should leave their pods."""
 SHARE = 0.1
 StreamT = TypeVar("StreamT")
-
-
-def refused_by(context: RequestContext, candidate: Candidate, terms: Terms, *, takes_ids: bool) -> str:
-    """Why a stream of this candidate cannot be continued. `takes_ids`: whether its pod has shown that it does."""
-    decision = context.decision
-    if terms.refusal or context.request.prompts != 1:
-        return terms.refusal or "n"
-    if not context.repeatable:
-        return "not repeatable"
-    if not isinstance(candidate.plan, Direct) or candidate.plan.pull is not None:
-        return "handoff"
-    if decision is None or len({one.pod.id for one in decision.candidates}) < 2:
-        return "one pod"
-    if candidate.pod.dp_rank is not None:
-        return "rank"
-    can_go_on = not terms.no_replay or (takes_ids and not terms.no_ids)
-    return "" if can_go_on else terms.no_ids if takes_ids else "engine"
 
 
 def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -16,15 +16,8 @@ from router.request.continuation.stream_events import DONE, ids_of, written
 from router.request.continuation.terms import Terms
 
 _MAX_BIAS = 100.0
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
 _BODY: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The stream ends with an error."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +30,44 @@ class Finish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continue:
     """Another pod gets `body`. `method`: `retry`, `ids` or `replay`. `prompt` are the ids of the client's prompt,
-    `sent` those of prompt and kept tokens, as JSON."""
+    `sent` those of prompt and kept tokens, as JSON. `reasoning`: kept tokens of reasoning."""
 
     method: str
     body: bytes
     prompt: list[int]
     sent: bytes = b""
-    kept: int = 0
-    held: str = ""
-    """Text of the kept tokens that the client does not have yet."""
-    reasoning: int | None = None
-    """Kept tokens of reasoning; None where the later pod counts all."""
-    in_reasoning: bool = False
+    seam: Seam = field(default_factory=Seam)
+    reasoning: int = 0
 
 
-StreamPlan: TypeAlias = Refuse | Finish | Continue
+StreamPlan: TypeAlias = Continue | Finish | str
+"""A string is the reason why the stream ends with an error."""
 
 
-def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None, *, asks_ids: bool) -> StreamPlan:
-    """How the stream goes on. `body` is the client's; `asks_ids`: whether pods take and give ids. Raises nothing."""
+def plan(terms: Terms, record: Record, body: bytes, words: AnswerWords | None) -> StreamPlan:
+    """How the stream goes on. `body` is the client's; `words`: None where no ids are asked for. Raises nothing."""
     try:
         prompt = ids_of(record.prompt) if record.prompt else []
     except ValueError:
-        return Refuse("prompt ids")
+        return "prompt ids"
     if record.is_finished:
         return _finish(terms, record, prompt, words, "")
-    again, sent = first_body(body, terms) if asks_ids else body, msgspec.json.encode(prompt)
+    again = Continue(
+        method="replay" if record.has_said else "retry",
+        body=first_body(body, terms) if words is not None else body,
+        prompt=prompt,
+        sent=msgspec.json.encode(prompt),
+    )
     if not record.has_said:
-        return Continue(method="retry", body=again, prompt=prompt, sent=sent)
-    if terms.refusal:
-        return Refuse(terms.refusal)
-    reason = terms.no_ids if asks_ids and prompt and words is not None else "no ids"
-    if not reason and terms.has_grammar and (record.content or record.calls):
-        reason = "grammar"
-    if not reason and words is not None:
+        return again
+    found: StreamPlan = terms.no_ids
+    if words is None or not prompt:
+        found = "no ids"
+    elif not found and terms.has_grammar and (record.content or record.calls):
+        found = "grammar"
+    elif not found:
         found = _from_ids(terms, record, prompt, body, words)
-        if not isinstance(found, str):
-            return found
-        reason = found
-    return Refuse(reason) if terms.no_replay else Continue(method="replay", body=again, prompt=prompt, sent=sent)
+    return again if isinstance(found, str) and not terms.no_replay else found
 
 
 def first_body(body: bytes, terms: Terms) -> bytes:
@@ -89,19 +81,19 @@ def first_body(body: bytes, terms: Terms) -> bytes:
 def _finish(terms: Terms, record: Record, prompt: list[int], words: AnswerWords | None, finish: str) -> StreamPlan:
     is_known = bool(prompt and record.ids) and (words is not None or not record.reasoning)
     if terms.wants_usage and not record.has_usage and not is_known:
-        return Refuse("usage")
+        return "usage"
     reasoning = reasoning_tokens(prompt, record.ids, words) if words is not None and record.reasoning else 0
     return Finish(last_events(record, terms, len(prompt), reasoning, finish) + DONE)
 
 
-def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan | str:
-    """From the seam; or why not."""
+def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, words: AnswerWords) -> StreamPlan:
+    """From the seam."""
     seam = find_seam(record, prompt, terms, words)
     if isinstance(seam, str):
         return seam
-    if not terms.is_greedy and record.calls:
+    if terms.no_replay and record.calls:
         return "tool call"
-    if not terms.is_greedy and record.logprobs > seam.kept:
+    if terms.no_replay and record.logprobs > seam.kept:
         return "half a character"
     if terms.max_tokens is not None and seam.kept >= terms.max_tokens:
         return "length" if seam.held else _finish(terms, record, prompt, words, "length")
@@ -113,10 +105,8 @@ def _from_ids(terms: Terms, record: Record, prompt: list[int], body: bytes, word
         body=_body_from(seam, terms, record, sent, body),
         prompt=prompt,
         sent=sent,
-        kept=seam.kept,
-        held=seam.held,
+        seam=seam,
         reasoning=reasoning_tokens(prompt, record.ids[: seam.kept], words),
-        in_reasoning=seam.in_reasoning,
     )
 
 
@@ -130,9 +120,7 @@ def _body_from(seam: Seam, terms: Terms, record: Record, sent: bytes, body: byte
         fields["prompt"] = ids
     for name in _LIMITS:
         if name in fields and (limit := _number(fields[name])) is not None:
-            fields[name] = limit - seam.kept
-    if "min_tokens" in fields:
-        fields["min_tokens"] = max((_number(fields["min_tokens"]) or 0) - seam.kept, 0)
+            fields[name] = max(limit - seam.kept, 0)
     fields.pop("truncate_prompt_tokens", None)
     if terms.frequency_penalty:
         fields["logit_bias"] = _bias(terms, record.ids[: seam.kept])
@@ -154,22 +142,18 @@ def _bias(terms: Terms, kept: Any) -> dict[str, float]:
 # --- the usage of a continued answer: each token counts once ---
 
 
-def added_up(usage: Mapping[str, Any], prompt_tokens: int, kept: int, reasoning: int | None) -> dict[str, Any]:
-    """A later pod's usage, with the kept tokens as output. `reasoning`: all tokens of reasoning; None: as it comes.
-    Raises `ValueError` for one that is not a usage."""
-    try:
-        new, details = usage["completion_tokens"], usage.get("completion_tokens_details")
-        found = {**usage, "prompt_tokens": prompt_tokens, "completion_tokens": kept + new}
-        found["total_tokens"] = prompt_tokens + kept + new
-        if details and reasoning is not None:
-            found["completion_tokens_details"] = {**details, "reasoning_tokens": reasoning}
-        if (cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens")) is not None:
-            found["prompt_tokens_details"] = {
-                **usage["prompt_tokens_details"],
-                "cached_tokens": min(cached, prompt_tokens),
-            }
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a usage: {error!r}") from error
+def added_up(usage: Mapping[str, Any], before: Continue) -> dict[str, Any]:
+    """A later pod's usage, with the kept tokens as output: it counts them in its prompt, and where they close the
+    reasoning, all of its own as reasoning. Raises `LookupError`, `TypeError` or `AttributeError` for one that is not a
+    usage."""
+    prompt, made = len(before.prompt), before.seam.kept + usage["completion_tokens"]
+    found = {**usage, "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    if details := usage.get("completion_tokens_details"):
+        new = int(details.get("reasoning_tokens") or 0) if before.seam.in_reasoning else 0
+        found["completion_tokens_details"] = {**details, "reasoning_tokens": before.reasoning + new}
+    details = usage.get("prompt_tokens_details") or {}
+    if (cached := details.get("cached_tokens")) is not None:
+        found["prompt_tokens_details"] = {**details, "cached_tokens": min(cached, prompt)}
     return found
 
 

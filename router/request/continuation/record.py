@@ -6,14 +6,14 @@ from array import array
 
 import msgspec
 
-from router.request.continuation.stream_events import StreamChoice, StreamEvent, is_given, logprob_count
+from router.request.continuation.stream_events import StreamChoice
 
 
 class SaidCall(msgspec.Struct, gc=False):
     """A tool call, as far as the client has it."""
 
-    name: str = ""
-    arguments: str = ""
+    name: bytearray = msgspec.field(default_factory=bytearray)
+    arguments: bytearray = msgspec.field(default_factory=bytearray)
 
 
 class Record(msgspec.Struct):
@@ -39,50 +39,37 @@ class Record(msgspec.Struct):
     """Why nothing is remembered of the answer any more."""
 
     @property
+    def texts(self) -> list[bytearray]:
+        """All texts, each of which only grows."""
+        return [self.reasoning, self.content, *(text for call in self.calls for text in (call.name, call.arguments))]
+
+    @property
     def size_bytes(self) -> int:
-        size = len(self.prompt) + 4 * len(self.ids) + len(self.reasoning) + len(self.content)
-        return size + sum(len(call.name) + len(call.arguments) for call in self.calls) if self.calls else size
+        return len(self.prompt) + 4 * len(self.ids) + sum(map(len, self.texts))
 
     @property
     def has_said(self) -> bool:
         """Whether the client has something that another pod could contradict."""
         return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
-    def began(self, event: StreamEvent, prompt: bytes) -> None:
-        """Remember what the first event says of the whole stream."""
-        self.id, self.created, self.model = event.id, event.created, event.model
-        if not self.forgotten:
-            self.prompt = prompt
-
     def add(self, choice: StreamChoice) -> None:
-        """Remember a piece of the answer. Raises `ValueError` for log probabilities that cannot be read."""
+        """Remember a piece of the answer. Raises `ValueError` for a call that is not the next one."""
         if self.forgotten:
             return
-        if choice.token_ids:
-            self.ids.extend(choice.token_ids)
-        if is_given(choice.logprobs):
-            self.logprobs += logprob_count(choice.logprobs)
-        if (delta := choice.delta) is None:
-            self.content += (choice.text or "").encode()
-            return
-        if delta.content:
-            self.content += delta.content.encode()
-        if reasoning := delta.reasoning or delta.reasoning_content:
-            self.reasoning += reasoning.encode()
-        for piece in delta.tool_calls or ():
+        said, logprobs = choice.said, choice.logprobs
+        self.ids.extend(choice.token_ids or ())
+        self.logprobs += len(logprobs.content or logprobs.tokens or ()) if logprobs is not None else 0
+        self.content += (said.content or "").encode()
+        self.reasoning += (said.reasoning or said.reasoning_content or "").encode()
+        for piece in said.tool_calls or ():
             if piece.index > len(self.calls) or piece.index < 0:
                 raise ValueError(f"tool call {piece.index} after {len(self.calls)}")
             if piece.index == len(self.calls):
                 self.calls.append(SaidCall())
             if piece.function is not None:
                 call = self.calls[piece.index]
-                call.name += piece.function.name or ""
-                call.arguments += piece.function.arguments or ""
-
-    def add_text(self, text: str, ids: list[int], *, is_reasoning: bool) -> None:
-        """Remember a text and the ids that it was made of."""
-        self.ids.extend(ids)
-        (self.reasoning if is_reasoning else self.content).extend(text.encode())
+                call.name += (piece.function.name or "").encode()
+                call.arguments += (piece.function.arguments or "").encode()
 
     def forget(self, why: str) -> None:
         """Free what is remembered: the stream is not continued any more."""

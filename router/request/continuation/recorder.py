@@ -24,6 +24,8 @@ from router.request.continuation.stream_events import (
 from router.request.continuation.terms import Terms
 
 _TEXT_KEYS = (b'"delta":{"content":"', b'"delta":{"reasoning":"', b'"choices":[{"index":0,"text":"')
+_EMPTY = Delta()
+"""Events with it are only sent with ids."""
 _IDS_KEY, _IDS_END = b',"token_ids":[', b"]"
 
 
@@ -55,7 +57,9 @@ class Recorder(PodStream):
             self._text, self._ids = bytearray(), bytearray()
             try:
                 read = ids_of(b"[%b]" % bytes(ids[:-1]))
-                record.add_text(text_of(bytes(text)), read, is_reasoning=shape.is_reasoning)
+                said = text_of(bytes(text)).encode()
+                (record.reasoning if shape.is_reasoning else record.content).extend(said)
+                record.ids.extend(read)
             except ValueError:
                 record.forget("unreadable")
         return record
@@ -99,11 +103,10 @@ class Recorder(PodStream):
         record = self.record
         if not self.has_begun:
             self.has_begun = True
-            record.began(read, self.prompt)
+            record.id, record.created, record.model = read.id, read.created, read.model
+            record.prompt = b"" if record.forgotten else self.prompt
         if not read.choices:
             return event
-        if len(read.choices) > 1 or read.choices[0].index:
-            raise ValueError("a choice that was not asked for")
         choice = read.choices[0]
         delta, ends = choice.delta, choice.finish_reason is not None
         record.is_finished |= ends
@@ -111,29 +114,20 @@ class Recorder(PodStream):
         if not self.asks_ids:
             return event
         if delta is not None:
-            if self.terms.hides_reasoning and has_reasoning(delta):
+            if self.terms.hides_reasoning and (delta.reasoning, delta.reasoning_content) != (None, None):
                 event, delta.reasoning, delta.reasoning_content = _without_reasoning(event), None, None
-            if not ends and is_empty(delta) and not is_given(choice.logprobs):
+            if not ends and delta == _EMPTY and choice.logprobs is None:
                 return b""
         self._shape = _shape_of(event, read, choice)
         return without_ids(event)
 
 
-def is_empty(delta: Delta) -> bool:
-    """Whether a delta has no field: such events are only sent with ids."""
-    return delta.role is None and delta.content is None and delta.tool_calls is None and not has_reasoning(delta)
-
-
-def has_reasoning(delta: Delta) -> bool:
-    return delta.reasoning is not None or delta.reasoning_content is not None
-
-
 def _shape_of(event: bytes, read: StreamEvent, choice: StreamChoice) -> _Shape | None:
     """The shape of an event that has only a text and ids."""
-    delta = choice.delta or Delta(content=choice.text)
+    delta = choice.said
     text, key = delta.content or delta.reasoning, next((key for key in _TEXT_KEYS if key in event), b"")
     is_plain = choice.finish_reason is None and choice.token_ids and delta.role is None and not delta.tool_calls
-    if not is_plain or not text or not key or is_given(read.usage) or is_given(choice.logprobs):
+    if not is_plain or not text or not key or is_given(read.usage) or choice.logprobs is not None:
         return None
     begin, ids_at = event.find(key) + len(key), event.rfind(_IDS_KEY) + len(_IDS_KEY)
     text_end, end = event.find(b'"', begin), event.find(_IDS_END, ids_at)

@@ -7,7 +7,7 @@ prompt to the client (docs/continuation.md#the-seam).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from router.request.continuation.answer_words import HALF, MAX_HALF_TOKENS, AnswerWords
@@ -19,10 +19,10 @@ WINDOW_TOKENS = 128
 
 
 class Seam(NamedTuple):
-    """`held`: text of the kept tokens that the client does not have yet. `in_reasoning`: whether the reasoning is open
-    there."""
+    """Behind `kept` tokens of the answer. `held`: their text that the client does not have yet. `in_reasoning`: whether
+    the reasoning is open there."""
 
-    kept: int
+    kept: int = 0
     held: str = ""
     in_reasoning: bool = False
 
@@ -39,7 +39,8 @@ def find_seam(record: Record, prompt: Sequence[int], terms: Terms, words: Answer
     if terms.may_call and words.tool_call is None:
         return "tool call markers"
     end = _before_call(record, words) if terms.may_call else len(record.ids)
-    for begin in _begins(record, words, in_reasoning):
+    marked = _after(record.ids, words.think if in_reasoning else words.end_think)
+    for begin in (marked,) if record.reasoning else dict.fromkeys((marked, 0)):  # where the text of this phase begins
         for special in (False, True):
             found = _search(ids, before + begin, before + end, said, words, special, holds=bool(terms.stops))
             if found is not None:
@@ -65,14 +66,6 @@ def _before_call(record: Record, words: AnswerWords) -> int:
     begin = _after(record.ids, words.end_think)
     places = (place for place in range(begin, len(record.ids)) if record.ids[place] == words.tool_call)
     return next(places, len(record.ids))
-
-
-def _begins(record: Record, words: AnswerWords, in_reasoning: bool) -> Iterator[int]:
-    """Where the text of the last phase may begin."""
-    marked = _after(record.ids, words.think if in_reasoning else words.end_think)
-    yield marked
-    if marked and not record.reasoning:
-        yield 0
 
 
 def _after(ids: Sequence[int], marker: int | None) -> int:

@@ -135,10 +135,12 @@ class PodStream:
                 self.fault = "error event"
                 return b""
             self.record.has_usage |= is_given(read.usage)
-        for choice in read.choices:
+        for number, choice in enumerate(read.choices):
             if choice.finish_reason == ABORT:
                 self.fault = "aborted"
                 return b""
+            if number or choice.index:
+                raise ValueError("a choice that was not asked for")
         if self._holds and (self._waiting or any(one.delta and one.delta.tool_calls for one in read.choices)):
             return self._kept_back(event, read)
         return self._passed(event, read)

@@ -47,6 +47,13 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: list[CallPiece] | None = None
 
 
+class Logprobs(msgspec.Struct, gc=False):
+    """One entry for each token: `content` of a chat, `tokens` of a completion."""
+
+    content: list[msgspec.Raw] | None = None
+    tokens: list[msgspec.Raw] | None = None
+
+
 class StreamChoice(msgspec.Struct, gc=False):
     """`delta` is that of a chat, `text` that of a completion."""
 
@@ -54,8 +61,12 @@ class StreamChoice(msgspec.Struct, gc=False):
     delta: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
-    logprobs: MaybeRaw = msgspec.UNSET
+    logprobs: Logprobs | None = None
     token_ids: list[_Id] | None = None
+
+    @property
+    def said(self) -> Delta:
+        return self.delta or Delta(content=self.text)
 
 
 class StreamEvent(msgspec.Struct, gc=False):
@@ -67,13 +78,7 @@ class StreamEvent(msgspec.Struct, gc=False):
     error: MaybeRaw = msgspec.UNSET
 
 
-class _ChatLogprobs(msgspec.Struct, gc=False):
-    content: list[msgspec.Raw] | None = None
-    tokens: list[msgspec.Raw] | None = None
-
-
 _EVENTS = msgspec.json.Decoder(StreamEvent)
-_LOGPROBS = msgspec.json.Decoder(_ChatLogprobs)
 _ANY: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(dict[str, Any])
 _TEXT = msgspec.json.Decoder(str)
 _IDS_LIST = msgspec.json.Decoder(list[_Id])
@@ -123,14 +128,6 @@ def without_ids(event: bytes) -> bytes:
 def is_given(raw: MaybeRaw) -> TypeGuard[msgspec.Raw]:
     """Whether a field has a value, which is not null."""
     return isinstance(raw, msgspec.Raw) and bytes(raw) != NULL
-
-
-def logprob_count(raw: MaybeRaw) -> int:
-    """Number of tokens with log probabilities. Raises `ValueError`."""
-    if not is_given(raw):
-        return 0
-    found = _EVENT.json(bytes(raw), _LOGPROBS)
-    return len(found.content or found.tokens or ())
 
 
 def ids_of(raw: bytes) -> list[int]:

@@ -80,7 +80,6 @@ class Terms:
     no_replay: str = ""
     """Why not by making it again."""
     is_chat: bool = True
-    is_greedy: bool = False
     has_grammar: bool = False
     """Whether a grammar begins with the content: ids continue only the reasoning in front of it."""
     may_call: bool = False
@@ -126,7 +125,6 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_
         no_ids="hidden reasoning" if hides and needs_pod else _no_ids(asked, is_greedy, has_media, has_tools),
         no_replay=no_replay,
         is_chat=endpoint is Endpoint.CHAT,
-        is_greedy=is_greedy,
         has_grammar=has_grammar or is_forced,
         may_call=has_tools and not is_forced,
         holds_calls=holds_calls and has_tools and not is_forced and bool(no_replay),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.request.continuation import stream
 from router.request.continuation.answer_words import HALF
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.plan import Continue, Finish, Refuse, StreamPlan, plan
+from router.request.continuation.plan import Continue, Finish, StreamPlan, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream import PodStream
 from router.request.continuation.terms import terms_of
@@ -78,10 +78,10 @@ class Broken:
         if not self.received:  # an ordinary retry
             self.reader, self.asked = Recorder(self.terms, asks_ids=True), self.body
             return Continue(method="retry", body=self.body, prompt=[])
-        found = plan(self.terms, record, self.body, words(), asks_ids=True)
+        found = plan(self.terms, record, self.body, words())
         if isinstance(found, Continue):
-            kept = record.ids[: found.kept]
-            assert found.kept <= len(record.ids) and not decode(kept, True).endswith(HALF)
+            kept = record.ids[: found.seam.kept]
+            assert found.seam.kept <= len(record.ids) and not decode(kept, True).endswith(HALF)
             self.reader, self.asked = Joiner(self.terms, record, found, words()), found.body
         elif isinstance(found, Finish):
             self.received += found.events
@@ -110,9 +110,8 @@ def play(
         found = broken.plan()
         if isinstance(found, Finish):
             return broken
-        if isinstance(found, Refuse):
-            event_of_error = found.reason
-            assert event_of_error
+        if isinstance(found, str):
+            assert found, "the event of the error has a name"
             return broken
     raise AssertionError("the last pod has lived")
 

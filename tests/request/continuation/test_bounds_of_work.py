@@ -83,7 +83,7 @@ def test_a_remembered_prompt_takes_the_loop_for_less_than_5_ms() -> None:
 
 def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
     ids = b"123456," * 139_999 + b"1"
-    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids, kept=0)
+    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids)
     taken = []
     for _ in range(5):
         joiner = Joiner(TERMS, Record(), found, None)
@@ -96,7 +96,7 @@ def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
 async def test_the_seam_is_searched_in_a_thread() -> None:
     """An answer of 100,000 tokens takes 40 ms, in which the loop goes on."""
     fleet, threads = Fleet("bytes"), set[int]()
-    words = fleet.tracker._words
+    words, options = fleet.tracker.asked.words, fleet.tracker.options
     assert words is not None
 
     def text_of(ids: Sequence[int], special: bool) -> str:
@@ -110,7 +110,7 @@ async def test_the_seam_is_searched_in_a_thread() -> None:
             raise UpstreamBroken("cut", pod=fleet.pod)
         fleet.end()
 
-    fleet.tracker._words = replace(words, text_of=text_of)
+    fleet.tracker.options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
     fleet.tracker.release(0.0)
     await first_success(fleet.tracker, attempt)
     fleet.close()

@@ -76,11 +76,11 @@ class Fleet:
         self.core.core.requests.endings.begin()
         self.begin(self.tracker.first(0.0))
 
-    def _decide_again(self, context: RequestContext, now_s: float) -> RouteDecision:
+    def _decide_again(self, context: RequestContext, now_s: float) -> tuple[None, RouteDecision]:
         assert context.decision is not None
         known = [one for one in context.decision.candidates if self.core.fleet.status(one.pod.id) is not None]
         now = (Candidate(Direct(self.core.pod(one.pod.id)), one.cost, one.cached_tokens) for one in known)
-        return RouteDecision("scripted", "1", tuple(now))
+        return None, RouteDecision("scripted", "1", tuple(now))
 
     def begin(self, candidate: Candidate) -> None:
         self.pod = candidate.pod.id
@@ -164,7 +164,7 @@ def test_missing_end_is_made_without_a_pod() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.97)
     assert not fleet.fail()
-    fleet.received += fleet.tracker.last_events(fleet.now_s)
+    fleet.received += fleet.tracker.last_events
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
     assert fleet.context.result == "ok"
@@ -748,7 +748,7 @@ def test_message_ends_with_an_event_that_cannot_be_read(delta: dict[str, Any]) -
     with pytest.raises(UpstreamBroken):
         fleet.tracker.ended()
     assert not fleet.fail()
-    assert fleet.tracker.last_events(0.0) == b"" and fleet.received == before
+    assert fleet.tracker.last_events == b"" and fleet.received == before
     assert fleet.counted == [("none", "unreadable event", "unreadable")]
     fleet.close()
 
@@ -769,7 +769,7 @@ def test_end_of_a_message_is_made_where_only_that_is_missing() -> None:
     events = len(ScriptedPod(fleet.case).stream(fleet.tracker.body))
     fleet.answer((events - 2) / events)
     assert not fleet.fail()
-    fleet.received += fleet.tracker.last_events(0.0)
+    fleet.received += fleet.tracker.last_events
     fleet.close()
     assert blocks_of(fleet.received)[-2:] == ["end_turn", fleet.case["usage"]["completion_tokens"]]
     assert fleet.counted == [("finish", "connection", "joined")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.request.continuation.joiner import Joiner
-from router.request.continuation.plan import Continue, Refuse, plan
+from router.request.continuation.plan import Continue, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
@@ -56,20 +56,20 @@ def test_client_gets_the_bytes_of_a_stream_without_ids(case: Case) -> None:
 def test_joined_stream_is_the_uncut_one(case: Case, cut: dict[str, Any]) -> None:
     recorder = recorder_of(case)
     received = fed(recorder, uncut(case)[: cut["events"]])
-    found = plan(recorder.terms, recorder.current, body_of(case), words(), asks_ids=True)
+    found = plan(recorder.terms, recorder.current, body_of(case), words())
     if "refused" in cut:
-        assert isinstance(found, Refuse)
+        assert isinstance(found, str)
         return
     (choice,) = cut["choices"]
     assert isinstance(found, Continue), found
     if found.method == "retry":  # the client has nothing: the recorded prototype kept what it did not have
         choice = {"second": case["uncut"], "asked": case["asked"]}
     else:
-        assert (found.kept, found.held) == (choice["kept"], choice.get("held", ""))
+        assert (found.seam.kept, found.seam.held) == (choice["kept"], choice.get("held", ""))
     asked = json.loads(found.body)
     assert {name: asked[name] for name in choice["asked"]} == choice["asked"]
     joiner = Joiner(recorder.terms, recorder.current, found, words())
-    given = [*found.prompt, *recorder.current.ids[: found.kept]]
+    given = [*found.prompt, *recorder.current.ids[: found.seam.kept]]
     received += fed(joiner, [*stream(choice["second"], given, **SECOND), DONE])
     assert not joiner.fault
     assert Received(received).whole == Received(b"".join(without_ids(case))).whole
