@@ -83,6 +83,7 @@ class Joiner(PodStream):
         """The event without what the client has, and with what was held at the seam."""
         record, ends = self.record, choice.finish_reason is not None
         said: dict[str, Any] = fields["choices"][0]
+        record.check_calls(choice.said.tool_calls or ())  # of an event that cannot be read, nothing counts as sent
         self._drop_logprobs(said)
         if self._stops is not None and choice.token_ids and (found := self._stops.feed(choice.token_ids)):
             return self._stopped(fields, said, found, choice.token_ids)
@@ -93,10 +94,11 @@ class Joiner(PodStream):
         delta, is_level = said.get("delta") or {}, self._is_level
         if pieces := self._fresh_calls(delta.pop("tool_calls", None) or (), calls):
             delta["tool_calls"] = pieces
-        shows = ends or bool(said.get("text") or said.get("logprobs")) or any(one is not None for one in delta.values())
-        if shows and not is_level:
+        says = ends or bool(said.get("text") or said.get("logprobs")) or any(delta.values())
+        if says and not is_level:
             raise Diverged("the pod sends something else than the client has")
-        return written(fields) if shows or (is_level and choice.delta is None) else b""
+        shows = says or choice.delta is None or any(one is not None for one in delta.values())
+        return written(fields) if shows and is_level else b""
 
     def _drop_text(self, said: dict[str, Any], choice: StreamChoice, *, ends: bool) -> None:
         """Take out the text that the client has."""
@@ -124,8 +126,9 @@ class Joiner(PodStream):
         """The pieces of tool calls that the client does not have. Its calls keep their ids. `before`: how much of names
         and arguments had come before these pieces."""
         has, new = self.has.calls, self.record.calls
-        fresh = [piece for piece in pieces if piece["index"] >= len(has)]
-        for number in sorted({piece["index"] for piece in pieces if piece["index"] < len(has)}):
+        numbers = [piece.get("index", 0) for piece in pieces]
+        fresh = [piece for piece, number in zip(pieces, numbers, strict=True) if number >= len(has)]
+        for number in sorted({number for number in numbers if number < len(has)}):
             name_at, arguments_at = before[number] if number < len(before) else (0, 0)
             if _fresh(has[number].name, name_at, new[number].name[name_at:].decode()):
                 raise Diverged("the pod calls another tool")

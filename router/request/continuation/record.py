@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 import msgspec
 
-from router.request.continuation.stream_events import StreamChoice
+from router.request.continuation.stream_events import CallPiece, StreamChoice
 
 
 class SaidCall(msgspec.Struct, gc=False):
@@ -53,23 +54,31 @@ class Record(msgspec.Struct):
         return bool(self.content or self.reasoning or self.calls or self.logprobs)
 
     def add(self, choice: StreamChoice) -> None:
-        """Remember a piece of the answer. Raises `ValueError` for a call that is not the next one."""
+        """Remember a piece of the answer. Raises `ValueError`, and remembers nothing, for a call that is not the next
+        one."""
         if self.forgotten:
             return
         said, logprobs = choice.said, choice.logprobs
+        self.check_calls(said.tool_calls or ())
         self.ids.extend(choice.token_ids or ())
         self.logprobs += len(logprobs.content or logprobs.tokens or ()) if logprobs is not None else 0
         self.content += (said.content or "").encode()
         self.reasoning += (said.reasoning or said.reasoning_content or "").encode()
         for piece in said.tool_calls or ():
-            if piece.index > len(self.calls) or piece.index < 0:
-                raise ValueError(f"tool call {piece.index} after {len(self.calls)}")
             if piece.index == len(self.calls):
                 self.calls.append(SaidCall())
             if piece.function is not None:
                 call = self.calls[piece.index]
                 call.name += (piece.function.name or "").encode()
                 call.arguments += (piece.function.arguments or "").encode()
+
+    def check_calls(self, pieces: Iterable[CallPiece]) -> None:
+        """Raises `ValueError` for a call that is not the next one."""
+        count = len(self.calls)
+        for piece in pieces:
+            if not 0 <= piece.index <= count:
+                raise ValueError(f"tool call {piece.index} after {count}")
+            count += piece.index == count
 
     def forget(self, why: str) -> None:
         """Free what is remembered: the stream is not continued any more."""
