@@ -114,7 +114,8 @@ async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) ->
 
 async def test_a_response_in_the_background_keeps_its_expected_output(deploy: Deploy, tmp_path: Path) -> None:
     """Its client may never fetch it, so the tokens in its quota stay; it has a line, and its cancellation another."""
-    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 100}") as (deployment, usage):
+    quotas, probes = "{output_tokens_per_minute: 100}", {"self_test": False}  # its prompts would get these answers
+    async with billed(deploy, tmp_path, quotas, probes=probes) as (deployment, usage):
         asked = {"model": "demo", "input": "Hello", "max_output_tokens": 80, "background": True, "store": True}
         deployment.engines[0].inject(raw(QUEUED))
         created = await deployment.client.post(RESPONSES, json=asked)
