@@ -35,7 +35,8 @@ async def billed(deploy: Deploy, folder: Path, quotas: str = "", **more: Any) ->
     """A router in front of one pod, with the tenant `acme`, and its file of usage."""
     tenants, usage = folder / "tenants.yaml", folder / "usage.jsonl"
     tenants.write_text(f"tenants: [{{name: acme, keys: [{sha256(b'acme').hexdigest()}], quotas: [{quotas}]}}]")
-    async with deploy(more.pop("pods", 1), tenants=tenants, usage=usage, **more) as deployment:
+    probes = {"self_test": False}  # its prompts would meet the faults and answers that a test puts into the engine
+    async with deploy(more.pop("pods", 1), tenants=tenants, usage=usage, probes=probes, **more) as deployment:
         deployment.client.headers["authorization"] = "Bearer acme"
         yield deployment, usage
         await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
@@ -114,8 +115,7 @@ async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) ->
 
 async def test_a_response_in_the_background_keeps_its_expected_output(deploy: Deploy, tmp_path: Path) -> None:
     """Its client may never fetch it, so the tokens in its quota stay; it has a line, and its cancellation another."""
-    quotas, probes = "{output_tokens_per_minute: 100}", {"self_test": False}  # its prompts would get these answers
-    async with billed(deploy, tmp_path, quotas, probes=probes) as (deployment, usage):
+    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 100}") as (deployment, usage):
         asked = {"model": "demo", "input": "Hello", "max_output_tokens": 80, "background": True, "store": True}
         deployment.engines[0].inject(raw(QUEUED))
         created = await deployment.client.post(RESPONSES, json=asked)
