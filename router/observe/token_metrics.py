@@ -55,18 +55,20 @@ class TokenMetrics:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
         blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
-        stages = ended.prompt_tokens, blocks * block, served.cached_tokens, delivered or 0
-        for count, more in zip(self._tenants[(tenant,)], stages, strict=True):
-            count.value += more
-        series.prompt.value += ended.prompt_tokens
-        for tier, held in enumerate(longest):
-            series.available[tier].value += held * block
-        _add(series.captured, own, served.cached_tokens, block)
+        prompt, available, captured = ended.prompt_tokens, blocks * block, served.cached_tokens
+        of_tenant = self._tenants[(tenant,)]
+        of_tenant[0].value += prompt
+        of_tenant[1].value += available
+        of_tenant[2].value += captured
+        series.prompt.value += prompt
+        _add(series.available, longest, available, block)
+        _add(series.captured, own, captured, block)
         if delivered is not None:
-            series.reported.value += ended.prompt_tokens
+            of_tenant[3].value += delivered
+            series.reported.value += prompt
             series.delivered.value += delivered
-            series.error.observe(abs(delivered - served.cached_tokens))
-        series.depth.observe(blocks * block)
+            series.error.observe(abs(delivered - captured))
+        series.depth.observe(available)
         self._decisions.labels(labels[2], kind, reason).value += 1
 
     def _new_series(self, labels: Labels) -> _Series:

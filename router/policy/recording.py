@@ -8,6 +8,7 @@ for many scenes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -38,6 +39,8 @@ from router.types import (
     StepBegan,
 )
 
+_INPUTS = RequestInputs.__struct_fields__
+_INPUTS_OF = attrgetter(*_INPUTS)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
@@ -211,7 +214,7 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
 
 
 def _inputs(request: RequestInputs) -> dict[str, Any]:
-    return {name: getattr(request, name) for name in RequestInputs.__struct_fields__}
+    return dict(zip(_INPUTS, _INPUTS_OF(request), strict=True))
 
 
 def _facts(scene: SceneFacts) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class SegmentCache:
         """All segments of a text that was looked up; encodes the cold ones. Safe in any thread."""
         if lookup.special_tokens and lookup.cold:
             return [Segment(self._tokenizer.encode(lookup.text, add_special_tokens=True).tobytes())]
-        return [*lookup.known, *[Segment(self._tokenizer.encode(piece).tobytes()) for piece in lookup.cold]]
+        return [*lookup.known, *[Segment(tokens.tobytes()) for tokens in self._tokenizer.encode_batch(lookup.cold)]]
 
     def keep(self, lookup: Lookup, segments: list[Segment]) -> None:
         """Cache what `complete` encoded, from the next `look_up` on. Safe in any thread."""

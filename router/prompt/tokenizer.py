@@ -135,13 +135,13 @@ def fast_equal_to(reference: Any, texts: Sequence[str]) -> tuple[Any, str]:
 
 
 def encode_reference(backend: Any, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
-    """Tokens of each text by `tokenizers.Tokenizer`. The batch form, because only that releases the GIL."""
-    encodings = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-    return [token_array(encoding.ids) for encoding in encodings]
+    """Tokens of each text by `tokenizers.Tokenizer`. The batch form, because only that releases the GIL; one text per
+    call, because several wake a thread pool, which costs more than encoding the few pieces of a prompt."""
+    encode = backend.encode_batch_fast
+    return [token_array(encode((text,), add_special_tokens=add_special_tokens)[0].ids) for text in texts]
 
 
 def encode_fast(fast: Any, texts: Sequence[str], add_special_tokens: bool) -> list[array[int]]:
-    """Tokens of each text by `fastokens.Tokenizer`, as a flat buffer. One text per call: several wake a thread pool,
-    which costs more than encoding the few pieces of a prompt. Releases the GIL, as `encode_reference` does."""
+    """Tokens of each text by `fastokens.Tokenizer`, as a flat buffer; called as in `encode_reference`."""
     encode = fast.encode_batch_flat
     return [array("I", encode((text,), add_special_tokens=add_special_tokens)[0]) for text in texts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,9 +96,9 @@ def test_a_text_that_only_another_salt_knows_is_encoded(deepseek: Tokenizer, tex
         def __getattr__(self, name: str) -> Any:
             return getattr(deepseek, name)
 
-        def encode(self, piece: str, **options: Any) -> Any:
-            encoded.append(piece)
-            return deepseek.encode(piece, **options)
+        def encode_batch(self, pieces: Sequence[str], **options: Any) -> Any:
+            encoded.extend(pieces)
+            return deepseek.encode_batch(pieces, **options)
 
     cache = SegmentCache(cast(Tokenizer, Counting()), PLENTY)
     for salt, is_encoded in (("one", True), ("one", False), ("other", True), ("", True), ("other", False)):
