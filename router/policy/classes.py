@@ -99,11 +99,10 @@ class Classes:
         raise AssertionError("the last rule has no conditions")
 
     def _named(self, headers: HeaderPairs) -> str:
-        wanted = self._header
-        for name, value in headers if wanted else ():
-            if name == wanted:
-                return value.decode("latin-1")
-        return ""
+        """The value of the first header that may name a class; empty without one."""
+        if not self._header:
+            return ""
+        return dict(reversed(headers)).get(self._header, b"").decode("latin-1")
 
 
 def _unpacked(rule: ClassRule) -> tuple[str, int, float, int, int, Match | None]:

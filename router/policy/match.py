@@ -6,7 +6,7 @@ session: a conversation stays with one policy, and a replay finds the same polic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import xxhash
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeI
 
 from router.types import InferenceRequest
 
-HeaderPairs = Iterable[tuple[bytes, bytes]]
+HeaderPairs = Sequence[tuple[bytes, bytes]]
 _PARTS = 10_000
 """Shares are exact to a hundredth of a percent."""
 
