@@ -2,7 +2,7 @@
 
 No input may hold the event loop for 5 ms there; where everything takes twice as long, for 10 ms. The speed of a machine
 changes within a second: interpreted code takes up to twice as long while a neighbour uses the same core. So it is
-measured right beside what is timed, in the same thread.
+measured right before and after what is timed, in the same thread.
 """
 
 from __future__ import annotations
