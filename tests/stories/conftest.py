@@ -32,7 +32,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import PodState, PrefixTrust
+from router.types import PodId, PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
@@ -87,15 +87,22 @@ class Deployment:
         return sum(sample.value for family in applied for sample in family.samples) >= published
 
     def all_trusted(self) -> bool:
-        """Whether every pod has passed its self-tests, so that no more probes reach it."""
+        """Whether every pod has passed its self-tests, and its hit test is over, so that no more probes reach it."""
         statuses = self.program.fleet.snapshot.pods
         converts = all(engine.config.template is not None for engine in self.engines)
         return bool(statuses) and all(
             status.state is PodState.READY
             and status.pod.trust is PrefixTrust.TRUSTED
             and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
+            and not self._will_test_hits(status.pod.id)
             for status in statuses
         )
+
+    def _will_test_hits(self, pod: PodId) -> bool:
+        """Whether a hit test will follow: the pod publishes events, and only they say what hits."""
+        pods = self.program.pods
+        is_tested = self.program._config.probes.self_test and pods.publishes_events(pod)
+        return is_tested and pods.store.hits(pod).endswith("by events")
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]

@@ -93,7 +93,12 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                     for each, role in zip(engines, roles, strict=True)
                 ),
                 links=LinksConfig(elsewhere=LinkFigures(t0_ms=0.1, gb_per_s=100.0)),
-                probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test=dialect != "bootstrap"),
+                probes=Probes(
+                    health_interval_s=0.1,
+                    load_interval_s=0.05,
+                    self_test=dialect != "bootstrap",
+                    self_test_interval_s=0.2,
+                ),
             )
             priors = load_priors(shipped("config") / "models")
             program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
