@@ -61,6 +61,7 @@ def routers(pods: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory)
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
         "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
         "continuation": {"enabled": True, "silence_s": SILENCE_S},
+        "limits": {"idle_timeout_s": 3600},  # hidden reasoning sends nothing, for minutes on a slow machine
     }
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("router")
