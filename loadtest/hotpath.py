@@ -237,7 +237,9 @@ def measure_in_turns(
                     settings = running.enter_context(on_duty(duties, rig.bodies(title), pods, folder, checkout))
                     launched = launch_router(name, pods, folder / name, settings=settings, checkout=checkout)
                     routers.append(running.enter_context(launched))
-                costs = play(name, title, rig, pods, routers, longest_s)
+                # A burst after a pause exceeds quotas: there, each router is warmed up before its whole load.
+                groups = [[router] for router in routers] if Duty.QUOTAS in load.duties else [routers]
+                costs = [cost for group in groups for cost in play(name, title, rig, pods, group, longest_s)]
         except FAILURES as error:
             print(f"{name}, {title}: FAILED: {error}", file=sys.stderr)
             return ()
@@ -255,8 +257,7 @@ def play(
     warmth = replace(load, requests=load.requests // 8 + load.connections)
     per_s = min(send(rig, title, warmth, router)["rps"] for router in routers)
     requests = min(load.requests, load.connections + int(per_s * longest_s))
-    takes_turns = len(routers) > 1 and Duty.QUOTAS not in load.duties  # a burst after a pause exceeds quotas
-    bursts = max(min(BURSTS, requests // (2 * load.connections)), 1) if takes_turns else 1
+    bursts = max(min(BURSTS, requests // (2 * load.connections)), 1) if len(routers) > 1 else 1
     burst = replace(load, requests=requests // bursts)
     before = [Predicted.by(name, router) for router in routers]
     turns: Sequence[list[Cost]] = [[] for _ in routers]

@@ -27,8 +27,8 @@ from router.request.inbound import HeaderList
 from router.request.preparation_steps import QuotaSync, Step
 
 T = TypeVar("T")
-MAX_EXCHANGES = 2
-"""Exchanges of shares that a request waits for."""
+MAX_EXCHANGES = 16
+"""Exchanges of shares that a request waits for: others may come meanwhile, and take what it has asked for."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.sharing import TOLERANCE, CeilingReport, Grants, MeterSharing, local_ceiling
+from router.admission.tenant import Tenant
+from router.phases import Phases
+from router.request.clock import Clock
+from router.request.context import RequestContext
+from router.request.inbound import Inbound
+from router.request.preparation_steps import QuotaSync
+from router.request.quota_charges import QuotaCharges
+from router.types import Endpoint, InferenceRequest
 from tests.admission.share_book import ShareBook
 from tests.examples import examples
 
@@ -318,3 +326,25 @@ def test_a_killed_router_holds_no_share_for_long(seed: int) -> None:
     traffic.refused = 0
     traffic.run(11.1, 20, other)
     assert traffic.refused == 0
+
+
+def test_a_request_whose_share_others_take_waits_for_the_next_one() -> None:
+    """Requests that come during an exchange are counted before those that wait for it. Nobody else uses the limit, so
+    it is no reason to refuse."""
+    book, router, quotas = ShareBook(), Member("router"), (Quota(requests_per_minute=10**9),)
+    exchange(book, router)
+    charges = QuotaCharges(router.quotas, Clock(lambda: 0.0, lambda: 0.0), has_others=True)
+    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
+    inbound = Inbound(id="r", method="POST", target=b"/", headers=[])
+    context = RequestContext(request, inbound, Phases(0.0), tenant=Tenant(name="t", quotas=quotas))
+    waiting = charges.begin(context)
+    for _ in range(10):
+        assert isinstance(next(waiting), QuotaSync)
+        exchange(book, router)
+        while isinstance(router.quotas.begin("t", quotas, "m", "", 0.0), Hold):
+            pass  # others come first
+    next(waiting)
+    exchange(book, router)
+    with pytest.raises(StopIteration):
+        next(waiting)
+    assert context.hold is not None
