@@ -56,7 +56,7 @@ class TokenMetrics:
         blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
         reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
         prompt, available, captured = ended.prompt_tokens, blocks * block, served.cached_tokens
-        of_tenant = self._tenants[(tenant,)]
+        of_tenant = self._tenants[(tenant,)]  # in the order of `_STAGES`
         of_tenant[0].value += prompt
         of_tenant[1].value += available
         of_tenant[2].value += captured

@@ -150,7 +150,7 @@ def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
 
 
 def _without(missing: object, names: Sequence[str], values: Sequence[Any]) -> Iterable[tuple[str, Any]]:
-    """The fields that are not `missing`. Most are, and cost no step of Python."""
+    """The fields that are not `missing`. Most are missing, and those cost no step of Python."""
     return compress(zip(names, values, strict=True), map(is_not, values, repeat(missing)))
 
 

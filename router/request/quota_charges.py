@@ -29,6 +29,8 @@ from router.request.preparation_steps import QuotaSync, Step
 T = TypeVar("T")
 MAX_EXCHANGES = 16
 """Exchanges of shares that a request waits for: others may come meanwhile, and take what it has asked for."""
+MAX_WAIT_S = 1.0
+"""No further exchange is waited for after this time: Redis is slow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,9 +70,11 @@ class QuotaCharges:
 
     def _fitting(self, context: RequestContext, count: Callable[[], T | Short]) -> Generator[Step, None, T]:
         """What `count` returns once the request fits. Raises `QuotaExceeded`."""
-        found = count()
+        found, until_s = count(), self.clock.now_s() + MAX_WAIT_S
         for _ in range(MAX_EXCHANGES):
             if not isinstance(found, Short) or not (found.may_fit and self.has_others):
+                break
+            if self.clock.now_s() >= until_s:
                 break
             yield QuotaSync()
             found = count()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from random import Random
 
 import pytest
@@ -13,11 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.sharing import TOLERANCE, CeilingReport, Grants, MeterSharing, local_ceiling
 from router.admission.tenant import Tenant
+from router.errors import QuotaExceeded
 from router.phases import Phases
 from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.inbound import Inbound
-from router.request.preparation_steps import QuotaSync
+from router.request.preparation_steps import QuotaSync, Step
 from router.request.quota_charges import QuotaCharges
 from router.types import Endpoint, InferenceRequest
 from tests.admission.share_book import ShareBook
@@ -331,20 +332,42 @@ def test_a_killed_router_holds_no_share_for_long(seed: int) -> None:
 def test_a_request_whose_share_others_take_waits_for_the_next_one() -> None:
     """Requests that come during an exchange are counted before those that wait for it. Nobody else uses the limit, so
     it is no reason to refuse."""
-    book, router, quotas = ShareBook(), Member("router"), (Quota(requests_per_minute=10**9),)
-    exchange(book, router)
-    charges = QuotaCharges(router.quotas, Clock(lambda: 0.0, lambda: 0.0), has_others=True)
-    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
-    inbound = Inbound(id="r", method="POST", target=b"/", headers=[])
-    context = RequestContext(request, inbound, Phases(0.0), tenant=Tenant(name="t", quotas=quotas))
-    waiting = charges.begin(context)
+    book, router, now = ShareBook(), Member("router"), [0.0]
+    context, waiting = beginning(book, router, now)
     for _ in range(10):
-        assert isinstance(next(waiting), QuotaSync)
-        exchange(book, router)
-        while isinstance(router.quotas.begin("t", quotas, "m", "", 0.0), Hold):
-            pass  # others come first
+        exchange_with_others_first(book, router, waiting)
     next(waiting)
     exchange(book, router)
     with pytest.raises(StopIteration):
         next(waiting)
     assert context.hold is not None
+
+
+def test_a_request_waits_for_a_slow_redis_for_a_second() -> None:
+    book, router, now = ShareBook(), Member("router"), [0.0]
+    _, waiting = beginning(book, router, now)
+    for _ in range(3):
+        exchange_with_others_first(book, router, waiting)
+        now[0] += 0.4
+    with pytest.raises(QuotaExceeded):
+        next(waiting)
+
+
+PLENTY = (Quota(requests_per_minute=10**9),)
+
+
+def beginning(book: ShareBook, router: Member, now: list[float]) -> tuple[RequestContext, Generator[Step, None, None]]:
+    """A request that is being counted by a router without a share. `now`: the time in seconds."""
+    exchange(book, router)
+    charges = QuotaCharges(router.quotas, Clock(lambda: now[0], lambda: now[0]), has_others=True)
+    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
+    inbound = Inbound(id="r", method="POST", target=b"/", headers=[])
+    context = RequestContext(request, inbound, Phases(0.0), tenant=Tenant(name="t", quotas=PLENTY))
+    return context, charges.begin(context)
+
+
+def exchange_with_others_first(book: ShareBook, router: Member, waiting: Generator[Step, None, None]) -> None:
+    assert isinstance(next(waiting), QuotaSync)
+    exchange(book, router)
+    while isinstance(router.quotas.begin("t", PLENTY, "m", "", 0.0), Hold):
+        pass
