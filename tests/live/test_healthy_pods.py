@@ -57,17 +57,19 @@ def pods() -> Iterator[list[EngineProcess]]:
 
 @pytest.fixture
 def routers(pods: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RouterUrls]]:
-    config = {
+    config: dict[str, Any] = {
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
         "pods": [{"url": pod.url, "engine": "vllm"} for pod in pods],
         "continuation": {"enabled": True, "silence_s": SILENCE_S},
         "limits": {"idle_timeout_s": 3600},  # hidden reasoning sends nothing, for minutes on a slow machine
+        "probes": {"health_timeout_s": 10},  # a pod without a core of its own has answered after 6 s
     }
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("router")
         proven = stack.enter_context(router(folder, config))
         await_continuation(proven.admin)
-        yield [proven, stack.enter_context(router(folder, {**config, "probes": {"self_test": False}}))]
+        unproven = {**config, "probes": {**config["probes"], "self_test": False}}
+        yield [proven, stack.enter_context(router(folder, unproven))]
 
 
 class Load:

@@ -59,6 +59,8 @@ class ContinuingTracker(Tracker):
     _joins: bool = False
     _stays: bool = False
     is_called: bool = False
+    has_ended: bool = False
+    """Whether nothing that the pod still sends is for the client."""
     _gave_up: str = ""
     """Why the router closes the connection of this pod itself."""
     planned: StreamPlan | None = None
@@ -95,7 +97,7 @@ class ContinuingTracker(Tracker):
     # --- events ---
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
-        self._gave_up, self._stays, self.is_called, self._last_s = "", False, False, now_s
+        self._gave_up, self._stays, self.is_called, self.has_ended, self._last_s = "", False, False, False, now_s
         if not self.has_sent:
             self.asked = asked_of(self.context, candidate, self.options.words_of)
             self._reader = None if self.asked.refusal else self._reads()
@@ -123,8 +125,10 @@ class ContinuingTracker(Tracker):
             shown = Tracker.piece(self, piece, now_s)
             self._drop_body()
             return shown
-        shown = self._shown(reader, reader.feed(piece))
-        self._last_s = now_s
+        shown = reader.feed(piece)
+        if self.asked.message is not None:
+            shown = self._shown(reader, shown)
+        self._last_s, self.has_ended = now_s, bool(reader.fault) or reader.is_over
         if self._pieces % COUNTED_EVERY == 0 or len(piece) > LARGE_PIECE_BYTES:
             self._count_memory(reader)
         self._pieces += 1
@@ -153,12 +157,6 @@ class ContinuingTracker(Tracker):
     def is_whole(self) -> bool:
         """Whether the client has the end of the stream, so that the pod's connection does not matter any more."""
         return self._reader is not None and self._reader.record.is_done
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing that this pod still sends is for the client."""
-        reader = self._reader
-        return reader is not None and (bool(reader.fault) or reader.is_over)
 
     def ended(self) -> None:
         """The pod sends no more. Raises `UpstreamBroken` where its stream is not whole."""

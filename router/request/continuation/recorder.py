@@ -11,6 +11,7 @@ from typing import NamedTuple
 from router.request.continuation.record import Record
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import (
+    NULL,
     Delta,
     StreamChoice,
     StreamEvent,
@@ -30,11 +31,13 @@ _IDS_KEY, _IDS_END = b',"token_ids":[', b"]"
 
 
 class _Shape(NamedTuple):
-    """What an event has in front of its text, between text and ids, and behind them."""
+    """What an event has in front of its text, between text and ids, and behind them; `shown_end` is the end of what the
+    client gets."""
 
     head: bytes
     middle: bytes
     end: bytes
+    shown_end: bytes
     is_reasoning: bool
 
 
@@ -56,7 +59,7 @@ class Recorder(PodStream):
         if ids and shape is not None:
             self._text, self._ids = bytearray(), bytearray()
             try:
-                read = ids_of(b"[%b]" % bytes(ids[:-1]))
+                read = ids_of(b"[%b]" % bytes(ids[1:]).replace(b"[", b","))
                 said = text_of(bytes(text)).encode()
                 (record.reasoning if shape.is_reasoning else record.content).extend(said)
                 record.ids.extend(read)
@@ -78,19 +81,16 @@ class Recorder(PodStream):
         shape = self._shape
         if shape is None or self.fault:
             return b""
-        head, middle, end, _ = shape
-        if not event.startswith(head) or not event.endswith(end):
-            return b""
-        at = event.rfind(middle)
-        ids_at = at + len(middle)
-        text, ids = event[len(head) : at], event[ids_at : -len(end)]
-        if at < len(head) or b'"' in text or _IDS_END in ids:  # one of both may not end here
+        head, middle, end, shown_end, _ = shape
+        text_end, ids_end = event.find(b'"', len(head)), len(event) - len(end)
+        ids_at = text_end + len(middle)
+        is_equal = event.startswith(head) and event.startswith(middle, text_end) and event.endswith(end)
+        if not is_equal or not event.find(_IDS_END, ids_at) == ids_end > ids_at:
             return b""
         if not self.record.forgotten:
-            self._text += text
-            self._ids += ids
-            self._ids += b","
-        return b"%bnull%b" % (event[: ids_at - 1], end[1:])
+            self._text += event[len(head) : text_end]
+            self._ids += event[ids_at - 1 : ids_end]  # with the bracket in front of them
+        return event[: ids_at - 1] + shown_end
 
     def _unread(self, event: bytes) -> bytes:
         """It passes, and the stream is not continued. What was only asked for by the router stays hidden."""
@@ -133,7 +133,8 @@ def _shape_of(event: bytes, read: StreamEvent, choice: StreamChoice) -> _Shape |
     text_end, end = event.find(b'"', begin), event.find(_IDS_END, ids_at)
     if event[begin:text_end] != text.encode() or not text_end < ids_at < end:
         return None
-    return _Shape(event[:begin], event[text_end:ids_at], event[end:], is_reasoning=not delta.content)
+    rest = event[end:]
+    return _Shape(event[:begin], event[text_end:ids_at], rest, NULL + rest[1:], is_reasoning=not delta.content)
 
 
 def _without_reasoning(event: bytes) -> bytes:

@@ -138,7 +138,7 @@ TEXTS = st.lists(
     st.tuples(
         st.sampled_from(["content", "content", "reasoning", ""]),
         st.text(max_size=4) | st.sampled_from(['"', "\\", '"}', "\n\n", '","token_ids":[7]', "😀", "null"]),
-        st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=3),
+        st.lists(st.integers(0, 2**32 - 1), max_size=3),
     ),
     max_size=30,
 )
