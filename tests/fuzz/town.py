@@ -225,7 +225,7 @@ async def _stay(started: asyncio.Future[Town]) -> None:
                 pods=(PodConfig(url=engines[0].url, speed=LLAMA_8B),),
                 tenants=str(tenants),
                 log=Log(requests=False),
-                limits=Limits(max_body_bytes=1 << 20, request_timeout_s=1, first_byte_timeout_s=1, idle_timeout_s=1),
+                limits=Limits(max_body_bytes=1 << 20, request_timeout_s=1, first_byte_timeout_s=10, idle_timeout_s=10),
                 probes=Probes(health_interval_s=0.05, load_interval_s=0.02, self_test_interval_s=0.2),
             )
             priors = load_priors(shipped("config") / "models")

@@ -291,7 +291,7 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits a limited time. What waits no longer is never encoded."""
-    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", 1.0)
     reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
     watched = reading.watch(gate)
     found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))

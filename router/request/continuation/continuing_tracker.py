@@ -335,13 +335,13 @@ class ContinuingTracker(Tracker):
             self.context.continued = (*self.context.continued, found.method)
 
     def _count_memory(self, reader: PodStream) -> None:
-        """Count what is remembered, in steps; forget it where there is no memory for it."""
-        size = reader.current.size_bytes + reader.held_bytes + len(self.asked.body)
-        may_forget = not isinstance(reader, Joiner)
-        if size > MAX_REMEMBERED_BYTES and may_forget:
-            reader.record.forget("too long")
-        elif not self._has_memory(size + COUNTED_EVERY * 8) and may_forget:
-            reader.record.forget("memory")
+        """Count what is remembered, and what waits for the rest of an event or a call, in steps. Forget it where there
+        is no memory for it."""
+        size, message = reader.current.size_bytes + len(self.asked.body), self.asked.message
+        waits = reader.waiting_bytes + (message.waiting_bytes if message is not None else 0)
+        has_memory = self._has_memory(size + waits + COUNTED_EVERY * 8)
+        if not isinstance(reader, Joiner) and (size > MAX_REMEMBERED_BYTES or not has_memory):
+            reader.record.forget("memory" if size <= MAX_REMEMBERED_BYTES else "too long")
         if reader.record.forgotten:
             self._drop_body()
 

@@ -33,6 +33,11 @@ class MessageStream:
         self._stop: object = None
         self._uses_tool = False
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of the text inside the open call, about: most characters take one byte."""
+        return len(self._pending)
+
     def feed(self, events: bytes) -> bytes:
         """What the client gets of whole events. Raises `ValueError`, `LookupError`, `TypeError` or `AttributeError` for
         events of another form."""

@@ -60,6 +60,11 @@ class PodStream:
         """What the client has, with the ids that it was made of."""
         return self.record
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Size of held tool calls, and of an event of which the rest is missing."""
+        return self.held_bytes + len(self._rest)
+
     def feed(self, piece: bytes) -> bytes:
         """The client's bytes of a piece of the body."""
         if b"\r" in piece or self._rest.endswith(b"\r"):

@@ -618,6 +618,22 @@ def test_owner_of_remembered_bytes_is_not_a_name_that_the_client_gives() -> None
     fleet.close()
 
 
+def test_event_of_which_the_rest_is_missing_counts_as_memory() -> None:
+    fleet = Fleet("bytes")
+    fleet.answer(0.5, b'data: {"x":"' + bytes(100_000))
+    assert fleet.memory.used > 100_000
+    fleet.close()
+
+
+def test_text_inside_a_call_counts_as_memory() -> None:
+    fleet = message_fleet("sampled")
+    call = {"index": 0, "id": "one", "function": {"name": "f", "arguments": ""}}
+    fleet.answer(0.2, event({"tool_calls": [call]}, t=[1]) + event({"content": "x" * 100_000}, t=[2]))
+    fleet.received += fleet.tracker.piece(b": ping" + bytes(5000), 1.0)
+    assert fleet.memory.used > 200_000
+    fleet.close()
+
+
 def test_pod_that_has_not_shown_that_it_continues_gets_no_ids() -> None:
     fleet = Fleet("sampled")
     fleet.answer(0.5)
