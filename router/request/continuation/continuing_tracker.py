@@ -339,9 +339,11 @@ class ContinuingTracker(Tracker):
         is no memory for it."""
         size, message = reader.current.size_bytes + len(self.asked.body), self.asked.message
         waits = reader.waiting_bytes + (message.waiting_bytes if message is not None else 0)
-        has_memory = self._has_memory(size + waits + COUNTED_EVERY * 8)
-        if not isinstance(reader, Joiner) and (size > MAX_REMEMBERED_BYTES or not has_memory):
-            reader.record.forget("memory" if size <= MAX_REMEMBERED_BYTES else "too long")
+        may_forget = not isinstance(reader, Joiner)
+        if size > MAX_REMEMBERED_BYTES and may_forget:
+            reader.record.forget("too long")
+        elif not self._has_memory(size + waits + COUNTED_EVERY * 8) and may_forget:
+            reader.record.forget("memory")
         if reader.record.forgotten:
             self._drop_body()
 
