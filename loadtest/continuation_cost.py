@@ -56,7 +56,7 @@ class Measured:
         return sum(int(task.read_text().split()[0]) for task in tasks) / 1000
 
 
-def main(rounds: Annotated[int, typer.Option(min=4, help="Pairs of rounds.")] = 10) -> None:
+def main(rounds: Annotated[int, typer.Option(min=4, help="Pairs of rounds, an even number.")] = 10) -> None:
     """Print both costs and their difference."""
     pairs = asyncio.run(_pairs(rounds))
     added = [on - off for off, on in pairs]
@@ -75,17 +75,18 @@ async def _pairs(rounds: int) -> list[tuple[float, float]]:
         return [pair for half in halves for pair in half]
 
 
-async def _half(pods: list[str], folder: Path, first: bool, rounds: int) -> list[tuple[float, float]]:
-    """`first`: whether the router that continues is started before the other one."""
+async def _half(pods: list[str], folder: Path, continues_first: bool, rounds: int) -> list[tuple[float, float]]:
+    """Pairs of rounds of two routers. `continues_first`: whether the one that continues is started before the other."""
+    order = (continues_first, not continues_first)
     async with AsyncExitStack() as stack:
-        plans = {continues: replace(PLAN, continues=continues) for continues in (first, not first)}
+        plans = {continues: replace(PLAN, continues=continues) for continues in order}
         routers = {key: await stack.enter_async_context(_router(pods, plan, folder)) for key, plan in plans.items()}
         for router in routers.values():
             await _round(router, 0)
         pairs = []
         for number in range(1, rounds + 1):
-            order = (first, not first) if number % 2 else (not first, first)
-            found = {continues: await _round(routers[continues], number) for continues in order}
+            turns = order if number % 2 else order[::-1]
+            found = {continues: await _round(routers[continues], number) for continues in turns}
             pairs.append((found[False], found[True]))
         return pairs
 

@@ -59,7 +59,7 @@ class Recorder(PodStream):
         if ids and shape is not None:
             self._text, self._ids = bytearray(), bytearray()
             try:
-                read = ids_of(b"[%b]" % bytes(ids[1:]).replace(b"[", b","))
+                read = ids_of(b"[%b]" % bytes(ids[:-1]).replace(_IDS_END, b","))
                 said = text_of(bytes(text)).encode()
                 (record.reasoning if shape.is_reasoning else record.content).extend(said)
                 record.ids.extend(read)
@@ -85,11 +85,11 @@ class Recorder(PodStream):
         text_end, ids_end = event.find(b'"', len(head)), len(event) - len(end)
         ids_at = text_end + len(middle)
         is_equal = event.startswith(head) and event.startswith(middle, text_end) and event.endswith(end)
-        if not is_equal or not event.find(_IDS_END, ids_at) == ids_end > ids_at:
+        if not is_equal or ids_at >= ids_end or event.find(_IDS_END, ids_at) != ids_end:
             return b""
         if not self.record.forgotten:
             self._text += event[len(head) : text_end]
-            self._ids += event[ids_at - 1 : ids_end]  # with the bracket in front of them
+            self._ids += event[ids_at : ids_end + 1]  # with the bracket behind them, which is their only one
         return event[: ids_at - 1] + shown_end
 
     def _unread(self, event: bytes) -> bytes:

@@ -162,7 +162,9 @@ def test_texts_and_ids_are_remembered_as_they_were_sent(
     assert list(record.ids) == [one for _, _, ids in pieces for one in ids]
 
 
-@pytest.mark.parametrize("unread", [b'"content":"\\q"', b'"content":"a\\"', b"[1,x]", b"[-1]", b"[4294967296]"])
+@pytest.mark.parametrize(
+    "unread", [b'"content":"\\q"', b'"content":"a\\"', b"[1,x]", b"[1[2]", b"[-1]", b"[4294967296]"]
+)
 def test_text_or_ids_that_turn_out_to_be_unreadable_end_the_recording_and_nothing_is_sent_twice(unread: bytes) -> None:
     plain = event({"content": "a"}, t=[1])
     changed = plain.replace(b'"content":"a"' if unread.startswith(b'"') else b"[1]", unread)
